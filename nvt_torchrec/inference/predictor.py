@@ -266,9 +266,8 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
     if file_format == spec.input.format:
         return spec
     kept = ["max_line_kb", "decimal"]
-    if (kind := INPUT_FORMATS[file_format]).delimiter:  # the same values, and other separators
+    if INPUT_FORMATS[file_format].delimiter:  # the same values, and other separators
         kept += ["columns", "encoding"]
         kept += ["list_separator"] if spec.input.delimiter else []
-        kept += ["quoted_newlines"] if kind.quoted else []
     given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
     return dataclasses.replace(spec, input=given)

@@ -66,7 +66,7 @@ def _spec(raw: str = "int", **options) -> FeatureSpec:
     ("text", "spec", "message"),
     [
         (b"1,2,?,x\n", _spec(header=False), r'set nulls, trim, .* for column a in the spec, or'),
-        (b'y,n,a,b\n1,2,3,"x\ny"\n', _spec(), r"set quoted_newlines = true in \[input\]"),
+        (b'y,n,a,b\n1,2,3,"x\ny"\n', _spec(), "write the log as parquet"),
         (b"y,n,a,b\n1,2,3,\xfc\n", _spec(), r'set encoding = "latin-1" in \[input\]'),
         (b"y;n;a;b\n1;2;3;x\n", _spec(), r'header\n.*check delimiter, skip_lines and'),
         (b"a log\n\ny,n,a,b\n1,2,3,x\n", _spec(), r"check delimiter, skip_lines"),

@@ -1,4 +1,4 @@
-"""Delimiters, encodings, preambles and quoted line breaks, against Python's csv module."""
+"""Delimiters, encodings and preambles, against Python's csv module."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.line_chunks import LongLine, split_chunks
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
-from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import as_lists
 from tests.spec_logs import open_file, stream_rows
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
+_ODD = st.text(st.sampled_from('a":,\r|'), max_size=8)
 
 
 def _spec(**options) -> FeatureSpec:
-    text = InputFormat("csv", **{"quoted_newlines": True, **options})
+    text = InputFormat("csv", **options)
     columns = (CategoricalColumn("a", raw="string"), CategoricalColumn("b", raw="string"))
     return FeatureSpec("y", (), columns, input=text)
 
@@ -42,15 +40,12 @@ def _values(rows) -> list[tuple]:
 @pytest.mark.parametrize("skipped", [0, 2])
 @pytest.mark.parametrize("mark", [b"", BYTE_ORDER_MARK])
 @pytest.mark.parametrize("header", [True, False])
-@pytest.mark.parametrize("quoted_newlines", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
-def test_every_beginning_of_a_file(
-    tmp_path: Path, encoding, skipped, mark, header, quoted_newlines, packed
-) -> None:
+def test_every_beginning_of_a_file(tmp_path: Path, encoding, skipped, mark, header, packed) -> None:
     """Names and values in an encoding, after a mark and lines with stray quotes."""
     lists = CategoricalColumn("l", raw="string", multi_hot=True)
     how = {"header": header, "encoding": encoding, "skip_lines": skipped}
-    text = InputFormat("csv", quoted_newlines=quoted_newlines, **how)
+    text = InputFormat("csv", **how)
     spec = FeatureSpec("y", (), (CategoricalColumn("ärger", raw="string"), lists), input=text)
     lines = ['# a stray " quote', "# ü"][:skipped]
     lines += [' y ,"ärger " , l'.replace(" ,", ",")] if header else []
@@ -80,7 +75,7 @@ def test_every_beginning_of_a_file(
 def test_latin_1_in_errors_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "day_0.csv"
     path.write_bytes("y,a,b\nü,é,x\n".encode("latin-1"))
-    spec = _spec(encoding="latin-1", quoted_newlines=False)
+    spec = _spec(encoding="latin-1")
     with pytest.raises(BadRowError, match="line 2: column y: 'ü': expected a label"):
         list(stream_rows(str(path), spec, block_bytes=100))
     ((_, rows),) = stream_rows(str(path), spec, block_bytes=100, reject=True)
@@ -96,76 +91,7 @@ def test_skipping_more_lines_than_there_are(tmp_path: Path) -> None:
         open_file(path, _spec(skip_lines=3))
 
 
-# -- Quoted line breaks ----------------------------------------------------------------------------
-
-
-def naive_rows(text: bytes, limit: int, delimiter: bytes) -> list[tuple[bytes, str]]:
-    """The rows of a text, and of each whether it is good, too long, or has an open quote."""
-    rows = []
-    while text:
-        end, quoted, opened, at, first = None, False, 0, 0, True
-        while at <= min(limit, len(text) - 1):
-            if quoted:
-                if text[at : at + 2] == b'""':
-                    at += 1
-                elif text[at : at + 1] == b'"':
-                    quoted = False
-                at, first = at + 1, False
-            elif text[at : at + 1] == b"\n":
-                end = at + 1
-                break
-            elif text.startswith(delimiter, at):
-                at, first = at + len(delimiter), True
-            else:
-                if first and text[at : at + 1] == b'"':
-                    quoted, opened = True, at
-                at, first = at + 1, False
-        newline = text.find(b"\n")
-        if end is not None:
-            rows.append((text[:end], "good"))
-        elif quoted and -1 < newline <= limit and opened < newline:
-            end = newline + 1
-            rows.append((text[:end], "open"))
-        elif len(text) > limit:
-            end = text.find(b"\n", limit + 1) + 1 or len(text)
-            rows.append((text[:end], "long"))
-        else:
-            end = len(text)
-            rows.append((text, "open" if quoted else "good"))
-        text = text[end:]
-    return rows
-
-
-_LINES = st.lists(st.text(st.sampled_from('a,:"""\n'), max_size=14), max_size=12).map("\n".join)
-
-
-@settings(deadline=None, max_examples=400)
-@given(_LINES, st.integers(1, 40), st.sampled_from([5, 12, 30, 1000]))
-@example('a,"b\n' + "c\n" * 9, 3, 5)
-@example('"a\n"",b\nc\n"', 4, 1000)
-def test_chunks_of_rows_with_quoted_line_breaks(text: str, chunk, limit) -> None:
-    whole = text.encode()
-    expected = naive_rows(whole, limit, b",")
-    begin, actual = 0, []
-    for item in split_chunks(io.BytesIO(whole), chunk, limit, quotes=","):
-        if isinstance(item, LongLine):
-            assert item.begin == begin
-            size = min(item.size + 1, len(whole) - begin)
-            assert whole[begin : begin + item.size].startswith(item.head)
-            assert len(item.head) >= min(item.size, limit)
-            actual.append((whole[begin : begin + size], "open" if item.open_quote else "long"))
-            begin += size
-        else:
-            again = naive_rows(bytes(item), 10**6, b",")
-            assert {kind for _, kind in again} == {"good"}
-            text_format = InputFormat("csv", quoted_newlines=True)
-            split = split_rows(item, text_format, 1, [0])
-            rows = [split.row(row) for row in range(len(split))]
-            assert rows == [row.removesuffix(b"\n") for row, _ in again]
-            actual += again
-            begin += len(item)
-    assert begin == len(whole)
-    assert actual == expected
+# -- Quotes ---------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -183,7 +109,7 @@ def test_any_block_size_gives_the_rows_that_were_written(
     buffer = io.StringIO()
     writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n")
     if header:
-        buffer.write('"y","a"," b\n"\n')
+        buffer.write('"y","a"," b"\n')
     for row in rows:
         writer.writerow(row)
     path = tmp_path_factory.mktemp("quoted") / "day_0.csv"
@@ -210,35 +136,3 @@ def test_any_block_size_gives_the_rows_that_were_written(
     assert [n for ns, _ in streamed for n in ns] == list(range(len(rows)))
     pieces = format_of(spec).stream(str(path), block_bytes)
     assert sum(piece.parse().lines for piece in pieces) == len(rows)
-
-
-@pytest.mark.parametrize("block_bytes", [40, 700, 100_000])
-def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_bytes: int) -> None:
-    path = tmp_path / "day_0.csv"
-    rows = [b'1,"u\nv",%d' % i for i in range(400)]
-    rows[100] = b'0,"never closed,b'
-    rows[101:220] = [b"1,plain,%d" % i for i in range(101, 220)]  # nothing closes it in 1 KiB
-    rows[300] = b'1,"a\nb","' + b"x\n" * 600 + b'"'
-    rows[350] = b'1,"a"b,"c\nd"'
-    path.write_bytes(b"y,a,b\n" + b"\n".join(rows))
-    spec = _spec(max_line_kb=1)
-    day = open_file(path, spec)
-    kinds = [kind for _, kind in naive_rows(path.read_bytes()[6:], 1024, b",")]
-    assert (kinds.count("open"), kinds.count("long")) == (1, 1)
-    assert day.count_rows(day.end) == len(kinds)
-    actual, bad = [], []
-    for block in day.cut(day.begin, day.end, block_bytes):
-        first = day.format.first_line(block)
-        read = read_block(block, spec, reject=True)
-        actual += [row[2] for row in _values(read)]
-        bad += [(first + item.line, item.what, item.remedy) for item in read.bad]
-    assert actual[:100] == [str(i) for i in range(100)]
-    assert bad[0][0] == 102
-    assert "a quote in the row from byte 1,096 on is not closed within 1,024" in bad[0][1]
-    assert "allow longer rows" in bad[0][2]
-    assert actual[100:299] == [str(i) for i in range(101, 300)]
-    with pytest.raises(BadRowError, match=r"row 102: a quote in the row from byte 1,096"):
-        [list(read_block_chunks(block, spec)) for block in day.cut(day.begin, day.end, 10**6)]
-    assert "field 2: text after the closing quote" in [what for _, what, _ in bad]
-    streamed = stream_rows(str(path), spec, block_bytes=block_bytes, reject=True)
-    assert [row[2] for _, part in streamed for row in _values(part)] == actual

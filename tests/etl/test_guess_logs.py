@@ -85,7 +85,7 @@ VALUES: dict[str, Callable[[random.Random, int], object]] = {
     "ids": lambda rng, i: " ".join(str(rng.randint(1, 40)) for _ in range(i % 4)),
     "names": lambda rng, i: " ".join(f"N{rng.randint(1, 99_999)}" for _ in range(i % 5)),
     "isbn": lambda rng, i: f'"{rng.randint(1, 90):010d}"',
-    "broken": lambda rng, i: '"a, ""b""\n\nc"' if i % 20 == 7 else f"text {i % 9}",
+    "remark": lambda rng, i: '"a, ""b"""' if i % 20 == 7 else f"text {i % 9}",
     "amount": lambda rng, i: int(rng.expovariate(0.003)),
     "score": lambda rng, i: min(max(int(rng.gauss(650, 97)), 350), 850),
     "due": lambda rng, i: int(rng.lognormvariate(11, 0.5)),
@@ -125,11 +125,11 @@ SAMPLES = {
     ),
     "amounts are no ids": Sample(
         "visit=bit; conversion=rare; MntWines=amount; CreditScore=score; person_income=due; "
-        'mortgage_due=due; price=$5|$7.5|"$1,000"; discount=5%|10%|0%; note=broken',
+        'mortgage_due=due; price=$5|$7.5|"$1,000"; discount=5%|10%|0%; note=remark',
         "visit|conversion",
         "MntWines|CreditScore|person_income|mortgage_due|price|discount",
         "note=string",
-        ("quoted_newlines = true", 'unit = "$" thousands = ","', 'unit = "%"'),
+        ('unit = "$" thousands = ","', 'unit = "%"'),
     ),
     "bank marketing": Sample(
         "age=18..90; job=admin|services|retired; default=yes|no; housing=yes|no; "

@@ -98,7 +98,6 @@ WRONG = {
     "[input]\nheader = true\ncolumns = ['x']": "columns = .*\n.*the header names them",
     "[input]\ncolumns = ['x', 'x']": "columns = .*\n.*stands there twice",
     "[input]\nencoding = 'utf-16'": "encoding = 'utf-16'",
-    "[input]\nquoted_newlines = true": "quoted_newlines = true\n.*format = .csv",
     "[input]\ncomment = 'ä'": "comment = 'ä'",
     "[dense]\nnames = 'd'": r"write \[\[dense\]\]",
     "[[dense]]\nnames = 'd'\nraw = 'int64'": "raw = 'int64'\n.*int32, float",

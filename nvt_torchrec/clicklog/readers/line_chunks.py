@@ -7,12 +7,8 @@ break at the end of a file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
-
-import numpy as np
-
-from nvt_torchrec.clicklog.text.row_ends import OPEN_ON_LINE, OPEN_TO_END, TOO_LONG, skip_rows
 
 #: Bytes that are kept of a line that is too long.
 KEPT_BYTES = 1024
@@ -20,28 +16,21 @@ KEPT_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class LongLine:
-    """A line with more bytes than the limit, or a row whose quote is not closed within it.
+    """A line with more bytes than the limit.
 
     Attributes:
         begin: The byte of the (decompressed) file at which it begins.
         size: Its bytes, without its end.
         head: The first :data:`KEPT_BYTES` of them.
         limit: How many it may have.
-        open_quote: Whether it is a row whose quote is not closed.
     """
 
     begin: int
     size: int
     head: bytes
     limit: int
-    open_quote: bool = False
 
     def __str__(self) -> str:
-        if self.open_quote:
-            return (
-                f"a quote in the row from byte {self.begin:,} on is not closed within "
-                f"{self.limit:,} bytes"
-            )
         return (
             f"a line of {self.size:,} bytes from byte {self.begin:,} on, "
             f"where at most {self.limit:,} are read (its first {len(self.head):,} are kept)"
@@ -55,7 +44,6 @@ def split_chunks(
     *,
     begin: int = 0,
     size: int | None = None,
-    quotes: str = "",
     head: bytes = b"",
 ) -> Iterator[memoryview | LongLine]:
     """Cut the rest of a file into chunks of whole lines.
@@ -67,8 +55,6 @@ def split_chunks(
             :class:`LongLine`.
         begin: The position of ``head`` in the file, for :attr:`LongLine.begin`.
         size: How many bytes to read at most: whole lines. None: up to the end of the file.
-        quotes: The delimiter of text whose quoted fields may contain line breaks, which are then
-            part of a line; "" for other text.
         head: Bytes that were read already and come before the rest of the file.
 
     Yields:
@@ -97,19 +83,13 @@ def split_chunks(
                 yield long
                 long = None
             first = first or filled
-        if quotes:
-            cut = filled
-            if long is None:
-                text = memoryview(buffer)[:filled].toreadonly()
-                cut, long = yield from _rows(text, first, begin, limit, quotes, final=ended)
-        else:
-            cut = filled if ended else buffer.rfind(b"\n", first, filled) + 1 or first
-            yield from _drop_long_lines(buffer, first, cut, begin, limit)
+        cut = filled if ended else buffer.rfind(b"\n", first, filled) + 1 or first
+        yield from _drop_long_lines(buffer, first, cut, begin, limit)
         if ended:
             return
         rest = memoryview(buffer)[cut:filled]
         begin += cut
-        if len(rest) > limit and not quotes:
+        if len(rest) > limit:
             long = LongLine(begin, len(rest), bytes(rest[:KEPT_BYTES]), limit)
             begin += len(rest)
             rest = memoryview(b"")
@@ -145,41 +125,3 @@ def _drop_long_lines(
         first = at = min(end + 1, stop)
     if first < stop:
         yield view[first:stop]
-
-
-def _rows(
-    text: memoryview, first: int, begin: int, limit: int, delimiter: str, *, final: bool
-) -> Generator[memoryview | LongLine, None, tuple[int, LongLine | None]]:
-    """Cut ``text[first:]``, where quoted fields may contain line breaks, into rows.
-
-    Args:
-        text: Of a bytearray; its first byte is byte ``begin`` of the file.
-        first: Where a row begins.
-        begin: See above.
-        limit: See :func:`split_chunks`.
-        delimiter: Likewise.
-        final: Whether the file ends with the text.
-
-    Yields:
-        As :func:`split_chunks`.
-
-    Returns:
-        Where the rest begins, and a line that is too long and whose end has not been read.
-    """
-    array, stop = np.frombuffer(text, np.uint8), len(text)
-    at = first
-    while True:
-        at, why = skip_rows(array, at, stop, final, limit, ord(delimiter))
-        if first < at:
-            yield text[first:at]
-        if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):
-            return at, None
-        after = {OPEN_TO_END: stop, OPEN_ON_LINE: at}.get(why, at + limit + 1)
-        newline = text.obj.find(b"\n", after, stop)  # type: ignore[attr-defined]
-        end = newline if newline >= 0 else stop
-        head = bytes(text[at : min(at + KEPT_BYTES, end)])
-        line = LongLine(begin + at, end - at, head, limit, why != TOO_LONG)
-        if end == stop and not final:
-            return stop, line
-        yield line
-        first = at = min(end + 1, stop)

@@ -83,9 +83,7 @@ def read_chunks(
     with _opened(path) as file:
         file.seek(begin)
         limit, size = text.line_limit, end - begin
-        yield from split_chunks(
-            file, chunk_bytes, limit, begin=begin, size=size, quotes=text.quotes
-        )
+        yield from split_chunks(file, chunk_bytes, limit, begin=begin, size=size)
         if file.tell() < end:
             raise _shrank(path, file.tell(), end)
 
@@ -141,9 +139,7 @@ def stream_chunks(
     """
     with _stream(path) as (file, _):
         head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
-        yield from split_chunks(
-            file, chunk_bytes, text.line_limit, begin=begin, quotes=text.quotes, head=head
-        )
+        yield from split_chunks(file, chunk_bytes, text.line_limit, begin=begin, head=head)
 
 
 def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:

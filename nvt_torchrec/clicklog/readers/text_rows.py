@@ -28,7 +28,7 @@ from nvt_torchrec.clicklog.readers.lines import (
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import parse_delimited, split_rows
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, row_begins
 from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
     LineLayout,
@@ -37,7 +37,6 @@ from nvt_torchrec.clicklog.text.line_layout import (
     plain_layouts,
 )
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
-from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
@@ -52,10 +51,6 @@ _RATE_BYTES = 1 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
     "truncate the file there if a crash left such an end, allow longer lines with "
-    "`etl run --max_line_kb`"
-)
-OPEN_QUOTE_REMEDY = (
-    "close the quote (a quote within a quoted field is doubled), or allow longer rows with "
     "`etl run --max_line_kb`"
 )
 #: Whole lines, or a line that is too long.
@@ -128,11 +123,6 @@ class TextRows(UnparsedRows):
 
 class TextFormat(LogFormat):
     """Text, which a subclass parses."""
-
-    @property
-    def unit(self) -> str:
-        """See :attr:`LogFormat.unit`."""
-        return "row" if self.spec.input.quoted_newlines else "line"
 
     @staticmethod
     @abc.abstractmethod
@@ -228,20 +218,8 @@ class TextFormat(LogFormat):
     def cut(
         self, path: str, source: str, begin: int, end: int, block_bytes: int
     ) -> list[tuple[int, int]]:
-        """See :meth:`LogFormat.cut`; ranges are those of :func:`.lines.cut_lines`, at row ends.
-
-        Where a row with line breaks in quotes begins depends on all quotes before it, so such text
-        is read from where a row is known to begin.
-        """
-        if not self.spec.input.quotes:
-            return cut_lines(path, begin, end, block_bytes)
-        cuts, last = [begin], 0
-        for at, piece in self._pieces(path, begin, end):
-            begins = at + self._begins(piece)
-            multiple = (begins - begin) // block_bytes
-            cuts += begins[np.diff(multiple, prepend=last) > 0].tolist()
-            last = multiple[-1]
-        return list(itertools.pairwise([*cuts, end])) if begin < end else []
+        """See :meth:`LogFormat.cut`."""
+        return cut_lines(path, begin, end, block_bytes)
 
     def count_rows(self, path: str, begin: int, end: int) -> int:
         """See :meth:`LogFormat.count_rows`."""
@@ -265,15 +243,13 @@ class TextFormat(LogFormat):
         """Count the rows of whole lines, the last one with or without its newline."""
         if isinstance(text, LongLine):
             return 1
-        if self.spec.input.quotes:
-            return len(row_begins(text, self.spec.input.quotes)) - 1
         return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
 
     def _begins(self, piece: Chunk) -> np.ndarray:
         """Return where each row of a piece begins, int64 [n]."""
         if isinstance(piece, LongLine):
             return np.zeros(1, np.int64)
-        return row_begins(piece, self.spec.input.quotes)[:-1].astype(np.int64)
+        return row_begins(piece)[:-1].astype(np.int64)
 
     def _pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, Chunk]]:
         """Yield the pieces of a range of the file, and where each begins."""
@@ -301,8 +277,7 @@ class TextFormat(LogFormat):
         for chunk in chunks:
             if isinstance(chunk, LongLine):
                 head = bytes(as_utf8(chunk.head, self.spec.input.encoding))
-                remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
-                bad.append(BadRow(before, str(chunk), "", head, remedy))
+                bad.append(BadRow(before, str(chunk), "", head, TOO_LONG_REMEDY))
             else:
                 texts.append(chunk)
             if len(chunks) > 1:

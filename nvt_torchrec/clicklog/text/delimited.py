@@ -23,10 +23,9 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_count
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, row_begins
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
-from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
@@ -143,16 +142,14 @@ def split_rows(
         whole, replaced[character] = whole.replace(delimiter, character), delimiter
         delimiter = character
     if input_format.quoted and b'"' in whole:
-        return _split_quoted(
-            whole, delimiter, replaced, fields, wanted, newlines=input_format.quoted_newlines
-        )
+        return _split_quoted(whole, delimiter, replaced, fields, wanted)
     buffer = np.frombuffer(whole, np.uint8)
     rows = count_newlines(buffer)
     slots = np.full(fields, -1)
     slots[list(wanted)] = range(len(wanted))
-    row_begins, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
+    starts, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
     begins, ends = np.zeros((2, len(wanted), rows), np.int32)
-    _find_fields(buffer, delimiter[0], slots, row_begins, counts, begins, ends)
+    _find_fields(buffer, delimiter[0], slots, starts, counts, begins, ends)
     code = np.where(counts == fields, 0, codes.FIELD_COUNT).astype(np.uint8)
     line = np.flatnonzero(code == 0)
     if len(line) < rows:
@@ -161,18 +158,18 @@ def split_rows(
         string_array(*_gather(buffer, *place)).view(pa.binary())
         for place in zip(begins, ends, strict=True)
     ]
-    return DelimitedRows(columns, line, code, counts, row_begins, whole, replaced)
+    return DelimitedRows(columns, line, code, counts, starts, whole, replaced)
 
 
 @compiled()
-def _find_fields(text, delimiter, slots, row_begins, counts, begins, ends):
+def _find_fields(text, delimiter, slots, starts, counts, begins, ends):
     """Find the fields of rows without quotes.
 
     Args:
         text: uint8, whole rows.
         delimiter: The byte between fields.
         slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
-        row_begins: [n + 1], filled with where each row begins.
+        starts: [n + 1], filled with where each row begins.
         counts: [n], filled with the number of its fields.
         begins: [slots, n], filled with where the fields begin in the text.
         ends: Likewise where they end; ``\\r\\n`` ends a row too.
@@ -196,7 +193,7 @@ def _find_fields(text, delimiter, slots, row_begins, counts, begins, ends):
             field += 1
             at += 1
         counts[row] = field
-        row_begins[row + 1] = at
+        starts[row + 1] = at
 
 
 @compiled()
@@ -222,14 +219,12 @@ def _split_quoted(
     replaced: dict[bytes, bytes],
     fields: int,
     wanted: Sequence[int],
-    *,
-    newlines: bool,
 ) -> DelimitedRows:
-    """Split text with quotes; its quoted fields may contain line breaks if ``newlines``."""
+    """Split text with quotes."""
     if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
         character = _unused(text)
         text, replaced[character] = re.sub(rb"\r(?!\n)", character, text), b"\r"
-    begins = row_begins(text, delimiter.decode() if newlines else "")
+    begins = row_begins(text)
     code, where = np.zeros(len(begins) - 1, np.uint8), np.ones(len(begins) - 1, np.int32)
     if fields > 1:  # Arrow takes an empty line as a row of empty fields
         size = np.diff(begins)
@@ -238,7 +233,7 @@ def _split_quoted(
     for row in np.flatnonzero(~_well_quoted(text, begins, delimiter)).tolist():
         code[row], where[row] = _quote_error(text[begins[row] : begins[row + 1]], delimiter)
     names = [str(place) for place in wanted]
-    table = _read(text, begins, code, where, delimiter, newlines, fields, names)
+    table = _read(text, begins, code, where, delimiter, fields, names)
     line = np.flatnonzero(code == 0)
     if len(table) != len(line):
         raise AssertionError(f"{len(table)} rows were read, and {len(line)} are there")
@@ -256,7 +251,7 @@ def _unused(text: bytes) -> bytes:
 def _well_quoted(text: bytes, begins: np.ndarray, delimiter: bytes) -> np.ndarray:
     """Return which rows consist of fields that are quoted as a whole or not at all, bool [n]."""
     mark = f"\\x{delimiter.hex()}"
-    field = f'(?:"(?:[^"]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
+    field = f'(?:"(?:[^"\\n]|"")*"|[^"{mark}\\n][^{mark}\\n]*|)'
     buffers = [None, pa.py_buffer(begins), pa.py_buffer(text)]
     rows = pa.Array.from_buffers(pa.binary(), len(begins) - 1, buffers)
     pattern = f"^{field}(?:{mark}{field})*\\r?\\n$"
@@ -286,7 +281,6 @@ def _read(
     code: np.ndarray,
     where: np.ndarray,
     delimiter: bytes,
-    newlines: bool,
     fields: int,
     names: list[str],
 ) -> pa.Table:
@@ -316,7 +310,6 @@ def _read(
         ),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=delimiter.decode(),
-            newlines_in_values=newlines,
             ignore_empty_lines=False,
             invalid_row_handler=skip,
         ),

@@ -36,6 +36,18 @@ def count_newlines(buffer):
     return lines
 
 
+def row_begins(text: bytes | memoryview) -> np.ndarray:
+    """Return int32 [n + 1], where each of the rows begins and the last one ends.
+
+    Args:
+        text: Whole rows, the last one with or without its newline.
+    """
+    buffer = np.frombuffer(text, np.uint8)
+    begins = np.flatnonzero(buffer == _NEWLINE) + 1
+    end = [len(buffer)] if len(buffer) and buffer[-1] != _NEWLINE else []
+    return np.concatenate([[0], begins, end]).astype(np.int32)
+
+
 def longest_row(dense_count: int, categorical_count: int) -> int:
     """Return how many bytes of the buffer, from the begin of a row, :func:`parse_row` may read.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 import shlex
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER, similar_column
-from nvt_torchrec.clicklog.text.row_ends import row_begins
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 #: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
@@ -89,7 +87,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     check_text(head, source)
     if not spec.input.header:
         return _layout_by_count(head, source, spec)
-    first = _first_lines(head, spec)[0]
+    first = head.split(b"\n", _MOST_LINES)[0]
     names = [name.strip() for name in split_line(first, spec)]
     label = set(spec.sources(label=True)) <= set(names)
     columns = spec.sources(label=label)
@@ -125,7 +123,7 @@ def _where_else(name: str, names: list[str], read: list[str]) -> str:
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout whose number of fields most lines have."""
     layouts = plain_layouts(spec)
-    lines = _first_lines(head, spec)
+    lines = head.split(b"\n", _MOST_LINES)
     whole = lines[:-1] or lines  # the last one may be cut
     counts = [len(split_line(line, spec)) for line in whole]
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
@@ -184,15 +182,6 @@ def is_json(head: bytes) -> bool:
         return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _first_lines(head: bytes, spec: FeatureSpec) -> list[bytes]:
-    """Return the first lines (or rows with quoted line breaks) of a text, then what follows."""
-    if not spec.input.quotes:
-        return head.split(b"\n", _MOST_LINES)
-    begins = row_begins(head, spec.input.quotes)[: _MOST_LINES + 1].tolist()
-    rows = [head[begin:end].removesuffix(b"\n") for begin, end in itertools.pairwise(begins)]
-    return [*rows, head[begins[-1] :]]
 
 
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:

@@ -24,7 +24,7 @@ REMEDIES = {
     "filter({source}, x -> x is not null)",
     codes.OTHER_LABEL: "add it to positive or negative in [label] of the spec",
     codes.LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
-    codes.OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in "
+    codes.OPEN_QUOTE: "write the log as parquet, for instance with DuckDB, if its text goes on in "
     "the next one",
 }
 MISSING_LABEL = (
@@ -76,8 +76,6 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
     hint = REMEDIES.get(code, "")
     if code == codes.FIELD_COUNT and not line and not spec.input.skip_empty_lines:
         hint = EMPTY_LINE
-    if code == codes.OPEN_QUOTE and spec.input.quoted_newlines:
-        return ""
     return correct_or(hint)
 
 

@@ -30,7 +30,6 @@ class Dialect:
         fields: how many fields most rows have.
         quoted: whether some fields are quoted.
         skip_lines: the number of lines before the first row.
-        newlines: whether quoted fields contain line breaks.
         share: the share of the rows with as many fields as most.
         rank: what makes one delimiter better than another.
     """
@@ -39,7 +38,6 @@ class Dialect:
     fields: int
     quoted: bool = False
     skip_lines: int = 0
-    newlines: bool = False
     share: float = 1.0
     rank: tuple = ()
 
@@ -69,15 +67,8 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
         BadInputError: The rows have one field only, or no common number of fields.
     """
     candidates = [delimiter] if delimiter else [each for each in _DELIMITERS if each in text]
-    forms = {newlines: _lines(text, newlines=newlines) for newlines in (False, True)}
-    if forms[True] == forms[False]:
-        forms.pop(True)
-    tried = [
-        _try(lines, each, candidates, newlines)
-        for newlines, lines in forms.items()
-        for each in candidates
-        if lines and not (newlines and len(each) > 1)
-    ]
+    lines = _lines(text)
+    tried = [_try(lines, each, candidates) for each in candidates]
     good = [dialect for dialect in tried if dialect.fields > 1 and dialect.share >= _ENOUGH]
     if good:
         return max(good, key=lambda dialect: dialect.rank)
@@ -92,7 +83,7 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     )
 
 
-def _try(lines: list[str], delimiter: str, candidates: list[str], newlines: bool) -> Dialect:
+def _try(lines: list[str], delimiter: str, candidates: list[str]) -> Dialect:
     """Return how lines are written if they are divided by one of several delimiters.
 
     Spaces are within texts and times more often than between fields. The header has as many fields
@@ -109,28 +100,18 @@ def _try(lines: list[str], delimiter: str, candidates: list[str], newlines: bool
     skip_lines = next((k for k, row in enumerate(rows[:_PREAMBLE]) if len(row) == fields), 0)
     rank = (delimiter != " ", skip_lines == 0, -mixed, share >= 0.99, fields, share)
     quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines[:_TRIED])
-    return Dialect(delimiter, fields, quoted, skip_lines, newlines, share, rank)
+    return Dialect(delimiter, fields, quoted, skip_lines, share, rank)
 
 
 def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
     """Return the fields of each row after the preamble, without quotes; empty lines are no rows."""
-    lines = _lines(text, newlines=dialect.newlines)[dialect.skip_lines :]
+    lines = _lines(text)[dialect.skip_lines :]
     rows = [_split(line, dialect.delimiter) for line in lines]
     return [row for row in rows if row not in ([], [""])]
 
 
-def _lines(text: str, *, newlines: bool) -> list[str]:
-    """Return the lines of a text; with ``newlines``, those in which quoted fields go on as one."""
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not newlines or '"' not in text:
-        return lines
-    joined, start, quotes = [], 0, 0
-    for end, line in enumerate(lines, 1):
-        quotes += line.count('"')
-        if quotes % 2 == 0:
-            joined.append("\n".join(lines[start:end]))
-            start = end
-    return joined  # without a last row whose end was not read
+def _lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def has_header(rows: list[list[str]]) -> bool:

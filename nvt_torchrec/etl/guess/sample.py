@@ -204,7 +204,6 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
         "encoding": encoding,
         "skip_lines": dialect.skip_lines,
         "skip_empty_lines": empty_end,
-        "quoted_newlines": dialect.newlines,
     }
     defaults = {"encoding": "utf-8", "delimiter": ","}
     keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}

@@ -50,7 +50,6 @@ class InputFormat:
             nothing is read from; (): the columns of the spec in its order.
         encoding: Of text. A byte order mark is skipped.
         skip_lines: How many lines of each text file come before its header or first row.
-        quoted_newlines: Csv only: whether quoted fields may contain line breaks.
         comment: Of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
         skip_empty_lines: Of text and JSON, whether empty lines at the end of a file are skipped.
@@ -65,7 +64,6 @@ class InputFormat:
     columns: tuple[str, ...] = ()
     encoding: str = "utf-8"
     skip_lines: int = 0
-    quoted_newlines: bool = False
     comment: str = ""
     skip_empty_lines: bool = False
     decimal: str = "."
@@ -78,7 +76,6 @@ class InputFormat:
             object.__setattr__(self, "header", quotes and not self.columns)
         object.__setattr__(self, "delimiter", self.delimiter or separator)
         names = [name for name in self.columns if name]
-        lines = not self.quoted_newlines or (quotes and len(self.delimiter) == 1)
         comment = self.comment.isascii() and not set(self.comment) & set("\r\n")
         apart = self.list_separator != self.delimiter or (quotes and self.delimiter == ",")
         check(
@@ -95,7 +92,6 @@ class InputFormat:
             ("decimal", self.decimal in (".", ","), one_of((".", ","))),
             ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),
             ("skip_lines", 0 <= self.skip_lines <= MAX_SKIP_LINES, f"from 0 to {MAX_SKIP_LINES}"),
-            ("quoted_newlines", lines, 'set format = "csv" and a delimiter of one character'),
             ("comment", comment, 'give ASCII characters of one line, such as "#"'),
             ("columns", not (names and self.header), "the header names them: remove columns"),
             *(
@@ -110,11 +106,6 @@ class InputFormat:
     def line_limit(self) -> int:
         """Bytes that a line may have, without its end; a header line too."""
         return self.max_line_kb << 10
-
-    @property
-    def quotes(self) -> str:
-        """The delimiter if quoted fields may contain line breaks, else ""."""
-        return self.delimiter if self.quoted_newlines else ""
 
     @property
     def quoted(self) -> bool:

@@ -324,6 +324,10 @@ class FeatureSpec:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
+        given = value.get("input") if isinstance(value, dict) else None
+        if isinstance(given, dict) and given.get("quoted_newlines") is False:  # of older specs
+            value = {**value, "input": {**given}}
+            del value["input"]["quoted_newlines"]
         return parse(cls, value, "a feature spec")
 
 

@@ -14,8 +14,6 @@ All keys of a spec; those that are optional say so, or show their default::
     max_line_kb = 1024            # text only: a longer line is a malformed row
     encoding = "latin-1"          # text only; default "utf-8"
     skip_lines = 1                # text only: lines before the header or the first row; default 0
-    quoted_newlines = true        # csv only: quoted fields may contain line breaks; the delimiter
-                                  # has one character then
     comment = "|"                 # text only: lines before the first row that begin so are skipped
     skip_empty_lines = true       # text only: empty lines at the end of a file are skipped
     decimal = ","                 # numbers as text are written as 1,5; default "."
@@ -119,9 +117,7 @@ How values are read, in text and in parquet's text columns:
 How text is read:
 
 - The names of a header count without the spaces around them. A byte order mark is skipped.
-- A row with ``quoted_newlines`` may have ``max_line_kb``; if a quote on its first line is not
-  closed within it, the row ends with this line and is malformed. Errors then count rows, not
-  lines; skipped lines and the header are rows.
+- A line break within quotes ends a row, too.
 - Latin-1 becomes UTF-8, also in errors and quarantine files.
 
 Without a header and ``columns``, the fields of a line are labels, weight, the split's column, the
