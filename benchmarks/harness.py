@@ -2,7 +2,7 @@
 
 A benchmark lists :class:`System` entries and :class:`Metric` columns and calls::
 
-    table = Table("etl", "2 M rows, TSV to parquet", metrics, base="polars")
+    table = Table("etl", "ETL of 2 M rows", metrics, base="polars")
     table.measure(systems, repeats=3)   # each system once, then each again, in turn
     status = table.finish()             # prints it and writes build/bench/etl.json
 

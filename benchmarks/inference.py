@@ -31,7 +31,6 @@ from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import named_tensors as tensors
@@ -57,7 +56,6 @@ class BenchmarkSettings(Settings):
     """What to measure with."""
 
     input: str = flag("raw rows to measure with", metavar="FILE")
-    format: str | None = flag("format of the input", None, choices=tuple(INPUT_FORMATS))
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
     onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
@@ -72,7 +70,7 @@ def _run(argv: list[str] | None) -> None:
     parser = Parser(prog="python -m benchmarks.inference", description=__doc__)
     model, settings = parse(parser, argv, ModelSettings, BenchmarkSettings)
     predictor, stock = model.load(), None
-    spec = input_spec(predictor.spec, settings.input, settings.format)
+    spec = input_spec(predictor.spec, settings.input)
     rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)

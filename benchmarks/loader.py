@@ -48,7 +48,6 @@ class BenchmarkSettings(Settings):
 
     rows: int = flag("rows of the data to make", 4_000_000, least=200_000)
     repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, least=1)
-    seconds: float = flag("seconds that a run iterates", 2.0, above=0)
     cases: str = flag("only the lines with this, for example 'ours B=2048'", "")
     device: str = flag("cuda: batches on a GPU, without Merlin's", "cpu", choices=("cpu", "cuda"))
 
@@ -82,7 +81,7 @@ def make_data(root: Path, rows: int) -> None:
 def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
     def system(name: str, case: str, *options: object) -> System:
         command = [sys.executable, "-m", "benchmarks.loader_worker", name, "--data", data]
-        command += ["--seconds", settings.seconds, "--device", settings.device, *options]
+        command += ["--device", settings.device, *options]
         repeats = None if name in (OURS, STOCK) else 1
         return System(name, case, list(map(str, command)), timeout=600, repeats=repeats)
 

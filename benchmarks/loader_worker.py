@@ -23,6 +23,8 @@ from nvt_torchrec.base.startup import prepare_torch
 OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decode"
 #: On a GPU: ours without libcudf.
 CPU_DECODING = "ours, CPU decodes"
+#: What a run iterates.
+SECONDS = 2.0
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
@@ -40,7 +42,6 @@ def main() -> None:
     add("--shuffle", action="store_true")
     add("--ranks", type=int, default=1)
     add("--rank", type=int, default=0)
-    add("--seconds", type=float, default=3.0)
     add("--device", default="cpu")
     args = parser.parse_args()
     prepare_torch()
@@ -56,7 +57,7 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
     batches = make(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
     iterator, first, _ = _first_batch(batches)
-    figures = _rates(iterator, args.seconds, args.device) | {"first_batch_ms": first}
+    figures = _rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
     _stop(batches)
     ours_alone = args.system == OURS and args.ranks == 1
     if ours_alone:
@@ -123,7 +124,7 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
     shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
     for _ in range(ROUNDS):
         decoding, loading = (
-            _rates(_first_batch(source)[0], args.seconds / ROUNDS, args.device)
+            _rates(_first_batch(source)[0], SECONDS / ROUNDS, args.device)
             for source in (make(DECODE, args), batches)
         )
         for share, key in zip(shares, ("samples_per_s", "samples_per_cpu_s"), strict=True):

@@ -15,34 +15,25 @@ import dataclasses
 import logging
 import shutil
 import sys
+from pathlib import Path
 
-from benchmarks.etl import systems
-from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, Log, make_log
+from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, etl, list_output, make_log, peer
 from benchmarks.etl.verify import DifferentOutputError, compare
-from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
+from benchmarks.harness import CPU, MEMORY, WALL, Metric, Table, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.etl.settings import cores
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
-ETL = "TSV to parquet"
-OURS, OURS_DASK, OURS_NVTABULAR = "ours cpu", "ours dask", "ours nvtabular"
-NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
+OURS, NVTABULAR_NAME = "ours cpu", "nvtabular 23.8"
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
-    # fmt: off
     rows: int = flag("rows of the log to make", 4_000_000, least=1)
-    repeats: int = flag("runs of each system", 3, least=1)
-    slow_repeats: int = flag("runs of the slow systems (nvtabular, dask)", 1, least=1)
-    threads: int = flag("threads of every system", cores, least=1)
-    only: str = flag(
-        "only the lines with one of these, for example 'polars,cpu TSV'", "", metavar="WORDS"
-    )
-    # fmt: on
+    repeats: int = flag("runs of each system; nvtabular and dask run once", 3, least=1)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,63 +42,54 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings) -> int:
-    work = BUILD / "etl"
-    path = work / f"log-{settings.rows}"
-    make_log(path, settings.rows)
-    out = work / "out"
+    log, out = BUILD / "etl" / f"log-{settings.rows}", BUILD / "etl" / "out"
+    make_log(log, settings.rows)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    log = Log(path, settings.rows // DAYS * DAYS, out, settings.threads)
-    chosen = [
-        system
-        for system in _systems(log, settings.slow_repeats)
-        if any(word in f"{system.name} {system.case}" for word in settings.only.split(","))
-    ]
-    megabytes = sum(file.stat().st_size for file in path.glob("day_*")) / 1e6
+    rows = settings.rows // DAYS * DAYS
+    megabytes = sum(file.stat().st_size for file in log.glob("day_*")) / 1e6
     table = Table(
         "etl",
-        f"ETL of {log.rows:,} rows ({megabytes:,.0f} MB of text, {DAYS} days), "
-        f"{log.threads} threads",
+        f"ETL of {rows:,} rows ({megabytes:,.0f} MB of text, {DAYS} days), {count_cores()} threads",
         [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
         base="polars",
     )
-    table.measure(chosen, repeats=settings.repeats)
+    systems = [
+        etl(OURS, out / OURS, "--engine", "cpu", "--input_path", log),
+        peer("polars", POLARS, log, rows, out / "polars"),
+        peer("polars staged", POLARS, log, rows, out / "polars staged", "--stage", "disk"),
+        *(
+            etl(f"ours {name}", out / f"ours {name}", "--engine", name, "--input_path", log,
+                repeats=1)
+            for name in ("dask", "nvtabular")
+        ),
+        peer(NVTABULAR_NAME, NVTABULAR, log, rows, out / NVTABULAR_NAME, repeats=1),
+    ]  # fmt: skip
+    table.measure(systems, repeats=settings.repeats)
     logging.getLogger("benchmarks").info("comparing what they wrote")
-    _compare(table, log)
+    _compare(table, out, rows * (DAYS - 1) // DAYS)
     shutil.rmtree(out)
     return table.finish()
 
 
-def _systems(log: Log, slow: int) -> list[System]:
-    return [
-        systems.ours(log, "cpu", OURS, ETL),
-        systems.peer(log, POLARS, "polars", case=ETL),
-        systems.peer(log, POLARS, POLARS_STAGED, "--stage", "disk", case=ETL),
-        systems.ours(log, "dask", OURS_DASK, ETL, repeats=slow),
-        systems.ours(log, "nvtabular", OURS_NVTABULAR, ETL, repeats=slow),
-        systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
-    ]
-
-
-def _compare(table: Table, log: Log) -> None:
+def _compare(table: Table, out: Path, train_rows: int) -> None:
     """Compare the outputs of the last runs with ours, and note the result."""
-    done = [name for name, case in table.runs if (name, case) not in table.failed]
+    done = [name for name, _ in table.runs if (name, "") not in table.failed]
     if OURS not in done:
         table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
     spec, agreed = load_spec(), []
     columns = spec.label, spec.dense_names, spec.categorical_names
-    ours = systems.list_output(log, OURS, ETL)
-    train_rows = log.rows * (DAYS - 1) // DAYS
+    ours = list_output(out / OURS)
     for system in done:
         if system == OURS:
             continue
         ties = system == NVTABULAR_NAME  # orders equally frequent values in its own way
-        theirs = systems.list_output(log, system, ETL)
+        theirs = list_output(out / system)
         try:
             summary = compare(ours, theirs, train_rows, *columns, same_ties=not ties)
         except DifferentOutputError as error:
-            table.fail(system, ETL, error.what)
+            table.fail(system, "", error.what)
         else:
             agreed.append(f"{system} (up to ties)" if ties else system)
     if agreed:

@@ -8,7 +8,7 @@ rows get another value in these columns, drawn evenly out of two million.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import shutil
 import subprocess
@@ -97,24 +97,8 @@ def _add_rare(path: Path, fields: list[int], values: np.ndarray, seed: int) -> N
             out.write("\t".join(row) + "\n")
 
 
-@dataclasses.dataclass(frozen=True)
-class Log:
-    """A raw log of 8 days, how many rows it has, and where outputs go."""
-
-    path: Path
-    rows: int
-    work: Path
-    threads: int
-
-
-def output_of(log: Log, name: str, case: str) -> Path:
-    """Return where a system writes."""
-    return log.work / f"{name} {case}".replace(" ", "_")
-
-
-def list_output(log: Log, name: str, case: str) -> list[Path]:
+def list_output(output: Path) -> list[Path]:
     """Return the parquet files that a system wrote, in the order of the log's rows."""
-    output = output_of(log, name, case)
     splits = output / "criteo_binary" / "split"
     if splits.exists():  # ours
         return list_parts(splits, *SPLITS)
@@ -122,41 +106,38 @@ def list_output(log: Log, name: str, case: str) -> list[Path]:
     return list_parts(output, SPLITS[0], *last)
 
 
-def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
+def etl(name: str, output: Path, *flags: Any, **more: Any) -> System:
     """Measure the whole process of ``python -m etl run``."""
-    output, warm_up_output = output_of(log, name, case), log.work / "warm_up"
-    arguments = ["run", "--engine", engine, *flags, "--input_path", str(log.path)]
-    arguments += ["--workers", str(log.threads), "--output_path"]
+    arguments = ["run", *map(str, flags), "--output_path"]
+    remove = functools.partial(shutil.rmtree, output, ignore_errors=True)
 
     def warm_up() -> None:
         """Compile Numba's kernels, which are cached."""
-        shutil.rmtree(warm_up_output, ignore_errors=True)
-        run_etl(*arguments, warm_up_output, "--limit_rows", "500")
-        shutil.rmtree(warm_up_output, ignore_errors=True)
+        remove()
+        run_etl(*arguments, output, "--limit_rows", "500")
 
     return System(
         name,
-        case,
+        "",
         [sys.executable, "-m", "etl", *arguments, output],
         prepare=warm_up,
-        before=lambda: shutil.rmtree(output, ignore_errors=True),
+        before=remove,
         result=lambda: {"rows": json.loads((output / "manifest.json").read_text())["rows"]["out"]},
         **more,
     )
 
 
-def peer(log: Log, peer: str, name: str, *flags: str, case: str, **more: Any) -> System:
-    """Measure a program of this folder in the peer's own environment."""
-    output = output_of(log, name, case)
+def peer(
+    name: str, peer: str, log: Path, rows: int, output: Path, *flags: str, **more: Any
+) -> System:
+    """Measure a program of this folder, in the peer's own environment."""
     program = HERE / f"peer_{peer}.py"
-    command = [python_of(peer), program, "--input", log.path, "--output", output, *flags]
     return System(
         name,
-        case,
-        command,
-        env={"POLARS_MAX_THREADS": str(log.threads)} if peer == POLARS else {},
-        result=lambda: {"rows": log.rows},
+        "",
+        [python_of(peer), program, "--input", log, "--output", output, *flags],
         prepare=lambda: build_environment(peer),
         before=lambda: shutil.rmtree(output, ignore_errors=True),
+        result=lambda: {"rows": rows},
         **more,
     )

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.etl import systems
-from benchmarks.etl.systems import POLARS, Log, make_log, python_of
+from benchmarks.etl.systems import POLARS, make_log, python_of
 from benchmarks.etl.verify import DifferentOutputError, compare, list_parts
 from benchmarks.process import run as measured
 from nvt_torchrec.etl.run import run
@@ -36,36 +36,31 @@ def test_the_log_is_made_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log")
     write_log(directory / "raw", [200, 100, 61])
     run(settings(directory / "raw", directory / "ours"))
-    return Log(directory / "raw", 361, directory, 2)
+    return directory
 
 
 COLUMNS = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
 
 
-def ours_of(log: Log) -> list[Path]:
-    return list_parts(log.work / "ours" / "criteo_binary" / "split", "train", "valid", "test")
-
-
 @pytest.mark.parametrize("stage", ["memory", "disk"])
-def test_polars_writes_what_we_write(log: Log, stage: str) -> None:
+def test_polars_writes_what_we_write(log: Path, stage: str) -> None:
     if not python_of(POLARS).exists():
         pytest.skip("its environment is not built: `make bench-etl` builds it")
-    system = systems.peer(log, POLARS, "polars", "--stage", stage, case=stage)
-    done = measured(system.command, env=system.env)
-    assert not done.error
-    theirs = systems.list_output(log, system.name, system.case)
-    assert compare(ours_of(log), theirs, 300, *COLUMNS).startswith("361 rows")
+    system = systems.peer("polars", POLARS, log / "raw", 361, log / stage, "--stage", stage)
+    assert not measured(system.command, result=system.result).error
+    ours, theirs = systems.list_output(log / "ours"), systems.list_output(log / stage)
+    assert compare(ours, theirs, 300, *COLUMNS).startswith("361 rows")
 
 
-def test_our_command_is_the_product_itself(log: Log) -> None:
-    system = systems.ours(log, "cpu", "ours cpu", "TSV to parquet")
+def test_our_command_is_the_product_itself(log: Path) -> None:
+    system = systems.etl("ours", log / "again", "--engine", "cpu", "--input_path", log / "raw")
     assert measured(system.command, result=system.result).output == {"rows": 361}
-    again = systems.list_output(log, "ours cpu", "TSV to parquet")
-    assert compare(ours_of(log), again, 300, *COLUMNS).startswith("361 rows")
+    ours, again = systems.list_output(log / "ours"), systems.list_output(log / "again")
+    assert compare(ours, again, 300, *COLUMNS).startswith("361 rows")
 
 
 # ---- the comparison
