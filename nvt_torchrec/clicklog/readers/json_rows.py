@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,14 +164,11 @@ class JsonLines(TextFormat):
         return is_json(head)
 
     @classmethod
-    def sample(
-        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
-    ) -> Sample:
+    def sample(cls, path: str, head: bytes, most: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         lines = head.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n").split(b"\n")
-        step = max(1, len(lines) // most)
-        table, bad = read_lines(lines[::step])
-        return Sample(table, step == 1, False, len(bad))
+        table, bad = read_lines(lines[:most])
+        return Sample(table, len(lines) <= most, len(bad))
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
         """See :meth:`TextFormat.block_layout`."""

@@ -16,7 +16,7 @@ from fsspec.utils import infer_compression
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
-from nvt_torchrec.clicklog.readers.line_chunks import LongLine, fill, split_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import fill, split_chunks
 from nvt_torchrec.formats.feature_spec import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -73,17 +73,20 @@ def _shrank(path: str, size: int, wanted: int) -> BadInputError:
 
 
 def read_chunks(
-    path: str, begin: int, end: int, chunk_bytes: int, text: InputFormat
-) -> Iterator[memoryview | LongLine]:
+    path: str, begin: int, end: int, chunk_bytes: int, text: InputFormat, source: str = ""
+) -> Iterator[memoryview]:
     """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
     Raises:
         BadInputError: The file cannot be read, or is shorter.
+        BadRowError: A line is too long.
     """
     with _opened(path) as file:
         file.seek(begin)
         limit, size = text.line_limit, end - begin
-        yield from split_chunks(file, chunk_bytes, limit, begin=begin, size=size)
+        yield from split_chunks(
+            file, chunk_bytes, limit, source=source or path, begin=begin, size=size
+        )
         if file.tell() < end:
             raise _shrank(path, file.tell(), end)
 
@@ -127,19 +130,19 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
             yield chunk
 
 
-def stream_chunks(
-    path: str, chunk_bytes: int, text: InputFormat
-) -> Iterator[memoryview | LongLine]:
+def stream_chunks(path: str, chunk_bytes: int, text: InputFormat) -> Iterator[memoryview]:
     """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
 
     What is before the header or the first row is left out.
 
     Raises:
         BadInputError: As :func:`read_stream`.
+        BadRowError: A line is too long.
     """
     with _stream(path) as (file, _):
         head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
-        yield from split_chunks(file, chunk_bytes, text.line_limit, begin=begin, head=head)
+        limit = text.line_limit
+        yield from split_chunks(file, chunk_bytes, limit, source=path, begin=begin, head=head)
 
 
 def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -132,13 +132,11 @@ class Sample:
     Attributes:
         table: The rows.
         whole: Whether they are all rows of the file.
-        spread: Whether they come from all parts of the file.
         malformed: How many rows could not be read.
     """
 
     table: pa.Table
     whole: bool
-    spread: bool
     malformed: int = 0
 
 
@@ -162,16 +160,13 @@ class LogFormat(abc.ABC):
         return False
 
     @classmethod
-    def sample(
-        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
-    ) -> Sample:
-        """Read some rows of a file that is recognized.
+    def sample(cls, path: str, head: bytes, most: int) -> Sample:
+        """Read the first rows of a file that is recognized.
 
         Args:
             path: Of the file.
             head: Whole lines from its beginning, of text.
-            most: How many rows of the head to read.
-            places: Returns the numbers of the rows to read of so many.
+            most: How many rows to read at most.
         """
         raise NotImplementedError
 

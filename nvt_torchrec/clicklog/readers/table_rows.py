@@ -83,19 +83,6 @@ class Table:
             if chunk.num_rows or chunk_rows is None:
                 yield chunk
 
-    def take(self, rows: np.ndarray, chunk_rows: int) -> pa.Table:
-        """Return rows by their numbers, which rise."""
-        batches, begin = [self.schema.empty_table()], 0
-        for count in self.rows:
-            end = begin + count
-            if ((rows >= begin) & (rows < end)).any():
-                for batch in self.read(begin, end, None, chunk_rows):
-                    here = rows[(rows >= begin) & (rows < begin + batch.num_rows)]
-                    batches.append(pa.table(batch.take(to_arrow(here - begin))))
-                    begin += batch.num_rows
-            begin = end
-        return pa.concat_tables(batches)
-
 
 @dataclasses.dataclass(frozen=True)
 class TableRows(UnparsedRows):
@@ -139,14 +126,11 @@ class TableFormat(LogFormat):
         """
 
     @classmethod
-    def sample(
-        cls, path: str, head: bytes, *, most: int, places: Callable[[int], np.ndarray]
-    ) -> Sample:
+    def sample(cls, path: str, head: bytes, most: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         with cls.opened(path, path) as table:
-            total = sum(table.rows)
-            rows = table.take(places(total), most)
-        return Sample(rows, len(rows) == total, True)
+            rows = [table.schema.empty_table(), *map(pa.table, table.read(0, most, None, most))]
+            return Sample(pa.concat_tables(rows), sum(table.rows) <= most)
 
     # ---- blocks
 

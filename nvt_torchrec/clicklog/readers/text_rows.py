@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import (
     PARQUET_MAGIC,
     cut_lines,
@@ -41,20 +40,13 @@ from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
+from nvt_torchrec.formats.rows import RawRows
 
 #: Text that is read at once for a block in one chunk: most blocks are smaller.
 _WHOLE_BYTES = 128 << 20
 _SCAN_BYTES = 8 << 20
 #: Of a block, how much tells how long its rows are.
 _RATE_BYTES = 1 << 20
-#: What to do about a line that is too long, other than to leave it out.
-TOO_LONG_REMEDY = (
-    "truncate the file there if a crash left such an end, allow longer lines with "
-    "`etl run --max_line_kb`"
-)
-#: Whole lines, or a line that is too long.
-Chunk: TypeAlias = memoryview | LongLine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +56,11 @@ class TextRows(UnparsedRows):
     Attributes:
         text: The lines.
         layout: What their fields are.
-        long: A line that is too long; there are no others then.
     """
 
     format: TextFormat
     text: bytes | memoryview
     layout: LineLayout
-    long: LongLine | None = None
 
     @property
     def first_line(self) -> int:
@@ -88,8 +78,7 @@ class TextRows(UnparsedRows):
 
     def parse_all(self, *, reject: bool | int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
-        chunk = self.text if self.long is None else self.long
-        return self.format.parse_chunks([chunk], self.layout, reject=reject)
+        return self.format.parse_text(self.text, self.layout, reject=reject)
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
@@ -164,36 +153,31 @@ class TextFormat(LogFormat):
             source: Names the file in errors.
 
         Raises:
-            BadInputError: It is a parquet file, or its header is too long or lacks a column.
-            BadRowError: Its first lines have another number of fields than the spec.
+            BadInputError: It is a parquet file, or its header lacks a column.
+            BadRowError: Its first lines have another number of fields than the spec, or are too
+                long.
         """
         begin = find_preamble(path, self.spec.input)[0]
-        chunks = read_chunks(path, begin, size, HEAD_BYTES, self.spec.input)
+        chunks = read_chunks(path, begin, size, HEAD_BYTES, self.spec.input, source)
         layout = self._first_layout(chunks, source)[1]
         return dataclasses.replace(layout, begin=begin + layout.begin)
 
-    def _first_layout(self, chunks: Iterable[Chunk], source: str) -> tuple[list[Chunk], LineLayout]:
+    def _first_layout(
+        self, chunks: Iterator[memoryview], source: str
+    ) -> tuple[memoryview, LineLayout]:
         """As :meth:`file_layout`, for text that is read in chunks.
-
-        Lines that are too long decide nothing about the label, unless there are no others.
 
         Args:
             chunks: Without a byte order mark and the lines to skip.
             source: Names the file in errors.
 
         Returns:
-            The chunks that were taken, and the layout; its ``begin`` counts from the first chunk.
+            The first chunk, and the layout; its ``begin`` counts from there.
         """
-        spec = self.spec
-        taken: list[Chunk] = []
-        for chunk in chunks:
-            taken.append(chunk)
-            if spec.input.header or not isinstance(chunk, LongLine):
-                break
-        if not taken:
+        spec, first = self.spec, next(chunks, None)
+        if first is None:
             raise BadInputError(f"{source}: empty file", "there is nothing to read")
-        chunk = taken[0] if isinstance(taken[-1], LongLine) else taken[-1]
-        head = chunk.head if isinstance(chunk, LongLine) else bytes(chunk)
+        head = bytes(first)
         if head.startswith(PARQUET_MAGIC):
             raise BadInputError(
                 f"{source}: a parquet file, where the spec says {spec.input.format}",
@@ -201,13 +185,7 @@ class TextFormat(LogFormat):
                 if spec.is_criteo_format
                 else 'set format = "parquet" in its [input]',
             )
-        if spec.input.header and isinstance(chunk, LongLine):
-            raise BadInputError(
-                f"{source}: the header has more than {spec.input.line_limit:,} bytes",
-                "check that it is the right file, or allow longer lines with "
-                "`etl run --max_line_kb`",
-            )
-        return taken, self.layout_of(head, source, spec)
+        return first, self.layout_of(head, source, spec)
 
     def header_lines(self, path: str) -> int:
         """Return how many lines come before the first row; the file is read for comments."""
@@ -230,7 +208,7 @@ class TextFormat(LogFormat):
         for at, piece in self._pieces(path, begin, end):
             rows = self._rows_in(piece)
             if row < rows:
-                return at + int(self._begins(piece)[row])
+                return at + int(row_begins(piece)[row])
             row -= rows
         return end
 
@@ -239,24 +217,17 @@ class TextFormat(LogFormat):
         begin, lines = find_preamble(block.path, self.spec.input)
         return 1 + lines + self.count_rows(block.path, begin, block.begin)
 
-    def _rows_in(self, text: Chunk) -> int:
+    @staticmethod
+    def _rows_in(text: memoryview) -> int:
         """Count the rows of whole lines, the last one with or without its newline."""
-        if isinstance(text, LongLine):
-            return 1
         return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
 
-    def _begins(self, piece: Chunk) -> np.ndarray:
-        """Return where each row of a piece begins, int64 [n]."""
-        if isinstance(piece, LongLine):
-            return np.zeros(1, np.int64)
-        return row_begins(piece)[:-1].astype(np.int64)
-
-    def _pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, Chunk]]:
+    def _pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
         """Yield the pieces of a range of the file, and where each begins."""
         at = begin
         for piece in read_chunks(path, begin, end, _SCAN_BYTES, self.spec.input):
             yield at, piece
-            at += piece.size + 1 if isinstance(piece, LongLine) else len(piece)
+            at += len(piece)
 
     def read(
         self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
@@ -264,28 +235,20 @@ class TextFormat(LogFormat):
         """See :meth:`LogFormat.read`."""
         layout = self.block_layout(block, label)
         size = chunk_bytes or min(block.end - block.begin, _WHOLE_BYTES)
-        pieces = read_chunks(block.path, block.begin, block.end, size, self.spec.input)
-        together = [list(pieces)] if chunk_bytes is None else ([piece] for piece in pieces)
-        for each in together:
-            yield self.parse_chunks(each, layout, reject=reject)
+        place = block.path, block.begin, block.end
+        texts: Iterable[Any] = read_chunks(*place, size, self.spec.input, block.source)
+        if chunk_bytes is None:
+            whole = list(texts)
+            texts = whole if len(whole) == 1 else [b"".join(whole)]
+        for text in texts:
+            yield self.parse_text(text, layout, reject=reject)
 
-    def parse_chunks(
-        self, chunks: Sequence[Any], layout: LineLayout, *, reject: bool | int
+    def parse_text(
+        self, text: bytes | memoryview, layout: LineLayout, *, reject: bool | int
     ) -> RawRows:
-        """Parse chunks of one text together; lines that are too long are bad rows."""
-        texts, bad, before = [], [], 0
-        for chunk in chunks:
-            if isinstance(chunk, LongLine):
-                head = bytes(as_utf8(chunk.head, self.spec.input.encoding))
-                bad.append(BadRow(before, str(chunk), "", head, TOO_LONG_REMEDY))
-            else:
-                texts.append(chunk)
-            if len(chunks) > 1:
-                before += self._rows_in(chunk)
-        text = texts[0] if len(texts) == 1 else b"".join(texts)
-        text = as_utf8(text, self.spec.input.encoding)
-        rows = self.parse(text, self.spec, layout, reject=reject)
-        return add_bad_rows(rows, bad) if bad else rows
+        """Parse whole lines in the encoding of the spec."""
+        utf8 = as_utf8(text, self.spec.input.encoding)
+        return self.parse(utf8, self.spec, layout, reject=reject)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""
@@ -300,16 +263,12 @@ class TextFormat(LogFormat):
         chunks = stream_chunks(path, block_bytes, self.spec.input)
         if self.spec.input.skip_empty_lines:
             chunks = _drop_empty_end(chunks)
-        taken, layout = self._first_layout(chunks, path)
-        first, begin = 0, layout.begin
-        for chunk in itertools.chain(taken, chunks):
-            if isinstance(chunk, LongLine):
-                yield TextRows(self, path, first, layout.label, b"", layout, chunk)
-                first += 1
-            elif len(text := chunk[begin:]):
+        head, layout = self._first_layout(chunks, path)
+        first = 0
+        for text in itertools.chain([head[layout.begin :]], chunks):  # without the header
+            if len(text):
                 yield TextRows(self, path, first, layout.label, text, layout)
                 first += self._rows_in(text)
-            begin = 0  # the header is in the first chunk
 
     def check_head(self, day: DayFile, *, reject: bool) -> None:
         """See :meth:`LogFormat.check_head`."""
@@ -319,22 +278,17 @@ class TextFormat(LogFormat):
             unparsed.parse(reject=reject)
 
 
-def _drop_empty_end(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def _drop_empty_end(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
     """Yield chunks but for the empty lines at the end of the last one."""
     empty = 0
     for chunk in chunks:
-        if isinstance(chunk, LongLine):
-            kept: Any = chunk
-            rest = memoryview(b"")
-        else:
-            end = drop_empty_lines(chunk)
-            kept, rest = chunk[:end], chunk[end:]
-        if isinstance(kept, LongLine) or len(kept):
+        end = drop_empty_lines(chunk)
+        if end:
             if empty:
                 yield memoryview(b"\n" * empty)
-            yield kept
+            yield chunk[:end]
             empty = 0
-        empty += count_newlines(np.frombuffer(rest, np.uint8))
+        empty += count_newlines(np.frombuffer(chunk[end:], np.uint8))
 
 
 class DelimitedText(TextFormat):

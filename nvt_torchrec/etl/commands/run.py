@@ -43,7 +43,7 @@ class RunOptions(Settings):
         "transform of dense columns without one of their own in the spec", None,
         choices=DENSE_TRANSFORMS)
     max_line_kb: int | None = flag(
-        "largest size of a line in KiB; a longer one is a malformed row (default: the spec's, 1024 "
+        "largest size of a line in KiB; a longer one is an error (default: the spec's, 1024 "
         "unless set)", None, metavar="KB"
     )
     # fmt: on

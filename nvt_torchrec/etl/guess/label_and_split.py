@@ -235,44 +235,38 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
             split["time_format"] = column.time_format
         why = f"{column.name} is a time, and a model scores rows newer than those it was trained on"
         if cuts := _cuts(column, sample):
-            what = "rows" if sample.whole else "time"
             return split | dict(zip(("valid_from", "test_from"), cuts, strict=True)), (
-                f"{why}: valid and test are the last tenths of the {what}. Rows that `etl extend` "
+                f"{why}: valid and test are the last tenths of the rows. Rows that `etl extend` "
                 "adds later are test; shares, valid = 0.1 and test = 0.1, cannot be extended"
             )
         return split | _SHARES, (
             f"{why}: the last tenth of the rows is test. For days that `etl extend` adds later, "
             "give the cuts themselves: valid_from and test_from instead of the shares"
         )
-    why = "at random, because no column is a time"
-    for column in _keys(columns):
-        if is_called(column.name, "user") and column.often > 1.1:
-            why += f'; by = "column", column = "{column.name}" keeps the rows of each on one side, '
-            why += "which is right if a model shall score those that it has never seen"
-    return {"by": "share"} | _SHARES, why
-
-
-def _keys(columns: list[Profile]) -> list[Profile]:
-    return [c for c in columns if c.name and not c.missing and not c.multi_hot]
+    return {"by": "share"} | _SHARES, "at random, because no column is a time"
 
 
 def find_time(columns: list[Profile]) -> Profile | None:
     """Return the column that says when a row happened: of the times, that of the most values."""
-    events = [c for c in _keys(columns) if c.kind == "time" and not is_called(c.name, "birth")]
-    times = [c for c in events if c.distinct >= 10]
+    times = [
+        column
+        for column in columns
+        if column.kind == "time"
+        and column.name
+        and not column.missing
+        and column.distinct >= 10
+        and not is_called(column.name, "birth")
+    ]
     return max(times, key=lambda column: column.distinct, default=None)
 
 
 def _cuts(column: Profile, sample: SampledFile) -> list[str]:
     """Return when validation and test begin; [] if the times cannot be cut so."""
+    if not sample.whole:
+        return []
     times = column.sorted_numbers()
     first, last = times[0], times[-1]
-    if sample.whole:
-        cuts = times[[int(share * len(times)) for share in (0.8, 0.9)]]
-    elif sample.spread:
-        cuts = first + np.array([(last - first) * 8 // 10, (last - first) * 9 // 10])
-    else:
-        return []
+    cuts = times[[int(share * len(times)) for share in (0.8, 0.9)]]
     days = cuts // _DAY * _DAY
     if last - first >= _LONG and days[0] < days[1]:
         cuts = days

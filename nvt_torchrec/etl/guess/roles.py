@@ -120,10 +120,8 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         else:
             features += made
     if not any(feature.kind == "categorical" for feature in features):
-        able = [c for c in rest.values() if c.name and not why_no_feature(c, [columns[places[0]]])]
-        category = _one_category([c for c in able if not find_leak(c, truth)], path)
-        features = [each for each in features if each.name != category.name] + [category]
-        unread.pop(category.source, None)
+        dense = {feature.source for feature in features}
+        features.append(_bucket([c for c in rest.values() if c.name in dense], path))
     features.sort(key=lambda f: (f.kind != "dense", f.name == f.source + _ALSO))  # as in a spec
     # each has another name, one that a spec can have
     used = [rule["name"] for rule, _ in labels]
@@ -285,20 +283,14 @@ def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
     ] or f"{why}, and always the same hour"
 
 
-def _one_category(able: list[Profile], path: str) -> Feature:
-    """Return the column with the fewest values as a category: a spec has at least one."""
-    codes = [column for column in able if column.kind not in ("empty", "time", "float")]
-    numbers = [column for column in able if column.kind == "float" and column.distinct > 1]
-    if codes:
-        category = _categorical(min(codes, key=lambda column: column.distinct))
-        why = f"{category.why}; a spec needs a categorical column"
-        return dataclasses.replace(category, why=why)
-    if not numbers:
+def _bucket(columns: list[Profile], path: str) -> Feature:
+    """Return the quarter in which a number is as a category: a spec has at least one."""
+    column = next((each for each in columns if each.is_number and each.distinct > 1), None)
+    if column is None:
         raise BadInputError(
             f"{path}: no column can be categorical", "a spec needs at least one: add a column"
         )
-    column = numbers[0]  # the quarter in which its number is
-    values = np.sort(column.numbers)
+    values = column.sorted_numbers()
     quarters = {float(values[len(values) * k // 4]) for k in (1, 2, 3)}
     options = {**column.reading, "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,12 +25,10 @@ from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 
-#: So many first rows are looked at, and about so many of those behind them.
-HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
+#: So many first rows are looked at.
+HEAD_ROWS = 50_000
 #: Files of one table, as Spark and others write it, and no days.
 _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
-#: Of tables with more than so many rows, those before these places are looked at.
-_FEW_ROWS, _PLACES = 400_000, (0.25, 0.5, 0.75, 1.0)
 #: The end of a text whose last line is empty.
 _EMPTY_LINE = (b"\n\n", b"\n\r\n")
 
@@ -42,8 +39,7 @@ class SampledFile:
 
     Attributes:
         columns: in the order of the file.
-        whole: whether the rows are all rows of the file.
-        spread: whether they come from all parts of the file.
+        whole: whether the rows are all rows of the log.
         input: the keys of ``[input]``, in the order in which they are written.
         positional: whether the spec names columns by position.
         malformed: how many of the rows that were read have too many or too few fields.
@@ -54,7 +50,6 @@ class SampledFile:
 
     columns: list[Profile]
     whole: bool
-    spread: bool
     input: dict[str, Any]
     positional: bool = False
     malformed: int = 0
@@ -96,9 +91,8 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
         sample = _sample_format(known, files, head, whole)
     else:
         sample = _sample_text(files[0], head, whole, delimiter)
-    if len(files) > 1:
-        sample = dataclasses.replace(sample, whole=False, spread=False)
-    return dataclasses.replace(sample, days=days, day_files=day_files, file=files[0])
+    whole = sample.whole and len(files) == 1
+    return dataclasses.replace(sample, whole=whole, days=days, day_files=day_files, file=files[0])
 
 
 def _files(path: str) -> tuple[list[str], str, int]:
@@ -144,8 +138,7 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
     names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
-    step = _step(len(rows))
-    rows = rows[:HEAD_ROWS] + rows[HEAD_ROWS::step]
+    whole, rows = whole and len(rows) <= HEAD_ROWS, rows[:HEAD_ROWS]
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
     different = unique_names(names)
@@ -155,12 +148,7 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
     keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
     profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
-    return SampledFile(profiles, whole and step == 1, whole, keys, not by_name, malformed)
-
-
-def _step(rows: int) -> int:
-    """Return which of the rows behind the head are looked at: every one, every second, …"""
-    return max(1, (rows - HEAD_ROWS) // FURTHER_ROWS)
+    return SampledFile(profiles, whole, keys, not by_name, malformed)
 
 
 def spec_name(name: str) -> str:
@@ -215,7 +203,7 @@ def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) 
 def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
     """Return what rows of a format show that names its columns."""
     kind = INPUT_FORMATS[name]
-    sample = load_reader(name).sample(files[0], head, most=HEAD_ROWS, places=_places)
+    sample = load_reader(name).sample(files[0], head, HEAD_ROWS)
     if not len(sample.table) and not kind.lines:
         raise BadInputError(f"{files[0]}: no rows", "pass a file with rows")
     keys: dict[str, Any] = {"format": name}
@@ -223,16 +211,7 @@ def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> Sam
         keys["skip_empty_lines"] = True
     profiles = _profile_table(sample.table, files, keys)
     every = sample.whole and (whole or not kind.lines)
-    return SampledFile(profiles, every, sample.spread, keys, malformed=sample.malformed)
-
-
-def _places(total: int) -> np.ndarray:
-    """Return the numbers of the rows to read: the same as of a text, if that fits into its head."""
-    head = np.arange(min(total, HEAD_ROWS))
-    if total <= _FEW_ROWS:
-        return np.append(head, np.arange(len(head), total, _step(total)))
-    ends = [int(place * total) for place in _PLACES]
-    return np.concatenate([head, *(np.arange(end - FURTHER_ROWS, end) for end in ends)])
+    return SampledFile(profiles, every, keys, malformed=sample.malformed)
 
 
 def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:

@@ -45,7 +45,7 @@ class InputFormat:
         delimiter: The ASCII characters between fields, mostly one; "" (the default): comma for csv,
             tab for tsv. Fields of csv may be quoted with ``"``, fields of tsv may not.
         list_separator: The ASCII character between the values of a multi-hot column in text.
-        max_line_kb: The most KiB that a line of text may have; a longer line is a malformed row.
+        max_line_kb: The most KiB that a line of text may have; a longer line is an error.
         columns: Of text without a header, the names of the fields of a line, "" for those that
             nothing is read from; (): the columns of the spec in its order.
         encoding: Of text. A byte order mark is skipped.

@@ -11,7 +11,7 @@ All keys of a spec; those that are optional say so, or show their default::
     columns = ["id", "", "age"]   # text without a header: the names of its fields, "" skips one
     delimiter = ";"               # csv only, 1 to 8 characters; default ","
     list_separator = "|"          # text only: between the values of a multi-hot column
-    max_line_kb = 1024            # text only: a longer line is a malformed row
+    max_line_kb = 1024            # text only: a longer line is an error
     encoding = "latin-1"          # text only; default "utf-8"
     skip_lines = 1                # text only: lines before the header or the first row; default 0
     comment = "|"                 # text only: lines before the first row that begin so are skipped
