@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError, as_called
 from nvt_torchrec.base.files.validation import strict_json
@@ -98,14 +98,9 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
-    Attributes:
-        RENAMED: Flags that a user may know from another program, and what they are called here.
-
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
     """
-
-    RENAMED: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
     def __post_init__(self) -> None:
         fields = _declared(type(self))
@@ -289,11 +284,10 @@ def parse(
     """
     add_arguments(parser, *settings_classes)
     argv = sys.argv[1:] if argv is None else argv
-    renamed = {name: new for kind in settings_classes for name, new in kind.RENAMED.items()}
     # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
-    _refuse({name: _instead(name, parser, renamed) for name in names if name not in known})
+    _refuse({name: _instead(name, parser) for name in names if name not in known})
     args, unexpected = parser.parse_known_args(argv)
     _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
     return [
@@ -318,16 +312,14 @@ def _refuse(unknown: Mapping[str, str]) -> None:
         raise SettingsError(f"unknown arguments {', '.join(unknown)}", "\n  -> ".join(lines))
 
 
-def _instead(name: str, parser: Parser, renamed: Mapping[str, str]) -> str:
+def _instead(name: str, parser: Parser) -> str:
     """Say what to use instead of an unknown flag."""
     # other programs' parsers take flags with one dash, and --noX for a switch X
     flag = f"--{name.lstrip('-')}"
     switch = flag.replace("--no", "--", 1)
-    if flag in renamed:
-        return f"it is called {renamed[flag]} here"
     if flag in parser.flags():
         return f"it takes two dashes: {flag}"
-    if switch != flag and switch in parser.flags() | renamed.keys():
+    if switch != flag and switch in parser.flags():
         return "leave it out: a switch is off unless it is given"
     close = difflib.get_close_matches(flag, parser.flags(), n=1)
     return f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"

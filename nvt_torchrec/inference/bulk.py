@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import logging
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.torch_threads import one_thread
 from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
@@ -126,22 +126,19 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
         SchemaError: The file has no such column.
         SettingsError: A name occurs twice, or is in the output anyway.
     """
-    taken = {"row", *name_by_label("probability", labels), *name_by_label("label", labels)}
-    taken |= {"weight"} if first.spec.weight else set()
+    taken = ["row", *name_by_label("probability", labels), *name_by_label("label", labels)]
+    taken += ["weight"] if first.spec.weight else []
+    available = list(first.names()) if names else []
     for name in names:
         if name in taken or names.count(name) > 1:
             raise SettingsError(
                 f"--id_columns {','.join(names)}: {name!r} is in the output already", "leave it out"
             )
-    available = list(first.names()) if names else []
-    for name in names:
         if available.count(name) != 1:
-            close = difflib.get_close_matches(name, available, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
             raise SchemaError(
                 f"{first.path}: column {name} of --id_columns is "
                 f"{'ambiguous' if name in available else 'missing'}",
-                f"{hint}it has {', '.join(available[:50])}",
+                did_you_mean(name, available[:50]),
             )
 
 

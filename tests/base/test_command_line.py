@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -28,8 +27,6 @@ ROOT = Path(__file__).parents[2]
 @dataclasses.dataclass(frozen=True)
 class Job(Settings):
     """Fields of every kind."""
-
-    RENAMED: ClassVar = {"--lines": "--rows"}
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
     rows: int = flag("rows of a batch", 32, least=1)
@@ -85,7 +82,6 @@ def test_values_have_the_types_of_the_fields():
         ("in --sizes 1,0", "--sizes 1,0\n  -> each number must be at least 1"),
         ("in --sizes 1,x", "'1,x' is not a comma-separated list of integers"),
         ("in --kind odd", "--kind odd\n  -> one of plain, mixed"),
-        ("in --lines=2", "unknown argument --lines\n  -> it is called --rows here"),
         ("in --mixture 2", "--mixture 2 has no effect without --kind mixed\n  -> add --kind mixed"),
         ("in --level 2", "--level 2 has no effect without --quiet"),
         ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
@@ -93,8 +89,8 @@ def test_values_have_the_types_of_the_fields():
         ("in -rows 3", "unknown argument -rows\n  -> it takes two dashes: --rows"),
         ("in --noquiet", "unknown argument --noquiet\n  -> leave it out: a switch is off unless"),
         (
-            "--lines 2 --row=3 --rows many",
-            "unknown arguments --lines, --row\n  -> --lines: it is called --rows here\n"
+            "-rows 2 --row=3 --rows many",
+            "unknown arguments -rows, --row\n  -> -rows: it takes two dashes: --rows\n"
             "  -> --row: did you mean --rows?",
         ),
     ],

@@ -11,7 +11,6 @@ import pytest
 
 from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.training.settings.other_trainers import RENAMED
 from nvt_torchrec.training.settings.train_settings import (
     TrainSettings,
     build_parser,
@@ -52,25 +51,17 @@ def test_every_flag_of_ours_is_on_the_page():
     assert flags_in(OURS) == ours - theirs
 
 
-def test_the_page_says_what_the_errors_say():
-    assert dict(re.findall(r"^\| `(--\w+)` \| `(.+)` \|$", RENAMED_HERE, re.M)) == RENAMED
-
-
 def test_other_flags_are_refused_with_what_to_use():
     """The parser of NVIDIA, absl's, takes --noX, and one dash."""
-    flags = ["--noamp", "--nohash_indices", "--noshuffle_batch_order"]
+    flags = ["--noamp", "--nohash_indices"]
     with pytest.raises(SettingsError) as error:
-        parse_settings([*flags, "-shuffle", "--lr=1"])
+        parse_settings([*flags, "-amp", "--learning_rat=1"])
     lines = dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))
     assert lines == {
         **dict.fromkeys(flags, "leave it out: a switch is off unless it is given"),
-        "-shuffle": "it is called --shuffle_training_set here",
-        "--lr": "it is called --learning_rate here",
+        "-amp": "it takes two dashes: --amp",
+        "--learning_rat": "did you mean --learning_rate?",
     }
-
-
-def test_what_to_use_is_there():
-    assert {flag.split()[0] for flag in RENAMED.values()} <= PARSER.flags()
 
 
 #: The command in the README of TorchRec's example, but for 8 ranks and its larger tables.

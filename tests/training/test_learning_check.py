@@ -69,7 +69,7 @@ def test_a_loss_that_explodes(learnable, tmp_path, caplog):
     (first, *_) = _warnings(learnable, tmp_path, *flags)
     assert first.startswith(("step 1: loss", "step 2: loss", "step 4: loss"))
     assert "training diverges" in first
-    assert "leave --learning_rate 0.1 out: these layers would be given" in caplog.text
+    assert "leave --learning_rate 0.1 out: the default is" in caplog.text
 
 
 def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):

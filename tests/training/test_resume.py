@@ -200,12 +200,9 @@ def test_other_data_are_refused(started, tmp_path):
         train_here(*flags_of(other, started), "--resume")
 
 
-def test_a_schedule_may_change_and_is_logged(data, started, caplog):
+def test_a_schedule_may_change(data, started):
     schedule = ["--lr_warmup_steps=5", "--lr_decay_start=80", "--lr_decay_steps=9"]
     train_here(*flags_of(data, started), "--resume", *schedule)
-    for flag in schedule:
-        name, value = flag.removeprefix("--").split("=")
-        assert f"--{name} is {value} from here on; it was 0" in caplog.text
     assert events(started / "log", "train")[-1]["lr"] < 0.01
 
 

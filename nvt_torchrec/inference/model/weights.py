@@ -145,14 +145,11 @@ def check_pair(
             f"{', '.join(schema.labels)}",
             remedy,
         )
-    for what, ours, theirs in (
-        ("dense columns", schema.dense, config.dense),
-        ("categorical columns", schema.categorical, config.categorical),
-    ):
-        if ours != theirs:
-            raise SchemaError(
-                f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
-            )
+    ours, theirs = schema.dense + schema.categorical, config.dense + config.categorical
+    if ours != theirs:
+        raise SchemaError(
+            f"columns of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
+        )
     dataclasses.replace(schema, histories=config.histories)  # checks their columns
     taken = config.program.id_columns if config.program else ()
     if several := sorted({*taken} & {*schema.multi_hot}):

@@ -166,34 +166,21 @@ class Reloader:
         while not self._closed:
             asked = self._wake.wait(_INTERVAL_S)
             self._wake.clear()
-            problem = ""
+            stamp = None  # there is none
+            with contextlib.suppress(OSError):
+                stamp = read_stamp(self._source.bundle)  # type: ignore[arg-type]
+            tried, self._seen = stamp == self._seen, stamp
+            if stamp and stamp == self._served.stamp:
+                continue
+            if tried and not asked and time.monotonic() < self._retry_at:
+                continue
             try:
-                self._look(asked)
-            except ClickLogError as error:
-                problem = str(error)
-            except OSError as error:
-                problem = f"{self._source.bundle}: no bundle: {error.strerror or error}"
+                self._switch()
             except Exception as error:  # for example too little memory
-                problem = f"{self._source.bundle}: cannot be opened: {error!r:.300}"
-            if problem:
+                problem = str(error) if isinstance(error, ClickLogError) else f"{error!r:.300}"
                 self._retry_at = time.monotonic() + _RETRY_S
                 self._failed()
                 log.error("still serving bundle %s: %s", self._served.name, problem)
-
-    def _look(self, asked: bool) -> None:
-        """Serve what is at the path, if it was not tried yet, or if it is time to try again."""
-        try:
-            stamp, missing = read_stamp(self._source.bundle), None  # type: ignore[arg-type]
-        except OSError as error:
-            stamp, missing = None, error
-        changed, self._seen = stamp != self._seen, stamp
-        if stamp is not None and stamp == self._served.stamp:
-            self._retry_at = math.inf
-        elif changed or asked or time.monotonic() >= self._retry_at:
-            self._retry_at = math.inf
-            if missing is not None:
-                raise missing
-            self._switch()
 
     def _switch(self) -> None:
         begin, before = time.monotonic(), self._served

@@ -33,13 +33,6 @@ _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
     *("undersampling_rate", "hash_indices", "days", "replay", "label", "table_precision"),
 )
-#: Settings that also change what is trained, but may change when a run is resumed.
-_MAY_CHANGE = (
-    *("epochs", "early_stopping", "stop_at_auroc", "max_steps", "learning_rate"),
-    *("dense_learning_rate", "dense_decay", "change_lr"),
-    *("lr_change_point", "lr_after_change_point", "lr_warmup_steps", "lr_decay_start"),
-    *("lr_decay_steps", "comm_precision", "amp"),
-)
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
@@ -79,10 +72,6 @@ def resume_from(
             refused.append((path, error.what))
             continue
         call_on_all_ranks(group, path, _make_newest, path, refused, group)
-        then, now = training["settings"], record["settings"]
-        for name in _MAY_CHANGE:
-            if group.rank == 0 and then.get(name) != now[name]:
-                log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
         return path, training, best
     raise BadInputError(
         f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "

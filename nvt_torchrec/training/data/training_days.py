@@ -10,7 +10,7 @@ from pathlib import Path
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.manifest import Manifest, PartFile
+from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.nvt_loader.selection import Selection
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -60,11 +60,10 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
     if everything:
         return TrainingDays(tuple(known))
     if settings.days == "new":
-        days = _new_days(settings, output, known, trained)
+        days = _new_days(settings, known, trained)
         replayed = [day for day in known if day not in days] if settings.replay else []
     else:
-        days, replayed = _listed_days(settings, output, known), []
-    _check_apart(output, parts, days)
+        days, replayed = _listed_days(settings, known), []
     selection = Selection(
         files=_files(parts, days),
         sampled=tuple(_files(parts, [day]) for day in replayed),
@@ -86,7 +85,7 @@ def log_days(chosen: TrainingDays, rows: int) -> None:
 
 
 def _new_days(
-    settings: TrainSettings, output: EtlOutput, known: list[int], trained: Sequence[int] | None
+    settings: TrainSettings, known: list[int], trained: Sequence[int] | None
 ) -> list[int]:
     if trained is None:
         raise SettingsError(
@@ -99,41 +98,20 @@ def _new_days(
         return new
     raise SettingsError(
         f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
-        f"training set has no other day{_held_out(output)}",
+        f"training set has no other day",
         "add a day with `python -m etl extend`",
     )
 
 
-def _held_out(output: EtlOutput) -> str:
-    """Describe the days that are for valid and test as a whole; rows may be split otherwise."""
-    days = {part.day for split in ("valid", "test") for part in output.parts(split)}
-    days -= {part.day for part in output.parts("train")}
-    return f" ({_text(sorted(days))} of valid and test)" if days else ""
-
-
-def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -> list[int]:
+def _listed_days(settings: TrainSettings, known: list[int]) -> list[int]:
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))
     if missing:
         raise SettingsError(
-            f"--days {settings.days}: the training set has no {_text(missing)}{_held_out(output)}",
+            f"--days {settings.days}: the training set has no {_text(missing)}",
             f"it has {_text(known)}",
         )
     return days
-
-
-def _check_apart(output: EtlOutput, parts: list[PartFile], days: Collection[int]) -> None:
-    """Check that no chosen file holds rows of a day that is not chosen."""
-    if Manifest.read(output.manifest).settings.get("shuffle") != "full":
-        return
-    mixed = sorted({part.day for part in parts if not part.generation})
-    chosen = sorted(set(mixed) & set(days))
-    if chosen and chosen != mixed:
-        raise SettingsError(
-            f"--days: the rows of {_text(mixed)} were shuffled over all of these days, so "
-            f"{_text(chosen)} cannot be read alone",
-            "choose all or none of them, or run the ETL again",
-        )
 
 
 def _files(parts: list[PartFile], days: Collection[int]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -130,18 +130,11 @@ def _reordered(
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
         return TrainBatch(dense, batch.sparse_features, *rest)
-    ids, features, lists = batch.sparse_features, list(config.features), config.lists
-    sizes = [config.max_events if feature in lists else 1 for feature in features]
-    number = features.index(name)
-    own = slice(sum(sizes[:number]), sum(sizes[: number + 1]))  # the places of a list
-    lengths, values = ids.lengths().view(-1, len(order)).clone(), ids.values().clone()
-    starts = lengths[own].flatten().cumsum(0).view(sizes[number], -1) - lengths[own]
-    counts = lengths[own][:, order]
-    flat = counts.flatten()
-    places = torch.arange(int(flat.sum()), device=order.device)
-    places += (starts[:, order].flatten() - (flat.cumsum(0) - flat)).repeat_interleave(flat)
-    first = int(lengths[: own.start].sum())
-    values[first : first + len(places)] = values[first + places]
-    lengths[own] = counts
-    moved = KeyedJaggedTensor(ids.keys(), values, lengths=lengths.flatten(), stride=len(order))
-    return TrainBatch(batch.dense_features, moved, *rest)
+    columns = batch.sparse_features.to_dict()
+    places = [f"{name}:{place}" for place in range(config.max_events)]
+    for key in places if name in config.lists else [name]:
+        lengths = columns[key].lengths()
+        rows = columns[key].values().split(lengths.tolist())
+        values = torch.cat([rows[row] for row in order.tolist()])
+        columns[key] = JaggedTensor(values, lengths=lengths[order])
+    return TrainBatch(batch.dense_features, KeyedJaggedTensor.from_jt_dict(columns), *rest)

@@ -40,8 +40,6 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
             rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
             return TrainResult("already done", settings.save_checkpoint_path, *rest)
         check_destination(settings.save_checkpoint_path)
-    if settings.dense_arch_layer_sizes and not schema.dense and group.rank == 0:
-        log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
     settings = choose_order(choices.choose_sizes(settings, schema, group.world_size))
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)

@@ -135,37 +135,27 @@ def remedies(
         epoch_steps: The steps of an epoch.
     """
     tables, dense = default_rates(given, config, global_batch)
-    rates = {name: getattr(given, name) for name in ("learning_rate", "dense_learning_rate")}
-    flags = [f"--{name} {rate:g}" for name, rate in rates.items() if rate is not None]
-    leave_out = f"leave {' and '.join(flags)} out"
-    too_high = (
-        f"{leave_out}: these layers would be given {tables:g} for the tables "
-        f"and {dense:g} for the dense layers{'' if given.continue_from else ', after a warm-up'}"
-        if flags
-        else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
+    names = ("learning_rate", "dense_learning_rate")
+    flags = [f"--{name} {rate:g}" for name in names if (rate := getattr(given, name))]
+    too_high = f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
+    if flags:
+        too_high = (
+            f"leave {' and '.join(flags)} out: the default is {tables:g} for the tables and "
+            f"{dense:g} for the dense layers"
+        )
+    at_chance = (
+        f"look whether the data tell anything of the label (report.html of the ETL), or {too_high}"
     )
     if not OPTIMIZERS[given.table_optimizer].ADAPTIVE:
-        at_chance = (
-            f"{too_high}; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or "
-            "a smaller --batch_size"
+        at_chance += (
+            f"; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or a smaller "
+            "--batch_size"
         )
-    elif flags:
-        at_chance = too_high
-    else:
-        at_chance = (
-            "look whether the data tell anything of the label (report.html of the ETL), or "
-            f"{too_high}"
-        )
-    if given.learning_rate:
-        at_end = f"{leave_out}, so that the model starts from the regression"
-    elif given.first_order == 0 and not given.continue_from:
-        at_end = "leave --first_order 0 out, so that the model starts from the regression"
-    elif flags:
-        at_end = f"{leave_out}, so that the dense layers' rate falls to 0"
-    elif given.dense_decay == 0 or given.continue_from or given.lr_decay_steps:
-        at_end = f"give --dense_decay {_DENSE_DECAY}, so that the dense layers' rate falls"
-    else:
-        at_end = "train on more rows, or in more steps, by a smaller --batch_size"
+    at_end = "train on more rows, or in more steps, by a smaller --batch_size"
+    if given.first_order == 0:
+        flags.append("--first_order 0")
+    if flags and not given.continue_from:
+        at_end = f"leave {' and '.join(flags)} out, so that the model starts from the regression"
     return Remedies(too_high, at_chance, at_end)
 
 

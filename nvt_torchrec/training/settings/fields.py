@@ -16,7 +16,6 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
-from nvt_torchrec.training.settings.other_trainers import RENAMED
 
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
@@ -62,8 +61,6 @@ _checkpoints = functools.partial(flag, group="checkpoints")
 @dataclasses.dataclass(frozen=True)
 class TrainFields(Settings):
     """The flags, which :class:`training.settings.train_settings.TrainSettings` checks and reads."""
-
-    RENAMED = RENAMED
 
     # fmt: off
     mode: str = flag(

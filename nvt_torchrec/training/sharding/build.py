@@ -68,14 +68,12 @@ def build(
     Raises:
         SettingsError: The tables do not fit into the ranks' memory.
     """
-    if group.device.type == "cpu" and group.rank == 0:
-        if settings.allow_tf32:
-            log.warning("--allow_tf32 has no effect on a CPU")
-        if settings.table_precision == "fp16":
-            log.warning(
-                "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
-                "small updates are lost; on GPUs it rounds stochastically"
-            )
+    fp16 = settings.table_precision == "fp16"
+    if fp16 and group.device.type == "cpu" and group.rank == 0:
+        log.warning(
+            "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so small "
+            "updates are lost; on GPUs it rounds stochastically"
+        )
     torch.manual_seed(settings.seed + group.rank)  # of what draws in a step, such as dropout
     unsharded = build_model(
         config,
