@@ -23,7 +23,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, Se
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
-from nvt_torchrec.etl.events import partitions
+from nvt_torchrec.etl.events import history_store, timeline
 from nvt_torchrec.etl.events.label_rates import fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -75,7 +75,8 @@ EVENTS = {
 def test_aggregates_are_of_strictly_earlier_events(
     tmp_path: Path, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "PARTITION_ROWS", 40)  # several partitions
+    monkeypatch.setattr(timeline, "CHUNK_ROWS", 40)  # several partitions
+    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
     rows = make_rows(300, 3)
     (tmp_path / "log").mkdir()
     write(tmp_path / "log/day_0.csv", rows[:170])  # a file ends anywhere
@@ -112,7 +113,8 @@ def test_aggregates_are_of_strictly_earlier_events(
 def test_workers_and_blocks_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dask_client
 ) -> None:
-    monkeypatch.setattr(partitions, "PARTITION_ROWS", 64)
+    monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
     rows = make_rows(400, 2, seed=1)
     for name, cuts in {"one": [0, 250, 400], "many": [0, 7, 120, 250, 300, 400]}.items():
         (tmp_path / name).mkdir()
@@ -142,7 +144,8 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a window that reaches into the days before, and of events that are known late."""
-    monkeypatch.setattr(partitions, "PARTITION_ROWS", 64)
+    monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
     rows = make_rows(500, 5, seed=2)
     for name, days in {"all": 5, "first": 2}.items():
         (tmp_path / name).mkdir()
@@ -378,7 +381,7 @@ def test_a_state_of_a_stranger_leads_to_no_other_memory(
     ("function", "after"),
     [
         ("nvt_torchrec.etl.events.extract.write_array", 3),
-        ("nvt_torchrec.etl.events.sums._sum_partition", 1),
+        ("nvt_torchrec.etl.events.sums._sum_rows", 1),
         ("nvt_torchrec.etl.events.prepare.add_hours", 0),
         ("nvt_torchrec.etl.events.history_store.write_array", 1),
         ("nvt_torchrec.etl.events.prepare.write_event_state", 0),

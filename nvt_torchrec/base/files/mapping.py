@@ -10,6 +10,7 @@ file by renaming another over it is safe.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.validation import open_regular
+
+#: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor
+#: recursion depth mismatch") when threads do it at once.
+HEADERS = threading.Lock()
 
 
 class MappedArray:
@@ -78,6 +83,12 @@ def write_array(path: Path, array: np.ndarray) -> None:
     """Write an array that :class:`MappedArray` maps, durably. Raises :class:`OutputError`."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Map an array that this program has written; what is assigned to it stays in memory."""
+    with HEADERS:
+        return np.load(path, mmap_mode="c").view(np.ndarray)
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

@@ -32,13 +32,11 @@ from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove_temporary
 from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.mapping import HEADERS
 from nvt_torchrec.base.files.syncing import Syncer
 from nvt_torchrec.etl.engines.counting import Counts, merge
 
 FAN_IN = 8
-#: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor
-#: recursion depth mismatch") when threads do it at once.
-_HEADERS = threading.Lock()
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
 
@@ -115,7 +113,7 @@ class RunFile:
         with self._reading:
             file = io.BytesIO(self._archive.read(f"{name}.npy"))
         np.lib.format.read_magic(file)
-        with _HEADERS:
+        with HEADERS:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
 

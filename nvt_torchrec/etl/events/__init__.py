@@ -1,10 +1,8 @@
 """What happened before each row: aggregates of events, made out of core.
 
-One pass over the log writes, for each block and each group of columns (``of`` in the spec), its
-events sorted by the hash of their key (:mod:`.extract`). Partitions, which are ranges of hashes,
-are small enough for memory: the slices of all blocks are sorted by key and time, and what the
-events before each row sum up to is written back beside the block (:mod:`.sums`). Reading a block
-then adds the aggregates as dense columns (:mod:`.event_values`), so that counting and encoding
-take them as columns of the log. Memory holds a partition for each thread; all rows of one key are
-in one partition.
+One pass over the log writes the events of each block, in the order in which they are known
+(:mod:`.extract`). Then they pass by in the order of time (:mod:`.timeline`), and what the events
+before each row sum up to is written beside the block (:mod:`.sums`); memory holds the sums of all
+keys, and a chunk of events. Reading a block adds the aggregates as dense columns
+(:mod:`.event_values`), so that counting and encoding take them as columns of the log.
 """

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
-
-from nvt_torchrec.base.kernels import compiled
 
 #: The time of what is known before every row.
 BEFORE_ALL = -(2**62)
@@ -39,41 +36,3 @@ class EarlierEvents:
         """Return the events at some places."""
         counts = np.ascontiguousarray(self.counts[:, places])
         return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
-
-    def shorten(self, horizon: int) -> EarlierEvents:
-        """Sum up, for each key, the events that are known before a time; others are kept.
-
-        These events are overwritten.
-        """
-        left = _shorten(self.key, self.known, self.happened, self.counts, horizon)
-        return EarlierEvents.concatenate([self.take(slice(left))])  # a copy, of these alone
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[EarlierEvents]) -> EarlierEvents:
-        """Return the events of several one after the other."""
-        return cls(
-            np.concatenate([part.key for part in parts]),
-            np.concatenate([part.known for part in parts]),
-            np.concatenate([part.happened for part in parts]),
-            np.concatenate([part.counts for part in parts], axis=1),
-        )
-
-
-@compiled()
-def _shorten(
-    key: np.ndarray, known: np.ndarray, happened: np.ndarray, counts: np.ndarray, horizon: int
-) -> int:
-    """Shorten events in place, see :meth:`EarlierEvents.shorten`; return how many are left."""
-    used = 0
-    for event in range(len(key)):
-        is_old = known[event] < horizon
-        merged = is_old and used and key[used - 1] == key[event] and known[used - 1] == BEFORE_ALL
-        if not merged:
-            key[used], happened[used] = key[event], happened[event]
-            known[used] = BEFORE_ALL if is_old else known[event]
-            used += 1
-        happened[used - 1] = max(happened[used - 1], happened[event])
-        for kind in range(len(counts)):
-            before = counts[kind, used - 1] if merged else 0
-            counts[kind, used - 1] = before + counts[kind, event]
-    return used

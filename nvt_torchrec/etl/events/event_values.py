@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.arrays import mark_begins
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import KEY, ROW, ROW_SHIFT, EventFiles, block_name
+from nvt_torchrec.etl.events.extract import (
+    EVENT,
+    FIRST_LABEL,
+    EventFiles,
+    block_name,
+    history_bit,
+)
 from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -26,7 +32,8 @@ def aggregate_values(
     spec: FeatureSpec,
     group: GroupSums,
     rates: LabelRates,
-    sums: np.ndarray | Sequence[np.ndarray],
+    sums: np.ndarray,
+    last: np.ndarray | None,
     cuts: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the values of a group's aggregates, float64 [n] by column; NaN where missing.
@@ -35,7 +42,8 @@ def aggregate_values(
         spec: The columns.
         group: The group.
         rates: What rates are smoothed by.
-        sums: Each int64 [n], see :class:`etl.events.sums.GroupSums`.
+        sums: Each [n], see :class:`.sums.GroupSums`.
+        last: int64 [n], the times of the last events; None where they are not wanted.
         cuts: int64 [n], the times before which events were summed up.
     """
     values = {}
@@ -44,16 +52,16 @@ def aggregate_values(
         if aggregate is None or aggregate.key != group.key:
             continue
         window = parse_duration(aggregate.window)
-        count = sums[group.sums.index((window, -1))]
+        count = sums[group.place(EVENT, window)]
         if aggregate.value == "count":
             values[column.name] = count.astype(np.float64)
         elif aggregate.value == "since":
-            since = np.log1p(
-                np.maximum(cuts - np.where(count > 0, sums[group.last], cuts), 0) / _SECOND
-            )
+            assert last is not None
+            since = np.log1p(np.maximum(cuts - np.where(count > 0, last, cuts), 0) / _SECOND)
             values[column.name] = np.where(count > 0, since, np.nan)
         else:
-            positives = sums[group.sums.index((window, spec.labels.index(aggregate.label)))]
+            label = FIRST_LABEL + spec.labels.index(aggregate.label)
+            positives = sums[group.place(label, window)]
             weight = rates.smoothing[column.name]
             prior = rates.before(aggregate.label, cuts)
             values[column.name] = (positives + weight * prior) / (count + weight)
@@ -74,55 +82,62 @@ class EventValues:
         self, spec: FeatureSpec, directory: Path, rates: LabelRates, first_keys: Mapping[str, int]
     ) -> None:
         self._spec, self._files, self._rates = spec, EventFiles(directory), rates
-        self._groups, self._first_keys = sums_of_groups(spec), first_keys
+        self._groups = sums_of_groups(spec)
+        # of each history, by the number of a key in its group, that in the store; -1 for none
+        self._numbers = [
+            self._number_stored(spec.groups.index(rule.key), first_keys[rule.name])
+            for rule in spec.histories
+        ]
 
-    def _read_sums(self, block: Block) -> tuple[list[list[np.ndarray]], np.ndarray]:
-        """Return what is known of a block's rows, in their order.
+    def _number_stored(self, group: int, first: int) -> np.ndarray:
+        keys, row_keys = (
+            map_array(self._files.keys(group)),
+            map_array(self._files.row_keys(group)),
+        )
+        place = np.searchsorted(row_keys, keys)
+        return np.append(place + first, -1).astype(np.int32)
 
-        Returns:
-            Of each group its sums, int64 [n] each; int32 [2 histories, n], of each history the
-            number of the key, -1 without a key, and that of the events before.
+    def _read_sums(self, block: Block) -> list[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:
+        """Return of each group what is known of a block's rows, in their order.
+
+        They are the sums, [sums, n], the times of the last events, if they are wanted, and the
+        numbers of their keys, int32 [n].
         """
-        sums, name, histories = [], block_name(block), self._spec.histories
-        pointers: list[np.ndarray] = [np.empty(0)] * (2 * len(histories))
+        name, files, found = block_name(block), self._files, []
+        order = files.read_order(name)
+
+        def read(path: Path) -> np.ndarray:
+            array = map_array(path)
+            if isinstance(order, slice):
+                return array
+            ordered = np.empty_like(array)
+            ordered[..., order] = array
+            return ordered
+
         for number, group in enumerate(self._groups):
-            events = np.load(self._files.events(name, number), mmap_mode="r")
-            counts = np.load(self._files.sums(name, number), mmap_mode="r")
-            row = events[ROW] >> ROW_SHIFT
-            sums.append(_put_rows(counts[: group.last + 1], row))
-            if group.histories:
-                keys = np.load(self._files.row_keys(number), mmap_mode="r")
-                first = np.flatnonzero(mark_begins(events[KEY]))
-                each = events[KEY, first]
-                place = np.where(each != 0, np.searchsorted(keys, each), -1).astype(np.int32)
-                place = np.repeat(place, np.diff(first, append=len(row)))
-            for history, count in zip(group.histories, counts[group.last + 1 :], strict=True):
-                first_key = np.int32(self._first_keys[histories[history].name])
-                of_history = np.where(place < 0, place, place + first_key), count.astype(np.int32)
-                pointers[2 * history : 2 * history + 2] = _put_rows(of_history, row)
-        return sums, np.array(pointers, np.int32).reshape(-1, len(row))
+            last = read(files.last(name, number)) if group.has_last else None
+            sums, numbers = files.sums(name, number), files.numbers(name, number)
+            found.append((read(sums), last, read(numbers)))
+        return found
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
         """Yield rows of a block, which come in their order, with what happened before them."""
-        sums, pointers = self._read_sums(block)
+        found = self._read_sums(block)
         spec, begin = self._spec, 0
         for rows in pieces:
             assert rows.times is not None
             cuts, place = cut_times(spec, rows.times[0]), slice(begin, begin + len(rows))
             values: dict[str, np.ndarray] = {}
-            for group, of_group in zip(self._groups, sums, strict=True):
-                of_rows = [column[place] for column in of_group]
-                values |= aggregate_values(spec, group, self._rates, of_rows, cuts)
+            pointers = np.empty((2 * len(spec.histories), len(rows)), np.int32)
+            for group, (sums, last, numbers) in zip(self._groups, found, strict=True):
+                of_rows = sums[:, place]
+                last = None if last is None else last[place]
+                values |= aggregate_values(spec, group, self._rates, of_rows, last, cuts)
+                for history in group.histories:
+                    keys = self._numbers[history]
+                    pointers[2 * history] = keys[numbers[place]]
+                    pointers[2 * history + 1] = of_rows[group.place(history_bit(spec, history))]
             ordered = [values[column.name] for column in spec.aggregates]
             added = add_aggregates(rows, spec, ordered)
-            yield dataclasses.replace(added, times=None, groups=None, pointers=pointers[:, place])
+            yield dataclasses.replace(added, times=None, groups=None, pointers=pointers)
             begin += len(rows)
-
-
-def _put_rows(columns: Iterable[np.ndarray], row: np.ndarray) -> list[np.ndarray]:
-    """Return columns [n] in the order of the rows, whose numbers are int64 [n]."""
-    ordered = []
-    for column in columns:
-        ordered.append(np.empty_like(column, subok=False))
-        ordered[-1][row] = column
-    return ordered

@@ -1,19 +1,19 @@
-"""Read the keys, times and labels of a log's rows, and sort each block by key."""
+"""Read the keys, times and labels of a log's rows, and sort those of each block by time."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
-from nvt_torchrec.base.files.atomic import atomic_path
-from nvt_torchrec.base.files.mapping import write_array
-from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
+from nvt_torchrec.base.files.atomic import atomic_path, together
+from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.events.label_rates import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
@@ -24,27 +24,67 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 
-#: The rows of an array of events: hash of the key, time, time from which it is known, both in
-#: microseconds; and the row's number in the block, shifted by :data:`ROW_SHIFT`, with its flags.
-KEY, TIME, KNOWN, ROW = range(4)
-ROW_SHIFT = 32
-#: The bits of the flags: whether it is a row for training; then a bit for each label.
-TRAIN, FIRST_LABEL = 0, 1
+#: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
+#: not one of the events that a history keeps of earlier days; then a bit for each label, and one
+#: for each history that has the event.
+TRAIN, EVENT, FIRST_LABEL = 0, 1, 2
+
+
+def history_bit(spec: FeatureSpec, number: int) -> int:
+    """Return the bit of the events of a history."""
+    return FIRST_LABEL + len(spec.labels) + number
+
+
+def flag_type(spec: FeatureSpec) -> np.dtype:
+    """Return the type of flags, which has room for all bits."""
+    return np.min_scalar_type(2 ** history_bit(spec, len(spec.histories)) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class EventFiles:
-    """The files of a run's events below its state."""
+    """The files of a run's events below its state.
+
+    The arrays of a block are in the order in which its events are known; ``order`` is there unless
+    that is the order of the rows, and ``by_time`` unless it is that of their times.
+    """
 
     directory: Path
 
-    def events(self, name: str, group: int) -> Path:
-        """Int64 [4, n], the events of a block by rising key."""
-        return self.directory / f"{name}.{group}.events.npy"
+    def times(self, name: str) -> Path:
+        """Int64 [1 or 2, n], microseconds: when an event happened; from when it is known."""
+        return self.directory / f"{name}.times.npy"
+
+    def flags(self, name: str) -> Path:
+        """Unsigned [n], see :data:`TRAIN`."""
+        return self.directory / f"{name}.flags.npy"
+
+    def order(self, name: str) -> Path:
+        """Int64 [n], the number of the row of each event in the block."""
+        return self.directory / f"{name}.order.npy"
+
+    def by_time(self, name: str) -> Path:
+        """Int64 [2, n], the times, rising, and the places of the events."""
+        return self.directory / f"{name}.by_time.npy"
+
+    def block_keys(self, name: str, group: int) -> Path:
+        """Int64 [keys], the different keys of a block, 0 for none."""
+        return self.directory / f"{name}.{group}.keys.npy"
+
+    def codes(self, name: str, group: int) -> Path:
+        """Int32 [n], the place of each event's key among those of the block."""
+        return self.directory / f"{name}.{group}.codes.npy"
+
+    def numbers(self, name: str, group: int) -> Path:
+        """Int32 [n], the number of each event's key in the group; -1 without a key."""
+        return self.directory / f"{name}.{group}.numbers.npy"
 
     def sums(self, name: str, group: int) -> Path:
-        """Int64 [sums, n], what the events before them sum up to, in the same order."""
+        """Integers [sums, n], what the events before each event sum up to."""
         return self.directory / f"{name}.{group}.sums.npy"
+
+    def last(self, name: str, group: int) -> Path:
+        """Int64 [n], the time of the last event before; only where it is wanted."""
+        return self.directory / f"{name}.{group}.last.npy"
 
     def values(self, name: str) -> Path:
         """The columns of the histories, as dictionaries of values, in the order of the rows."""
@@ -58,9 +98,18 @@ class EventFiles:
         """What :func:`.label_rates.count_hours` returns of the events of a block."""
         return self.directory / f"{name}.hours.npy"
 
+    def keys(self, group: int) -> Path:
+        """Int64 [keys], the keys of a group by their numbers: rising."""
+        return self.directory / f"{group}.keys.npy"
+
     def row_keys(self, group: int) -> Path:
         """Int64 [keys], the keys of a group's rows, rising."""
         return self.directory / f"{group}.row_keys.npy"
+
+    def read_order(self, name: str) -> slice | np.ndarray:
+        """Return the rows of a block's events; a slice of all if they are in the same order."""
+        file = self.order(name)
+        return map_array(file) if file.exists() else slice(None)
 
 
 def block_name(block: Block) -> str:
@@ -102,83 +151,68 @@ def extract(
         OutputError: The directory cannot be written.
     """
     name = block_name(block)
-    last = files.events(name, len(spec.groups) - 1)
-    if last.exists():  # by an earlier process; written after those of the other groups
-        return np.load(last, mmap_mode="r").shape[1]
+    if files.times(name).exists():  # by an earlier process
+        return map_array(files.times(name)).shape[1]
     # where no row is left out, none is that has a wrong value in another column
     read = spec if reject else narrow(spec)
-    lines, rows_before = 0, 0
-    groups = [np.empty((len(spec.groups), 0), np.int64)]
-    events = [np.empty((3, 0), np.int64)]  # but for their keys
+    lines = 0
+    keys, times, flags = [], [], []
     columns = {name: read.categorical_names.index(name) for name in history_columns(spec)}
     values: dict[str, list[pa.Array]] = {name: [] for name in columns}
     for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
         assert rows.groups is not None
         assert rows.times is not None
-        number = np.arange(rows_before, rows_before + len(rows), dtype=np.int64)
-        packed = number << ROW_SHIFT | _flags(rows, block, split, lines)
-        groups.append(rows.groups)
-        events.append(np.stack([*rows.times, packed]))
+        keys.append(rows.groups)
+        times.append(rows.times)
+        flags.append(_make_flags(rows, block, split, spec, lines))
         for column, j in columns.items():
             values[column].append(_mark_nulls(rows, j))
         lines += rows.lines
-        rows_before += len(rows)
-    if values:
-        _write_values(files.values(name), values)
-    of_rows = np.concatenate(events, axis=1)
-    labels = [of_rows[2] >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
-    write_array(files.hours(name), count_hours(of_rows[1], np.stack(labels)))
-    array = np.empty((4, rows_before), np.int64)
-    for group, key in enumerate(np.concatenate(groups, axis=1)):
-        order = order_by_key(key)
-        for column, target in zip((key, *of_rows), array, strict=True):
-            np.take(column, order, out=target, mode="clip")
-        write_array(files.events(name, group), array)
-    return rows_before
+    with together():
+        if values:
+            _write_values(files.values(name), values)
+        return _write_events(name, spec, files, keys, times, flags)
 
 
-def order_by_key(key: np.ndarray) -> np.ndarray:
-    """Return the stable order of hashes, int64 [n]; faster than a sort, as most occur often."""
-    numbers, keys = np.empty(len(key), np.int32), np.empty(len(key), np.int64)
-    keys = keys[
-        : _number_keys(key, np.full(2 << len(key).bit_length(), -1, np.int32), keys, numbers)
-    ]
-    rising = np.argsort(keys)
-    counts = np.bincount(numbers, minlength=len(keys))[rising]
-    begins = np.empty(len(keys), np.int64)
-    begins[rising] = np.cumsum(counts) - counts
-    order = np.empty(len(key), np.int64)
-    _place_rows(numbers, begins, order)
-    return order
+def _write_events(
+    name: str,
+    spec: FeatureSpec,
+    files: EventFiles,
+    keys: Sequence[np.ndarray],
+    times: Sequence[np.ndarray],
+    flags: Sequence[np.ndarray],
+) -> int:
+    happened, known = np.concatenate([np.empty((2, 0), np.int64), *times], axis=1)
+    flag = np.concatenate([np.empty(0, flag_type(spec)), *flags])
+    order: slice | np.ndarray = slice(None)
+    if not is_rising(known):
+        order = np.argsort(known, kind="stable")
+        write_array(files.order(name), order)
+        happened, known, flag = happened[order], known[order], flag[order]
+    if not is_rising(happened):
+        by_time = np.argsort(happened, kind="stable")
+        write_array(files.by_time(name), np.stack([happened[by_time], by_time]))
+    for group in range(len(spec.groups)):
+        pieces = [to_arrow(piece[group]) for piece in keys]
+        coded = pa.chunked_array(pieces, pa.int64()).combine_chunks().dictionary_encode()
+        write_array(files.block_keys(name, group), to_numpy(coded.dictionary))
+        write_array(files.codes(name, group), to_numpy(coded.indices)[order])
+    labels = [flag >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
+    write_array(files.hours(name), count_hours(known, np.stack(labels)))
+    write_array(files.flags(name), flag)
+    # the last one in place
+    write_array(files.times(name), np.stack([happened, known] if has_delay(spec) else [happened]))
+    return len(known)
 
 
-@compiled()
-def _number_keys(key: np.ndarray, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray) -> int:
-    """Number hashes in the order in which they occur; return how many there are.
-
-    Args:
-        key: int64 [n], the hashes.
-        table: int32, filled with -1, of a power of two that is larger than n.
-        keys: int64 [n], filled with the distinct hashes.
-        numbers: int32 [n], filled with the number of each hash.
-    """
-    used, mask = 0, np.uint64(len(table) - 1)
-    for i in range(len(key)):
-        at = np.uint64(key[i]) & mask
-        while table[at] >= 0 and keys[table[at]] != key[i]:
-            at = (at + np.uint64(1)) & mask
-        if table[at] < 0:
-            table[at], keys[used] = used, key[i]
-            used += 1
-        numbers[i] = table[at]
-    return used
+def has_delay(spec: FeatureSpec) -> bool:
+    """Return whether events are known later than they happen."""
+    return bool(spec.events and (spec.events.delay or spec.events.source))
 
 
-@compiled()
-def _place_rows(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
-    for i in range(len(numbers)):
-        order[begins[numbers[i]]] = i
-        begins[numbers[i]] += 1
+def is_rising(values: np.ndarray) -> bool:
+    """Return whether no value [n] is less than the one before."""
+    return not (values[1:] < values[:-1]).any()
 
 
 def history_columns(spec: FeatureSpec) -> list[str]:
@@ -202,13 +236,18 @@ def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
         file.write_table(table)
 
 
-def _flags(rows: RawRows, block: Block, split: str, lines: int) -> np.ndarray:
-    """Return the flags of rows, int64 [n]."""
+def _make_flags(
+    rows: RawRows, block: Block, split: str, spec: FeatureSpec, lines: int
+) -> np.ndarray:
+    """Return the flags of rows, unsigned [n]."""
+    flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
     if isinstance(block, DividedBlock):
-        train = choose(rows, block, lines) == SPLITS.index("train")
+        flags |= choose(rows, block, lines) == SPLITS.index("train")
     else:
-        train = np.full(len(rows), split == "train")
-    flags = train.astype(np.int64) << TRAIN
+        flags |= split == "train"
     for number, label in enumerate(rows.labels):
-        flags |= label.astype(np.int64) << (FIRST_LABEL + number)
+        flags |= label.astype(flags.dtype) << (FIRST_LABEL + number)
+    for number, rule in enumerate(spec.histories):
+        chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
+        flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
     return flags

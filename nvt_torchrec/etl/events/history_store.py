@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.base.files.mapping import write_array
-from nvt_torchrec.etl.events.extract import (
-    KEY,
-    KNOWN,
-    ROW,
-    ROW_SHIFT,
-    EventFiles,
-    history_columns,
-)
-from nvt_torchrec.etl.events.partitions import (
-    choose_events,
-    order_events,
-    partitions,
-    place_keys,
-    read_partition,
-)
+from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.etl.events.extract import flag_type, history_bit, history_columns
+from nvt_torchrec.etl.events.timeline import EventBlock, EventLog, sort_by_key
 from nvt_torchrec.formats.feature_spec.columns import NULL_ID
-from nvt_torchrec.formats.histories import HISTORIES, HistoryWriter, StoredHistory, write_history
+from nvt_torchrec.formats.histories import HISTORIES, StoredHistory, write_history
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
 from nvt_torchrec.workflows.event_state import HistoryTail
 
+#: About how many events of a history are in memory at once.
+PARTITION_EVENTS = 1 << 22
+
 
 def write_histories(
-    files: EventFiles,
-    names: Sequence[str],
+    log: EventLog,
     workflow: CompiledWorkflow,
     tails: Sequence[HistoryTail] | None,
     first_keys: dict[str, int],
@@ -42,8 +32,7 @@ def write_histories(
     """Write the histories of a run or an extension below the directory of its events.
 
     Args:
-        files: The events.
-        names: The names of the blocks, in the order of the log.
+        log: The events.
         workflow: Gives the ids.
         tails: Of each history, the newest events of the days before; None without such days.
         first_keys: Of each history, the number of its first key.
@@ -55,48 +44,72 @@ def write_histories(
         OutputError: The directory cannot be written.
     """
     spec = workflow.spec
+    files, names = log.files, log.names
     shutil.rmtree(files.directory / HISTORIES, ignore_errors=True)  # of an earlier process
     for name in names if spec.histories else ():
-        write_array(files.ids(name), _encode(files.values(name), workflow))
+        ids = _encode(files.values(name), workflow)[:, files.read_order(name)]
+        write_array(files.ids(name), ids)
     kept = []
     for number, rule in enumerate(spec.histories):
-        group = spec.groups.index(rule.key)
-        events = [np.load(files.events(name, group), mmap_mode="r") for name in names]
-        columns = [history_columns(spec).index(name) for name in rule.columns]
-        ids = [np.load(files.ids(name), mmap_mode="r") for name in names]
-        tail = tails[number] if tails else HistoryTail.none(len(columns))
-        parts = []
-        stored = StoredHistory(rule.name, rule.columns)
+        tail = tails[number] if tails else HistoryTail.none(len(rule.columns))
+        history = HistoryReader(log, number, tail)
+        is_row_key = np.isin(history.keys, map_array(files.row_keys(history.group)))
+        stored, parts = StoredHistory(rule.name, rule.columns), []
         with write_history(files.directory, stored, first_keys[rule.name]) as writer:
-            for bounds in partitions(sum(array.shape[1] for array in events)):
-                ranges, data = read_partition(events, bounds)
-                rows = np.split(data[ROW] >> ROW_SHIFT, np.cumsum([e - b for b, e in ranges])[:-1])
-                of_rows = [block[columns][:, row] for block, row in zip(ids, rows, strict=True)]
-                chosen = choose_events(spec, number, data)
-                new = np.concatenate(of_rows, axis=1)[:, chosen]
-                old = tail.take(slice(*place_keys(tail.keys, bounds)))
-                key, known = np.concatenate([old.expand(), data[[KEY, KNOWN]][:, chosen]], axis=1)
-                every = np.concatenate([old.ids, new], axis=1)
-                order = order_events(key, known)
-                key, known, every = key[order], known[order], every[:, order]
-                _write_keys(writer, stored, np.unique(data[KEY][data[KEY] != 0]), key, every)
-                parts.append(HistoryTail.newest(key, known, every, rule.kept))
+            for begin, end in history.partitions():
+                events = history.read(begin, end)
+                assert events.ids is not None
+                there, ids = is_row_key[begin:end], events.ids[history.columns]
+                counts = np.bincount(events.numbers - begin, minlength=end - begin)[there]
+                columns = ids[:, is_row_key[events.numbers]]
+                writer.add(counts, dict(zip(rule.columns, columns, strict=True)))
+                key = history.keys[events.numbers]
+                parts.append(HistoryTail.newest(key, events.known, ids, rule.kept))
         kept.append(HistoryTail.concatenate(parts))
     return kept
 
 
-def _write_keys(
-    writer: HistoryWriter,
-    stored: StoredHistory,
-    row_keys: np.ndarray,
-    key: np.ndarray,
-    ids: np.ndarray,
-) -> None:
-    """Write the events, sorted by key, of the keys that rows have."""
-    begin, end = (np.searchsorted(key, row_keys, side) for side in ("left", "right"))
-    there = np.isin(key, row_keys)
-    columns = (column[there] for column in ids)
-    writer.add(end - begin, dict(zip(stored.columns, columns, strict=True)))
+class HistoryReader:
+    """Reads the events of a history, those that are kept of earlier days and new ones."""
+
+    def __init__(self, log: EventLog, number: int, tail: HistoryTail) -> None:
+        rule = log.spec.histories[number]
+        self.group = log.spec.groups.index(rule.key)
+        self.keys = map_array(log.files.keys(self.group))
+        self._log, self._bit = log, history_bit(log.spec, number)
+        columns = history_columns(log.spec)
+        self.columns = [columns.index(name) for name in rule.columns]
+        key, known = tail.expand()
+        ids = np.zeros((len(columns), len(key)), np.int32)
+        ids[self.columns] = tail.ids
+        flags = np.full(len(key), 1 << self._bit, flag_type(log.spec))
+        numbers = np.searchsorted(self.keys, key).astype(np.int32)
+        by_time = np.argsort(known, kind="stable")
+        self._tail = EventBlock(known, known, flags, numbers, ids).take(by_time)
+
+    def _iterate(self, begin: int, end: int) -> Iterator[EventBlock]:
+        """Yield the events of some keys in the order in which they are known."""
+        for events in self._log.iterate_events(self.group, [self._tail], with_ids=True):
+            chosen = (events.flags >> self._bit & 1).astype(bool)
+            chosen &= (events.numbers >= begin) & (events.numbers < end)
+            yield events if chosen.all() else events.take(chosen)
+
+    def partitions(self) -> list[tuple[int, int]]:
+        """Return ranges of keys, of each of which the events fit into memory."""
+        counts = np.zeros(len(self.keys), np.int64)
+        for events in self._iterate(0, len(counts)):
+            np.add.at(counts, events.numbers, 1)
+        ends = np.cumsum(counts)
+        places = np.arange(PARTITION_EVENTS, counts.sum(), PARTITION_EVENTS)
+        cuts = np.unique(np.searchsorted(ends, places)).tolist()
+        return list(itertools.pairwise([0, *cuts, len(counts)]))
+
+    def read(self, begin: int, end: int) -> EventBlock:
+        """Return the events of some keys by key, of one key as they are known."""
+        parts = list(self._iterate(begin, end))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        events = EventBlock(*(np.concatenate(column, axis=-1) for column in columns))
+        return events.take(sort_by_key(events.numbers - np.int32(begin), end - begin))
 
 
 def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:

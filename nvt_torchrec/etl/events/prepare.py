@@ -21,7 +21,7 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.mapping import MappedArray, write_array
+from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
@@ -35,12 +35,8 @@ from nvt_torchrec.etl.events.label_rates import (
     fit_smoothing,
     sum_keys,
 )
-from nvt_torchrec.etl.events.sums import (
-    EventLog,
-    end_of,
-    sum_up,
-    sums_of_groups,
-)
+from nvt_torchrec.etl.events.sums import end_of, number_keys, sum_up, sums_of_groups
+from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -50,7 +46,6 @@ from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_eve
 
 FORMAT = Format("nvt-torchrec events", 1, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
-_NO_TAIL = np.empty((2, 0), np.int64)
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 
 
@@ -157,10 +152,8 @@ def prepare(
         report(rows)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
-    labels = len(spec.labels)
-    kept = earlier.groups if earlier else [EarlierEvents.none(labels) for _ in spec.groups]
-    known = [tail.expand() for tail in tails or ()] or [_NO_TAIL] * len(spec.histories)
-    log = EventLog(spec, files, names, kept, known, threads)
+    kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
+    log = EventLog(spec, files, names)
     rows, oldest, newest = log.bounds()
     if earlier and oldest < earlier.record.newest:
         raise BadInputError(
@@ -176,18 +169,16 @@ def prepare(
         write_array(directory / name, array)
         entries[name] = FileEntry.from_file(directory / name)
 
+    number_keys(log, kept, threads)
     moments, next_keys = [], {}
     groups = sums_of_groups(spec)
-    for group, summed in enumerate(sum_up(log, rows, newest, report)):
+    for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
         events = summed.kept
-        write_array(files.row_keys(group), summed.row_keys)
         for number in groups[group].histories:
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
-            next_keys[name] = before + len(summed.row_keys)
-        write_array(
-            directory / f"{group}.end.npy", np.concatenate([summed.keys[None], summed.sums])
-        )
+            next_keys[name] = before + len(map_array(files.row_keys(group)))
+        write_array(directory / f"{group}.end.npy", summed.sums)
         write(
             _kept_file(group),
             np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
@@ -241,7 +232,7 @@ def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[st
     """Return, of each history, the number of the first key of a run or an extension."""
     files = EventFiles(directory)
     keys = {
-        rule.name: len(np.load(files.row_keys(spec.groups.index(rule.key)), mmap_mode="r"))
+        rule.name: len(map_array(files.row_keys(spec.groups.index(rule.key))))
         for rule in spec.histories
     }
     return {name: count - keys[name] for name, count in days.record.next_keys.items()}
@@ -274,20 +265,19 @@ def write_kept(
     """
     directory = work / EVENTS
     days = EarlierDays.read(directory, spec)
-    rates, end = _rates(days, spec), end_of(spec, days.record.newest)
+    files, rates, end = EventFiles(directory), _rates(days, spec), end_of(spec, days.record.newest)
     groups = []
     for number, group in enumerate(sums_of_groups(spec)):
         # behind the keys there is one without an event
-        key, *sums = np.pad(np.load(directory / f"{number}.end.npy"), ((0, 0), (0, 1)))
-        cuts = np.full(len(key), end, np.int64)
-        values = aggregate_values(spec, group, rates, np.stack(sums), cuts)
-        groups.append(KeyValues(key[:-1], values))
+        *sums, last = np.pad(map_array(directory / f"{number}.end.npy"), ((0, 0), (0, 1)))
+        cuts = np.full(len(last), end, np.int64)
+        values = aggregate_values(spec, group, rates, np.stack(sums), last, cuts)
+        groups.append(KeyValues(map_array(files.keys(number)), values))
     newest: list[HistoryTail] = []
     if spec.histories:
-        files = EventFiles(directory)
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
-        encoder = compiled.load(workflow, events=False)
-        newest = write_histories(files, names, encoder, tails, first_keys(days, directory, spec))
+        log, encoder = EventLog(spec, files, names), compiled.load(workflow, events=False)
+        newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
     write_event_state(workflow, spec, workflow_digest, end, groups, newest)
     for name in days.record.files:
         write_array(extension / name, np.load(directory / name))

@@ -1,40 +1,29 @@
-"""Sum up the events before each row, partition by partition."""
+"""Sum up the events before each row, in the order of time.
+
+The sums of all keys are in memory; events and rows pass by in chunks. An event is added once it is
+known before the next row, and, of a sum with a window, subtracted once it has left the window.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.arrays import mark_begins
-from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import fsync_directory
-from nvt_torchrec.base.files.mapping import write_array
+from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
-from nvt_torchrec.etl.events.extract import (
-    FIRST_LABEL,
-    KEY,
-    KNOWN,
-    ROW,
-    TIME,
-    TRAIN,
-    EventFiles,
-)
-from nvt_torchrec.etl.events.partitions import (
-    choose_events,
-    order_events,
-    partitions,
-    place_keys,
-    read_partition,
-)
+from nvt_torchrec.etl.events.earlier_events import BEFORE_ALL, EarlierEvents
+from nvt_torchrec.etl.events.extract import EVENT, FIRST_LABEL, TRAIN, flag_type, history_bit
+from nvt_torchrec.etl.events.timeline import NO_EVENTS, EventBlock, EventLog, sort_by_key
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.formats.feature_spec.events import parse_duration
+from nvt_torchrec.workflows.event_state import HistoryTail
 
 #: The time of the last event of a key without one.
 NEVER = -(2**63)
@@ -46,46 +35,39 @@ class GroupSums:
 
     Attributes:
         key: The columns of its key.
-        sums: Of each sum, the window in microseconds (0: always), and the number of the label whose
-            events are counted (-1: all).
-        histories: The numbers of its histories.
+        sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
+            are counted, see :data:`.extract.TRAIN`.
+        histories: The numbers of its histories; the last sums are their events.
+        has_last: Whether the time of the last event is wanted.
     """
 
     key: tuple[str, ...]
     sums: tuple[tuple[int, int], ...]
     histories: tuple[int, ...]
+    has_last: bool
 
-    @property
-    def last(self) -> int:
-        """The row of an array of sums with the time of the last event; before it are the counts."""
-        return len(self.sums)
-
-    @property
-    def rows(self) -> int:
-        """The rows of an array of sums; the last ones are the numbers of events of histories."""
-        return len(self.sums) + 1 + len(self.histories)
-
-    @property
-    def longest_window(self) -> int:
-        """The longest window in microseconds; 0 without one."""
-        return max((window for window, _ in self.sums), default=0)
+    def place(self, bit: int, window: int = 0) -> int:
+        """Return the number of a sum."""
+        return self.sums.index((window, bit))
 
 
 def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
     """Return what is summed up for the aggregates of each group."""
     groups = []
     for key in spec.groups:
-        sums: dict[tuple[int, int], None] = {}
-        for column in spec.aggregates:
-            aggregate = column.aggregate
-            if aggregate is None or aggregate.key != key:
-                continue
-            window = parse_duration(aggregate.window)
-            sums[window, -1] = None
+        windows: dict[int, dict[int, None]] = {}
+        aggregates = [a for c in spec.aggregates if (a := c.aggregate) and a.key == key]
+        for aggregate in aggregates:
+            bits = windows.setdefault(parse_duration(aggregate.window), {})
+            bits[EVENT] = None
             if aggregate.label:
-                sums[window, spec.labels.index(aggregate.label)] = None
+                bits[FIRST_LABEL + spec.labels.index(aggregate.label)] = None
         histories = [i for i, rule in enumerate(spec.histories) if rule.key == key]
-        groups.append(GroupSums(key, tuple(sums), tuple(histories)))
+        for number in histories:
+            windows.setdefault(0, {})[history_bit(spec, number)] = None
+        sums = tuple((window, bit) for window, bits in windows.items() for bit in bits)
+        has_last = any(aggregate.value == "since" for aggregate in aggregates)
+        groups.append(GroupSums(key, sums, tuple(histories), has_last))
     return groups
 
 
@@ -94,52 +76,16 @@ class Summed:
     """The result of a group.
 
     Attributes:
-        keys: int64 [keys], all keys so far, rising.
-        sums: int64 [sums, keys], what their events sum up to after the last row; no histories.
-        row_keys: int64 [n], the keys of the new rows, rising.
-        trained: int64 [1 + labels, n], how many rows for training these have, and with each label.
+        sums: int64 [sums + 1, keys], what the events of each key sum up to after the last row, and
+            the time of the last one.
+        trained: int64 [1 + labels, keys], how many rows for training these have, and with each
+            label.
         kept: What is kept for further days.
     """
 
-    keys: np.ndarray
     sums: np.ndarray
-    row_keys: np.ndarray
     trained: np.ndarray
     kept: EarlierEvents
-
-
-@dataclasses.dataclass(frozen=True)
-class EventLog:
-    """The events of a log.
-
-    Attributes:
-        spec: The columns.
-        files: The events of its blocks.
-        names: The names of the blocks, in the order of the log.
-        earlier: Of each group, the events of days before.
-        tails: Of each history, its events of days before: int64 [2, n], their keys, rising, and
-            from when they are known.
-        threads: How many partitions are summed up at once.
-    """
-
-    spec: FeatureSpec
-    files: EventFiles
-    names: list[str]
-    earlier: list[EarlierEvents]
-    tails: list[np.ndarray]
-    threads: int
-
-    def map_events(self, group: int) -> list[np.ndarray]:
-        """Map the events of a group's blocks."""
-        return [np.load(self.files.events(n, group), mmap_mode="r") for n in self.names]
-
-    def bounds(self) -> tuple[int, int, int]:
-        """Return how many rows there are, and the first and the last time."""
-        arrays = [array[TIME] for array in self.map_events(0) if array.shape[1]]
-        if not arrays:
-            raise BadInputError("there is no well-formed row", "correct the input")
-        rows = sum(map(len, arrays))
-        return rows, min(int(a.min()) for a in arrays), max(int(a.max()) for a in arrays)
 
 
 def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
@@ -157,196 +103,306 @@ def end_of(spec: FeatureSpec, newest: int) -> int:
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
 
 
+def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
+    """Write the keys of each group, and the number of the key of each event.
+
+    Args:
+        log: The events.
+        earlier: Of each group, the events of days before.
+        threads: How many blocks are in work at once.
+    """
+    every = []
+    for group, before in enumerate(earlier):
+        names = (log.files.block_keys(name, group) for name in log.names)
+        row_keys = _merge_keys(map(map_array, names))
+        every.append(_merge_keys([row_keys, before.key]))
+        write_array(log.files.row_keys(group), row_keys)
+        write_array(log.files.keys(group), every[-1])
+
+    def number(name: str) -> None:
+        for group, keys in enumerate(every):
+            of_block = map_array(log.files.block_keys(name, group))
+            places = np.searchsorted(keys, of_block).astype(np.int32)
+            places[of_block == 0] = -1
+            codes = map_array(log.files.codes(name, group))
+            write_array(log.files.numbers(name, group), places[codes])
+
+    for _ in map_in_order(number, log.names, threads, "events"):
+        pass
+
+
+def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the different keys, rising, but for 0."""
+    merged, waiting, size = np.empty(0, np.int64), list[np.ndarray](), 0
+    for keys in several:
+        waiting.append(keys)
+        size += len(keys)
+        if size > max(len(merged), 1 << 20):  # so that each is sorted a few times only
+            merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
+    merged = np.unique(np.concatenate([merged, *waiting]))
+    return merged[merged != 0]
+
+
 def sum_up(
-    log: EventLog, rows: int, newest: int, report: Callable[[float], object] = lambda rows: None
+    log: EventLog,
+    earlier: Sequence[EarlierEvents],
+    tails: Sequence[HistoryTail],
+    newest: int,
+    threads: int,
+    report: Callable[[float], object] = lambda rows: None,
 ) -> Iterator[Summed]:
     """Write what the events before each row sum up to, beside each block; yield each group's sums.
 
     Args:
         log: The events.
-        rows: How many there are.
+        earlier: Of each group, the events of days before.
+        tails: Of each history, the newest events of days before; none without such days.
         newest: The time of the newest row, also of earlier days.
+        threads: How many windows are summed up at once.
         report: Called with the number of rows done since the last call, counting a row once.
     """
-    for group, wanted in enumerate(sums_of_groups(log.spec)):
-        events = log.map_events(group)
-        outputs = [
-            _create(log.files.sums(name, group), (wanted.rows, array.shape[1]))
-            for name, array in zip(log.names, events, strict=True)
-        ]
-        work = functools.partial(_sum_partition, log, group, wanted, events, outputs, newest)
-        parts = []
-        for summed, done in map_in_order(work, partitions(rows), log.threads, "events"):
-            parts.append(summed)
-            report(done / len(log.spec.groups))
-        for array in outputs:
-            array.flush()
-        yield Summed(
-            np.concatenate([part.keys for part in parts]),
-            np.concatenate([part.sums for part in parts], axis=1),
-            np.concatenate([part.row_keys for part in parts]),
-            np.concatenate([part.trained for part in parts], axis=1),
-            EarlierEvents.concatenate([part.kept for part in parts]),
+    groups = [
+        GroupSummer(log, number, wanted, earlier[number], tails, newest)
+        for number, wanted in enumerate(sums_of_groups(log.spec))
+    ]
+    tasks = [work for group in groups for work in group.tasks()]
+    done = map_in_order(lambda work: work(), tasks, threads, "events")
+    for group in groups:
+        kept, *states = (next(done) for _ in group.tasks())
+        report(log.bounds()[0] / len(groups))
+        first = states[0]
+        sums = np.concatenate([state[:, : -group.others] for state in states], axis=1)
+        last, *trained = first[:, -group.others :].T
+        yield Summed(np.stack([*sums.T, last]), np.stack(trained), kept)
+    log.sync(path for group in groups for path in group.outputs)
+
+
+class GroupSummer:
+    """Sums up the events of a group.
+
+    A state is int64 [keys, sums + 2 + labels]: of each key the sums, the time of the last event,
+    how many rows for training it has, and how many of them with each label.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        group: int,
+        wanted: GroupSums,
+        earlier: EarlierEvents,
+        tails: Sequence[HistoryTail],
+        newest: int,
+    ) -> None:
+        self.log, self.group, self.wanted, self.newest = log, group, wanted, newest
+        self.others = 2 + len(log.spec.labels)
+        self._keys = map_array(log.files.keys(group))
+        is_old = earlier.known == BEFORE_ALL
+        self._old, recent = earlier.take(is_old), earlier.take(~is_old)
+        flags = np.full(len(recent.key), 1 << EVENT, flag_type(log.spec))
+        for label, counts in enumerate(recent.counts[1:]):
+            flags |= counts.astype(flags.dtype) << (FIRST_LABEL + label)
+        self._recent = [self._make_block(recent.known, recent.happened, flags, recent.key)]
+        self._of_histories = []
+        for number in wanted.histories if tails else ():
+            key, known = tails[number].expand()
+            flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
+            happened = np.full(len(key), NEVER)
+            self._of_histories.append(self._make_block(known, happened, flags, key))
+        kind = np.int32 if log.bounds()[0] + earlier.counts[0].sum() < 2**31 else np.int64
+        self.outputs: list[Path] = []
+        for name in log.names:
+            rows = log.map(log.files.flags(name)).shape
+            self._create(log.files.sums(name, group), (len(wanted.sums), *rows), kind)
+            if wanted.has_last:
+                self._create(log.files.last(name, group), rows, np.int64)
+
+    def _create(self, path: Path, shape: tuple[int, ...], kind: type) -> None:
+        write_array(path, np.empty((*shape[:-1], 0), kind))  # checks that it can be written
+        if shape[-1]:
+            np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
+        self.outputs.append(path)
+
+    def _make_block(
+        self, known: np.ndarray, happened: np.ndarray, flags: np.ndarray, keys: np.ndarray
+    ) -> EventBlock:
+        numbers = np.searchsorted(self._keys, keys).astype(np.int32)
+        return EventBlock(known, happened, flags, numbers).take(np.argsort(known, kind="stable"))
+
+    def tasks(self) -> list[Callable[[], Any]]:
+        """Return what is to be done: what is kept, and the state of each window."""
+        windows = list(dict.fromkeys(window for window, _ in self.wanted.sums))
+        return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
+
+    def _start(self, window: int, bits: Sequence[int]) -> np.ndarray:
+        """Return the state before the first event."""
+        state = np.zeros((len(self._keys), len(bits) + self.others), np.int64)
+        state[:, len(bits)] = NEVER
+        place = np.searchsorted(self._keys, self._old.key)
+        state[place, len(bits)] = self._old.happened
+        for number, bit in enumerate(bits if not window else ()):
+            if bit < FIRST_LABEL + len(self.log.spec.labels):
+                state[place, number] = self._old.counts[bit - EVENT]
+        return state
+
+    def _sum(self, window: int) -> np.ndarray:
+        log, group, files = self.log, self.group, self.log.files
+        first = next(i for i, (other, _) in enumerate(self.wanted.sums) if other == window)
+        bits = [bit for other, bit in self.wanted.sums if other == window]
+        of_window = slice(first, first + len(bits))
+        before = [*self._recent, *self._of_histories]
+        added, dropped = (log.iterate_events(group, before) for _ in range(2))
+        summer = RunningSums(window, bits, self._start(window, bits), added, dropped)
+        for chunk in log.iterate_rows():
+            blocks = [log.block(group, number) for number in chunk.blocks]
+            cuts = cut_times(log.spec, chunk.take([block.happened for block in blocks]))
+            numbers = chunk.take([block.numbers for block in blocks])
+            flags = chunk.take([block.flags for block in blocks])
+            names = [log.names[number] for number in chunk.blocks]
+            outputs = [log.write(files.sums(name, group))[of_window] for name in names]
+            counts = np.zeros((len(bits), len(cuts)), outputs[0].dtype)
+            last = np.full(len(cuts), NEVER)
+            summer.go_on(cuts, numbers, flags, counts, last)
+            chunk.put(counts, outputs)
+            if not first and self.wanted.has_last:
+                chunk.put(last, [log.write(files.last(name, group)) for name in names])
+        return summer.finish(end_of(log.spec, self.newest))
+
+    def _keep(self) -> EarlierEvents:
+        """Return what is kept for further days: events within the longest window, and sums."""
+        longest = max(window for window, _ in self.wanted.sums)
+        horizon = int(cut_times(self.log.spec, np.array([self.newest]))[0]) - longest
+        bits = range(EVENT, FIRST_LABEL + len(self.log.spec.labels))
+        events = self.log.iterate_events(self.group, self._recent)
+        summer = RunningSums(0, bits, self._start(0, bits), events, iter(()))
+        state = summer.finish(horizon)
+        there = np.flatnonzero(state[:, 0])
+        old = state[there].T
+        parts = [(there, np.full(len(there), BEFORE_ALL), old[len(bits)], old[: len(bits)])]
+        for left in summer.iterate_left():
+            counts = np.stack([left.flags >> bit & 1 for bit in bits]).astype(np.int64)
+            parts.append((left.numbers, left.known, left.happened, counts))
+        number, known, happened, counts = (
+            np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)
         )
-    fsync_directory(log.files.directory)
+        order = sort_by_key(number.astype(np.int32), len(self._keys))
+        return EarlierEvents(self._keys[number], known, happened, counts).take(order)
 
 
-def _create(path: Path, shape: tuple[int, int]) -> np.memmap:
-    write_array(path, np.empty((shape[0], 0), np.int64))  # checks that it can be written
-    if not shape[1]:
-        return np.load(path, mmap_mode="r")
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)
+class RunningSums:
+    """Adds events to a state, and subtracts those that leave the window, as the rows pass by.
 
+    Args:
+        window: How long an event counts, in microseconds; 0: always.
+        bits: Of each sum, the bit of the events that it counts.
+        state: See :class:`GroupSummer`; it is changed.
+        added: The events in the order in which they are known.
+        dropped: The same events once more; not read without a window.
+    """
 
-def _sum_partition(
-    log: EventLog,
-    group: int,
-    wanted: GroupSums,
-    events: list[np.ndarray],
-    outputs: list[np.memmap],
-    newest: int,
-    bounds: tuple[int, int | None],
-) -> tuple[Summed, int]:
-    ranges, data = read_partition(events, bounds)
-    results = np.zeros((wanted.rows, data.shape[1]), np.int64)
-    results[wanted.last] = NEVER
-    places = np.flatnonzero(data[KEY])  # rows without a key are no events
-    rows = data if len(places) == len(results[0]) else np.take(data, places, axis=1)
-    counts = np.ones((1 + len(log.spec.labels), len(places)), np.int64)
-    for label, count in enumerate(counts[1:]):
-        count[:] = rows[ROW] >> (FIRST_LABEL + label) & 1
-    every = EarlierEvents(rows[KEY], rows[KNOWN], rows[TIME], counts)
-    earlier = log.earlier[group]
-    begin, end = place_keys(earlier.key, bounds)
-    if begin < end:
-        every = EarlierEvents.concatenate([earlier.take(slice(begin, end)), every])
-    every = every.take(order_events(every.key, every.known))
-    keys = every.key[mark_begins(every.key)]
-    # of the rows by key and time
-    cuts = cut_times(log.spec, rows[TIME])
-    order = order_events(rows[KEY], cuts)
-    row_keys, cuts, places = rows[KEY][order], cuts[order], places[order]
-    at_end = np.zeros((wanted.last + 1, len(keys)), np.int64)
-    _sum_rows(
-        row_keys,
-        cuts,
-        places,
-        keys,
-        end_of(log.spec, newest),
-        every.key,
-        every.known,
-        every.happened,
-        every.counts,
-        np.array([window for window, _ in wanted.sums], np.int64),
-        np.array([1 + label for _, label in wanted.sums], np.int64),
-        results,
-        at_end,
-    )
-    for number, result in zip(wanted.histories, results[wanted.last + 1 :], strict=True):
-        tail = log.tails[number]
-        of_history = tail[:, slice(*place_keys(tail[KEY], bounds))]
-        chosen = choose_events(log.spec, number, data)
-        key, known = np.concatenate([of_history, data[[KEY, KNOWN]][:, chosen]], axis=1)
-        by_time = order_events(key, known)
-        _count_rows(row_keys, cuts, places, key[by_time], known[by_time], result)
-    at = 0
-    for output, (begin, stop) in zip(outputs, ranges, strict=True):
-        if stop > begin:
-            output[:, begin:stop] = results[:, at : at + stop - begin]
-        at += stop - begin
-    first = mark_begins(row_keys)
-    trained = counts * (rows[ROW] >> TRAIN & 1)
-    horizon = int(cut_times(log.spec, np.array([newest]))[0]) - wanted.longest_window
-    summed = Summed(
-        keys,
-        at_end,
-        row_keys[first],
-        np.add.reduceat(trained[:, order], np.flatnonzero(first), axis=1),
-        every.shorten(horizon),
-    )
-    return summed, data.shape[1]
+    def __init__(
+        self,
+        window: int,
+        bits: Sequence[int],
+        state: np.ndarray,
+        added: Iterator[EventBlock],
+        dropped: Iterator[EventBlock],
+    ) -> None:
+        self._window, self._bits, self._state = window, np.array(bits), state
+        self._streams = [added, dropped if window else iter(())]
+        self._chunks = [NO_EVENTS] * 2
+        # where the rows, the added and the dropped events are, and whether there are further ones
+        self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
+
+    def go_on(
+        self,
+        cuts: np.ndarray,
+        numbers: np.ndarray,
+        flags: np.ndarray,
+        counts: np.ndarray,
+        last: np.ndarray,
+    ) -> None:
+        """Sum up the events before further rows.
+
+        Args:
+            cuts: int64 [n], the times before which events count; rising.
+            numbers: int32 [n], those of the rows' keys; -1 without one.
+            flags: Unsigned [n].
+            counts: Integers [sums, n], the result, where there is a key.
+            last: int64 [n], likewise the time of the last event.
+        """
+        self._at[0] = 0
+        while self._at[0] < len(cuts):
+            added, dropped = self._chunks
+            _sum_rows(
+                (cuts, numbers, flags, counts, last),
+                (added.known, added.happened, added.flags, added.numbers),
+                (dropped.known, dropped.flags, dropped.numbers),
+                self._window, self._bits, self._state, self._at, self._more,
+            )  # fmt: skip
+            for place, chunk in enumerate(self._chunks):
+                if self._at[1 + place] == len(chunk.known):
+                    self._refill(place)
+
+    def _refill(self, place: int) -> None:
+        events = next(self._streams[place], None)
+        self._more[place] = events is not None
+        if events is not None:
+            self._chunks[place], self._at[1 + place] = events, 0
+
+    def finish(self, end: int) -> np.ndarray:
+        """Return the state for a time."""
+        row = np.array([end]), np.array([-1], np.int32), np.zeros(1, self._chunks[0].flags.dtype)
+        self.go_on(*row, np.empty((len(self._bits), 1), np.int32), np.empty(1, np.int64))
+        return self._state
+
+    def iterate_left(self) -> Iterator[EventBlock]:
+        """Yield the events that were not added."""
+        yield self._chunks[0].take(slice(self._at[1], None))
+        yield from self._streams[0]
 
 
 @compiled()
 def _sum_rows(
-    row_keys: np.ndarray,
-    cuts: np.ndarray,
-    places: np.ndarray,
-    every: np.ndarray,
-    end: int,
-    keys: np.ndarray,
-    known: np.ndarray,
-    happened: np.ndarray,
-    counts: np.ndarray,
-    windows: np.ndarray,
-    kinds: np.ndarray,
-    sums: np.ndarray,
-    at_end: np.ndarray,
+    rows: tuple,
+    added: tuple,
+    dropped: tuple,
+    window: int,
+    bits: np.ndarray,
+    state: np.ndarray,
+    at: np.ndarray,
+    more: np.ndarray,
 ) -> None:
-    """Sum up the events that are known before each row.
-
-    Args:
-        row_keys: int64 [n], the keys of the rows, rising.
-        cuts: int64 [n], the times before which events count; rising for each key.
-        places: int64 [n], where the sums of each row are written.
-        every: int64 [keys], the distinct keys of the events, rising; those of the rows are there.
-        end: A time after all rows.
-        keys: int64 [m], the keys of the events, rising.
-        known: int64 [m], from when they are known; rising for each key.
-        happened: int64 [m], their times.
-        counts: int64 [kinds, m], what each event counts.
-        windows: int64 [s], of each sum, how long an event counts; 0: always.
-        kinds: int64 [s], of each sum, the row of ``counts``.
-        sums: int64 [at least s + 1, n], the result: the sums, and the time of the last event.
-        at_end: int64 [s + 1, keys], likewise of each key for the time ``end``.
-    """
-    size = len(windows)
-    current = np.zeros(size, np.int64)
-    dropped = np.zeros(size, np.int64)
-    event = row = 0
-    for number in range(len(every)):
-        key = every[number]
-        current[:] = 0
-        dropped[:] = event
-        last = NEVER
-        is_end = False
-        while not is_end:
-            is_end = row == len(row_keys) or row_keys[row] != key
-            cut = end if is_end else cuts[row]
-            while event < len(keys) and keys[event] == key and known[event] < cut:
+    """Sum up events until there are no more rows, or no more events in the chunk."""
+    cuts, row_numbers, row_flags, counts, last = rows
+    known, happened, flags, numbers = added
+    known_of_dropped, flags_of_dropped, numbers_of_dropped = dropped
+    size = len(bits)
+    event, drop = at[1], at[2]
+    for row in range(at[0], len(cuts)):
+        cut = cuts[row]
+        while event < len(known) and known[event] < cut:
+            number = numbers[event]
+            if number >= 0:
                 for s in range(size):
-                    current[s] += counts[kinds[s], event]
-                last = max(last, happened[event])
-                event += 1
-            target, place = (at_end, number) if is_end else (sums, places[row])
+                    state[number, s] += flags[event] >> bits[s] & 1
+                state[number, size] = max(state[number, size], happened[event])
+            event += 1
+        while drop < len(known_of_dropped) and known_of_dropped[drop] < cut - window:
+            number = numbers_of_dropped[drop]
+            if number >= 0:
+                for s in range(size):
+                    state[number, s] -= flags_of_dropped[drop] >> bits[s] & 1
+            drop += 1
+        at[1], at[2] = event, drop
+        if (event == len(known) and more[0]) or (drop == len(known_of_dropped) and more[1]):
+            at[0] = row
+            return
+        number = row_numbers[row]
+        if number >= 0:
             for s in range(size):
-                if windows[s] > 0:
-                    while dropped[s] < event and known[dropped[s]] < cut - windows[s]:
-                        current[s] -= counts[kinds[s], dropped[s]]
-                        dropped[s] += 1
-                target[s, place] = current[s]
-            target[size, place] = last
-            row += not is_end
-        while event < len(keys) and keys[event] == key:
-            event += 1
-
-
-@compiled()
-def _count_rows(
-    row_keys: np.ndarray,
-    cuts: np.ndarray,
-    places: np.ndarray,
-    keys: np.ndarray,
-    known: np.ndarray,
-    result: np.ndarray,
-) -> None:
-    """Count the events that are known before each row; the arguments are as above."""
-    event = first = 0
-    for row in range(len(row_keys)):
-        if row == 0 or row_keys[row] != row_keys[row - 1]:
-            while event < len(keys) and keys[event] < row_keys[row]:
-                event += 1
-            first = event
-        while event < len(keys) and keys[event] == row_keys[row] and known[event] < cuts[row]:
-            event += 1
-        result[places[row]] = event - first
+                counts[s, row] = state[number, s]
+            last[row] = state[number, size]
+            if row_flags[row] >> TRAIN & 1:
+                for kind in range(EVENT, EVENT + state.shape[1] - size - 1):
+                    state[number, size + kind] += row_flags[row] >> kind & 1
+    at[0] = len(cuts)
