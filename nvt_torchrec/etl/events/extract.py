@@ -45,7 +45,7 @@ class EventFiles:
     """The files of a run's events below its state.
 
     The arrays of a block are in the order in which its events are known; ``order`` is there unless
-    that is the order of the rows, and ``by_time`` unless it is that of their times.
+    that is the order of the rows, and ``time_order`` unless it is that of their times.
     """
 
     directory: Path
@@ -62,7 +62,7 @@ class EventFiles:
         """Int64 [n], the number of the row of each event in the block."""
         return self.directory / f"{name}.order.npy"
 
-    def by_time(self, name: str) -> Path:
+    def time_order(self, name: str) -> Path:
         """Int64 [2, n], the times, rising, and the places of the events."""
         return self.directory / f"{name}.by_time.npy"
 
@@ -191,7 +191,7 @@ def _write_events(
         happened, known, flag = happened[order], known[order], flag[order]
     if not is_rising(happened):
         by_time = np.argsort(happened, kind="stable")
-        write_array(files.by_time(name), np.stack([happened[by_time], by_time]))
+        write_array(files.time_order(name), np.stack([happened[by_time], by_time]))
     for group in range(len(spec.groups)):
         pieces = [to_arrow(piece[group]) for piece in keys]
         coded = pa.chunked_array(pieces, pa.int64()).combine_chunks().dictionary_encode()

@@ -165,7 +165,7 @@ class EventLog:
     def iterate_rows(self) -> Iterator[EventChunk]:
         """Yield the rows in the order of their times."""
         by_time = [
-            self.files.by_time(name) if self._exists(self.files.by_time(name)) else None
+            self.files.time_order(name) if self._exists(self.files.time_order(name)) else None
             for name in self.names
         ]
 
