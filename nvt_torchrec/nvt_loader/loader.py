@@ -92,7 +92,6 @@ class KJTLoader:
         schema: The columns; by default ``.merlin/schema.json`` beside the files. With a schema, the
             data may be any: numbers of other types are converted.
         table_sizes: Rows of the embedding tables, instead of the schema's.
-        hash_indices: Map ids outside their table into it, instead of refusing them.
         undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
         limit_batches: End each epoch after so many steps.
@@ -138,7 +137,6 @@ class KJTLoader:
         shuffle_window: int = WINDOW_ROWS,
         schema: TableSchema | None = None,
         table_sizes: Iterable[int] | None = None,
-        hash_indices: bool = False,
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
         loader_memory: int | None = None,
@@ -158,7 +156,6 @@ class KJTLoader:
         options.check_manifest(dataset)
         if selection is not None:
             dataset = select(dataset, selection)
-        dataset = dataclasses.replace(dataset, hash_indices=hash_indices)
         if undersampling_rate is not None:
             dataset = count_kept(dataset, undersampling_rate, seed)
         self._dataset = dataset

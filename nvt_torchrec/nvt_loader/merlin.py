@@ -114,7 +114,6 @@ class MerlinLoader:
         drop_last: bool = False,
         device: torch.device | str | None = None,
         table_sizes: Iterable[int] | None = None,
-        hash_indices: bool = False,
         limit_batches: int | None = None,
         selection: Selection | None = None,
         label: str | Sequence[str] | None = None,
@@ -147,7 +146,6 @@ class MerlinLoader:
         )
         ranks = {"global_size": world_size, "global_rank": rank}
         loader = Loader(source, batch_size, drop_last=drop_last, device=target.index, **ranks)
-        dataset = dataclasses.replace(dataset, hash_indices=hash_indices)
         return cls(loader, limit_batches=limit_batches, device=target, dataset=dataset)
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -77,25 +75,9 @@ def test_leaves_of_nested_columns_are_no_columns(tmp_path):
         list(KJTLoader(tmp_path, 2, schema=schema, virtual_shards=1, device="cpu"))
 
 
-def test_hash_indices(train, caplog):
-    options = {"table_sizes": (10, 20, 50), "device": "cpu"}
-    with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20[\s\S]*--hash_indices"):
-        list(KJTLoader(train, 64, **options))
-    expected = read_rows(train)
-    with caplog.at_level(logging.WARNING, "nvt_torchrec.nvt_loader"):
-        batches = list(KJTLoader(train, 64, hash_indices=True, **options))
-    for batch in batches:
-        ids = batch.sparse_features.to_dict()
-        for i, row in enumerate(rows_of([batch])):
-            for name, size in (("cat_0", 10), ("cat_1", 20), ("cat_2", 50)):
-                raw = expected[row][name]
-                hashed = raw if raw < size else 3 + (raw - 3) % (size - 3)
-                assert ids[name].values()[i] == hashed
-    warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == 2  # once for each column, not for each chunk
-    assert "column cat_1 outside its table of 20 rows" in warned[0] + warned[1]
-    with pytest.raises(SchemaError, match="has no row to map ids to"):
-        list(KJTLoader(train, 64, table_sizes=(10, 3, 50), hash_indices=True, device="cpu"))
+def test_table_sizes(train):
+    with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20 rows"):
+        list(KJTLoader(train, 64, table_sizes=(10, 20, 50), device="cpu"))
     with pytest.raises(SchemaError, match="3 categorical columns, 2 table sizes"):
         KJTLoader(train, 64, table_sizes=(1, 2), device="cpu")
 

@@ -33,16 +33,6 @@ def libcudf(monkeypatch):
     return fake_libcudf
 
 
-def test_ids_are_hashed_as_on_a_cpu(tmp_path, monkeypatch):
-    write_split(tmp_path, {"train": [300]}, multi_hot=LISTS)
-    for sizes in ([10, 20, 200], [10, 50, 90]):
-        options = {"table_sizes": sizes, "hash_indices": True, "device": "cpu"}
-        expected = list(KJTLoader(tmp_path / "train", 64, **options))
-        with monkeypatch.context() as patch:
-            fake_libcudf.install(patch)
-            assert_same(list(KJTLoader(tmp_path / "train", 64, **options)), expected)
-
-
 def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monkeypatch):
     """In other threads, and no more than two blocks ahead."""
     write_split(tmp_path, {"train": [6400]}, row_group_rows=100)

@@ -145,8 +145,6 @@ def test_what_is_wrong_is_refused(tmp_path):
     for _ in range(2):
         with pytest.raises(SchemaError, match=r"train: column cat_2 holds id \d+, outside its"):
             next(batches)
-    (loader,) = ranks_of(tmp_path / "train", 60, 1, table_sizes=(10, 50, 7), hash_indices=True)
-    assert max(batch.sparse_features["cat_2"].values().max() for batch in loader) == 6
     path = tmp_path / "train" / "part.0.parquet"
     (loader,) = ranks_of(tmp_path / "train", 60, 1)
     table = pq.read_table(path)

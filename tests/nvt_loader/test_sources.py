@@ -84,7 +84,6 @@ def sources_of(train: Path, uploaded: str) -> list[Any]:
         {},
         {"shuffle": True, "seed": 3, "world_size": 3, "drop_last": True},
         {"shuffle": "row_groups", "undersampling_rate": 0.5},
-        {"hash_indices": True, "table_sizes": [8, 20, 100]},
     ],
     ids=str,
 )

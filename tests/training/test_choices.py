@@ -87,11 +87,6 @@ def test_batch_size_of_evaluations(data, tmp_path):
     assert a.metrics["test"]["auroc"] == pytest.approx(b.metrics["test"]["auroc"], abs=1e-6)
 
 
-def test_a_limit_of_the_tables(data, tmp_path):
-    _train(data, tmp_path, "--max_table_size=40", "--hash_indices", "--limit_train_batches=2")
-    assert events(tmp_path, "start")[-1]["model"]["num_embeddings"] == [10, 40, 40, 3]
-
-
 def test_warm_up_steps_are_left_out_of_the_throughput(data, tmp_path):
     flags = ["--throughput_check_freq_within_epoch=20", "--benchmark_warmup_steps=7"]
     _train(data, tmp_path, *flags)
@@ -170,7 +165,7 @@ def test_undersampling_keeps_every_positive(data, tmp_path):
 
 
 def test_sizes_that_count_values_are_raised(data, caplog):
-    """By no more than the reserved ids; --hash_indices is advised only where it helps."""
+    """By no more than the reserved ids."""
 
     def sizes(text: str, *flags: str) -> tuple[int, ...]:
         settings = parse_settings([f"--num_embeddings_per_feature={text}", *flags])
@@ -179,12 +174,5 @@ def test_sizes_that_count_values_are_raised(data, caplog):
     caplog.set_level("INFO", "nvt_torchrec")
     assert sizes("7,47,199,1") == (10, 50, 200, 3)
     assert "cat_0 7 → 10, cat_1 47 → 50, cat_2 199 → 200, cat_3 1 → 3" in caplog.text
-    with pytest.raises(
-        SettingsError, match=r"small: column cat_1 needs 50 .* 46\n.*--hash_indices"
-    ):
+    with pytest.raises(SettingsError, match=r"small: column cat_1 needs 50 .* 46\n"):
         sizes("7,46,200,1")
-    assert sizes("7,46,200,1", "--hash_indices") == (7, 46, 200, 3)
-    for flags in ([], ["--hash_indices"]):
-        with pytest.raises(SettingsError, match="column cat_0 needs 10 ") as error:
-            sizes("3,46,200,3", *flags)
-        assert "--hash_indices" not in error.value.remedy

@@ -11,7 +11,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, Se
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.training.checkpoint.directories import finished
 from tests.training.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
-from tests.training.generations import DIGESTS, table_sizes, write_output, write_workflow
+from tests.training.generations import DIGESTS, write_output, write_workflow
 from tests.training.runs import assert_same, events, train_here, train_until_pulled, written_to
 from tests.training.test_checkpoint import change_model_file
 
@@ -170,10 +170,3 @@ def test_another_model_is_refused(outputs, copy):
     assert "over_arch_layer_sizes was [16, 1], is [8, 1]" in text
     text = refusal(outputs[2], copy, optimizer="adam", error=SettingsError)
     assert "optimizer was rowwise_adagrad, is adam\n  -> give --optimizer rowwise_adagrad" in text
-
-
-def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
-    sizes = ",".join(map(str, (33, *table_sizes(2)[1:])))
-    more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
-    text = refusal(outputs[2], copy, *more, error=SettingsError)
-    assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text

@@ -53,7 +53,7 @@ def test_every_flag_of_ours_is_on_the_page():
 
 def test_other_flags_are_refused_with_what_to_use():
     """The parser of NVIDIA, absl's, takes --noX, and one dash."""
-    flags = ["--noamp", "--nohash_indices"]
+    flags = ["--noamp", "--noadagrad"]
     with pytest.raises(SettingsError) as error:
         parse_settings([*flags, "-amp", "--learning_rat=1"])
     lines = dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))

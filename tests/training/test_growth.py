@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
@@ -86,16 +86,6 @@ def test_rows_follow_their_values(history, data):
 def grown(then: int, now: int, values: list[int]) -> GrownTable:
     workflow = lineage(values, CategoricalColumn("cat_0", raw="int"))
     return grow_tables(config([then]), config([now]), workflow.lineage[0], workflow)["t_cat_0"]
-
-
-def test_ids_that_share_rows():
-    """--hash_indices: only if nothing changes, since a new value would share another's row."""
-    table = grown(20, 20, [40, 40])
-    assert table.kept == 20
-    assert not len(table.anew(0, 20)[0])
-    for then, now, values in ((20, 30, [40, 40]), (20, 20, [40, 41]), (43, 43, [40, 50])):
-        with pytest.raises(SettingsError, match=r"column cat_0 has 43 ids .*share rows"):
-            grown(then, now, values)
 
 
 def test_a_column_that_the_workflow_lacks():

@@ -176,7 +176,6 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
         ("--drop_last_training_batch", "drop_last_training_batch was False, is True"),
         ("--limit_train_batches=20", "limit_train_batches was None, is 20"),
         ("--undersampling_rate=0.5", "undersampling_rate was None, is 0.5"),
-        ("--hash_indices", "hash_indices was False, is True"),
         ("--batch_size=64", "global_batch = 64, but 32"),
     ],
 )

@@ -254,18 +254,11 @@ class DeviceChecker:
         ends = np.cumsum([len(broken), len(outside)])
         broken, outside, in_lists = np.split(found, ends)
         for i in np.flatnonzero(broken):
-            self._host.checked(rows.floats[:, i].contiguous().cpu().numpy(), int(i), where)
-        ids, lists = rows.ids, list(rows.lists)
-        for i in np.flatnonzero(outside):
-            ids = ids.clone()
-            ids[:, i] = self._into_table(ids[:, i], self._single[i], where)
-        for k in np.flatnonzero(in_lists):
-            offsets, values = lists[k]
-            lists[k] = offsets, self._into_table(values, self._lists[k], where)
-        narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in lists)
-        return DeviceRows(rows.rows, rows.floats, ids.to(torch.int32), narrow)
-
-    def _into_table(self, ids: torch.Tensor, column: int, where: str) -> torch.Tensor:
-        number = len(self._dataset.schema.floats) + column
-        checked = self._host.checked(ids.cpu().numpy(), number, where)
-        return torch.from_numpy(checked.astype(np.int64)).to(ids)
+            self._host.check(rows.floats[:, i].contiguous().cpu().numpy(), int(i), where)
+        first = len(schema.floats)
+        wrong = [(rows.ids[:, i], self._single[i]) for i in np.flatnonzero(outside)]
+        wrong += [(rows.lists[k][1], self._lists[k]) for k in np.flatnonzero(in_lists)]
+        for values, column in wrong:
+            self._host.check(values.cpu().numpy(), first + column, where)
+        narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in rows.lists)
+        return DeviceRows(rows.rows, rows.floats, rows.ids.to(torch.int32), narrow)

@@ -7,8 +7,6 @@ chunk or, where pages hold indices, for each dictionary.
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pyarrow as pa
 
@@ -17,13 +15,8 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.parquet_footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-log = logging.getLogger(__name__)
-
 #: From this number on, the bits of a float32's magnitude mean infinity or NaN.
 INFINITY_BITS = 0x7F800000
-
-#: First ids of every table that hashing does not map to: padding, null, out of vocabulary.
-RESERVED_IDS = 3
 
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
@@ -36,7 +29,6 @@ class Checker:
         schema = dataset.schema
         self._first_id = len(schema.floats)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
-        self._warned: dict[str, object] = {}
         self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What each number must stay below: an unsigned id, the bits of a weight or a magnitude.
         #: The pointers of histories are checked where the events are read.
@@ -82,21 +74,21 @@ class Checker:
         if number < self._first_id and flat.type != pa.float32():
             flat = column = column.cast(pa.float32(), safe=False)
         values = to_numpy(flat)
-        checked = self.checked(values, number, where)
-        if checked is values and values.dtype == self.dtype(number):
+        self.check(values, number, where)
+        if values.dtype == self.dtype(number):
             return column
-        flat = to_arrow(checked.astype(np.int32))
+        flat = to_arrow(values.astype(np.int32))
         if not is_list:
             return flat
         offsets = to_numpy(column.offsets)
         return pa.ListArray.from_arrays(to_arrow(offsets - offsets[0]), flat)
 
-    def checked(self, values: np.ndarray, number: int, where: str) -> np.ndarray:
-        """Return a column's numbers with the ids outside its table mapped into it.
+    def check(self, values: np.ndarray, number: int, where: str) -> None:
+        """Check the numbers of a column.
 
         Raises:
-            SchemaError: Infinity or NaN; or an id is outside the table and ``hash_indices`` is off.
-                The message names file, column, value and table size.
+            SchemaError: Infinity or NaN, or an id outside its table. The message names file,
+                column, value and table size.
         """
         is_float = number < self._first_id
         if values.dtype == self.dtype(number):
@@ -104,44 +96,20 @@ class Checker:
             if is_float and self.signed[number]:
                 bits = bits & np.uint32(0x7FFFFFFF)
             if bits.max(initial=0) < self.limits[number]:
-                return values
+                return
+        name = self._dataset.schema.columns[number]
         if is_float:
-            refuse_floats(values, self._dataset.schema.columns[number], where)
-            return values  # a weight of -0.0
-        return self._into_table(values, number - self._first_id, where)
-
-    def _into_table(self, ids: np.ndarray, i: int, where: str) -> np.ndarray:
-        """Map the ids of categorical column ``i`` that are outside its table into it."""
-        name, size = self._dataset.schema.categorical[i], self._dataset.schema.table_sizes[i]
-        bad = (ids < 0) | (ids >= size)
-        if not bad.any():
-            return ids
-        if not self._dataset.hash_indices:
-            outside = ids[bad]
+            refuse_floats(values, name, where)  # unless it is a weight of -0.0
+            return
+        size = int(self.limits[number])
+        outside = values[(values < 0) | (values >= size)]
+        if outside.size:
             raise SchemaError(
                 f"{where}: column {name} holds id {outside[0]}, outside its "
-                f"table of {size} rows (in {outside.size} of {ids.size} ids)",
+                f"table of {size} rows (in {outside.size} of {values.size} ids)",
                 "table sizes come from .merlin/schema.json, which belongs to another ETL run than "
-                "the data; run the ETL again, or let --hash_indices map such ids into the table",
+                "the data; run the ETL again",
             )
-        if size <= RESERVED_IDS:
-            raise SchemaError(
-                f"column {name}: a table of {size} rows has no row to map ids to",
-                f"hashing does not map to the first {RESERVED_IDS} ids; enlarge the table",
-            )
-        mine = object()
-        if self._warned.setdefault(name, mine) is mine:  # the first of several threads
-            log.warning(
-                "%s: ids of column %s outside its table of %d rows, as %d, are mapped into it "
-                "(hash_indices)",
-                where,
-                name,
-                size,
-                ids[bad][0],
-            )
-        hashed = ids.astype(np.uint64 if ids.dtype.kind == "u" else np.int64)
-        hashed[bad] = (hashed[bad] - RESERVED_IDS) % (size - RESERVED_IDS) + RESERVED_IDS
-        return hashed
 
 
 def refuse_floats(column: np.ndarray, name: str, where: str) -> None:

@@ -28,7 +28,7 @@ from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
 #: The remedy for rows of a table or source, which no ETL wrote.
-_CORRECT_ROWS = "correct the rows, or schema=; hash_indices=True maps ids into their tables"
+_CORRECT_ROWS = "correct the rows, or schema="
 #: Rows whose lists are counted.
 _SAMPLED_ROWS = 16384
 
@@ -42,7 +42,6 @@ class Dataset:
         stored: The columns that there are, and table sizes.
         schema: Those that are read: not all labels.
         several_labels: Whether batches hold labels [B, labels] instead of [B].
-        hash_indices: Map ids outside their table into it.
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
         cuts: Row group → which of its rows (after undersampling) are read; of others all are.
@@ -54,7 +53,6 @@ class Dataset:
     stored: TableSchema
     schema: TableSchema
     several_labels: bool = False
-    hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
     cuts: dict[int, Range] = dataclasses.field(default_factory=dict)

@@ -120,7 +120,7 @@ class LazyRows:
 
     def copy_to(self, target: Target, first: int) -> None:
         """Copy the rows to a block; ``first`` is the number of the first one in its source."""
-        if not self.dataset.hash_indices and self.opened.read_into(target, first, self.rows):
+        if self.opened.read_into(target, first, self.rows):
             return
         for chunk in self.chunks():
             chunk.copy_to(target, first)

@@ -159,9 +159,7 @@ class OpenRowGroup:
         chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
         for number in self.numbers[largest >= self.limits].tolist():
             values = chunk.column(number, self.checker.dtype(number))
-            checked = self.checker.checked(values, number, self.where).astype(values.dtype)
-            addresses[number] = checked.ctypes.data
-            chunk.owner.append(checked)
+            self.checker.check(values, number, self.where)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:

@@ -201,7 +201,7 @@ def read_growth(
 
     Raises:
         SchemaError: The checkpoint is of another line of descent or of another model.
-        SettingsError: It was trained with another optimizer, or a table is too small.
+        SettingsError: It was trained with another optimizer.
         BadInputError: The checkpoint or the workflow is missing or damaged.
     """
     path = Path(ancestor.checkpoint)

@@ -11,8 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
-from nvt_torchrec.formats.feature_spec import CategoricalColumn
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -57,7 +56,6 @@ def grow_tables(
         workflow: The workflow of the run's data, of a later generation or the same one.
 
     Raises:
-        SettingsError: A table has too few rows for a row of its own for each value.
         SchemaError: The columns are not those of the workflow.
         BadInputError: A file of the workflow is damaged.
     """
@@ -74,25 +72,7 @@ def grow_tables(
         column = columns[name]
         vocabulary = column.vocabulary_name
         values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
-        needed_then, needed = (column.reserved_ids + count for count in values)
-        _check_size(column, (rows_then, rows), (needed_then, needed))
-        kept = min(rows_then, needed_then, rows)
-        origins = workflow.oov_ids(column, np.arange(kept, max(kept, min(needed, rows))))
+        kept, needed = (column.reserved_ids + count for count in values)
+        origins = workflow.oov_ids(column, np.arange(kept, needed))
         tables[table] = GrownTable(rows_then, rows, kept, origins, column.oov_ids)
     return tables
-
-
-def _check_size(column: CategoricalColumn, rows: tuple[int, int], needed: tuple[int, int]) -> None:
-    """Check that values with a new id have a row of their own, and that old rows stay.
-
-    Both pairs are of the checkpoint and of now.
-    """
-    shared = rows[0] < needed[0] or rows[1] < needed[1]
-    if shared and (rows[0] != rows[1] or needed[0] != needed[1]):
-        raise SettingsError(
-            f"--continue_from: column {column.name} has {needed[0]} ids in the checkpoint's "
-            f"generation and {needed[1]} now, its table {rows[0]} rows and {rows[1]} now: "
-            "with --hash_indices values that are new would share rows with others",
-            "limit the table in the ETL instead (--max_table_size, or hash_buckets in the spec), "
-            "and train from scratch without --continue_from",
-        )

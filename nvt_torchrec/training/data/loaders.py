@@ -113,7 +113,6 @@ def make_loader(
         "batch_size": settings.batch_size_of(split),
         "drop_last": settings.drop_last_training_batch and training,
         "table_sizes": config.num_embeddings,
-        "hash_indices": settings.hash_indices,
         "selection": selection,
         "label": config.labels,
         "limit_batches": limits[split],

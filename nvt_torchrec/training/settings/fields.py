@@ -140,18 +140,10 @@ class TrainFields(Settings):
     )
     num_embeddings: int | None = _model(
         "rows of every embedding table (default: from the data)", None, least=1,
-        excludes=("num_embeddings_per_feature", "max_table_size")
+        excludes=("num_embeddings_per_feature",)
     )
     num_embeddings_per_feature: tuple[int, ...] | None = _model(
         "rows of each embedding table (default: from the data)", None, least=1
-    )
-    max_table_size: int | None = _model(
-        "largest number of rows of a table; needs --hash_indices", None, least=1,
-        needs="--hash_indices"
-    )
-    hash_indices: bool = _model(
-        "map ids that a given table size has no row for into the table, beside the reserved ids",
-        False
     )
     embedding_dim: int | None = _model(
         "width of the embedding tables (default: by --size)", None, least=1

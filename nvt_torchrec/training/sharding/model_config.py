@@ -136,24 +136,17 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
     short = {
         name: (given, needed)
         for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True)
-        if given < needed and not (settings.hash_indices and given > _RESERVED_IDS)
+        if given < needed
     }
-    small = {
-        f"column {name} needs {needed} rows (its largest id + 1) and gets {given}": given
+    small = [
+        f"column {name} needs {needed} rows (its largest id + 1) and gets {given}"
         for name, (given, needed) in short.items()
         if needed - given > _RESERVED_IDS
-    }
+    ]
     if small:
-        # smaller tables have no row to map ids to
-        hashing = "add --hash_indices, " if min(small.values()) > _RESERVED_IDS else ""
-        raise SettingsError(
-            f"{flag}: table too small: {'; '.join(small)}", f"{leave_out}, {hashing}{paste}"
-        )
+        raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", f"{leave_out}, {paste}")
     if short:
         raised = (f"{name} {given} → {needed}" for name, (given, needed) in short.items())
         log.info("%s counts values; raised for the reserved ids: %s", flag, ", ".join(raised))
     needed = {name: rows for name, (_, rows) in short.items()}
-    sizes = tuple(map(needed.get, schema.categorical, sizes))
-    # the loader maps ids beyond it into the table
-    limit = settings.max_table_size or max(sizes, default=0)
-    return tuple(min(size, limit) for size in sizes)
+    return tuple(map(needed.get, schema.categorical, sizes))
