@@ -217,13 +217,8 @@ def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False
         path: The file.
         labels: The labels that its model predicts.
         weighted: Whether its rows have weights.
-
-    Raises:
-        SettingsError: The file has no labels.
     """
     with pq.ParquetFile(path) as file:
-        if name_by_label("label", labels)[0] not in file.schema_arrow.names:
-            raise SettingsError(f"{path}: no labels", "leave out --evaluate")
         metrics: ByLabel = {}
         pairs = (name_by_label(what, labels) for what in ("probability", "label"))
         for label, *pair in zip(labels, *pairs, strict=True):

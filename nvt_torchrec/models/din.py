@@ -65,5 +65,8 @@ def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepIn
         ValueError: One is of another type.
     """
     if not columns.lists:
-        raise SchemaError("a model of events without sequences")
+        raise SchemaError(
+            "a model that attends to the events of histories, and there are none",
+            "add a [[history]] to the spec (docs/events.md), or choose another --model",
+        )
     return initialize(DeepInterest(columns, check_last(columns, over_arch_layer_sizes)))

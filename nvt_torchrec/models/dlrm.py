@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvt_torchrec.base.command_line import as_text
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, sizes_of
@@ -87,18 +86,8 @@ class Dlrm(nn.Module):
 
 
 def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """Return the settings that the flags of a DLRM say: the sizes of the chosen interaction alone.
-
-    Raises:
-        SettingsError: The layers for the dense columns do not end with the width of the tables.
-    """
+    """Return the settings that the flags of a DLRM say, of the chosen interaction alone."""
     bottom = flags["dense_arch_layer_sizes"] if columns.dense else ()
-    if bottom and bottom[-1] != columns.embedding_dim:
-        raise SettingsError(
-            f"--dense_arch_layer_sizes {as_text(bottom)} ends with {bottom[-1]}, but "
-            f"--embedding_dim is {columns.embedding_dim}",
-            "the dense vector is combined with the embeddings: make the two equal",
-        )
     kind = flags["interaction_type"]
     names = ("over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind]))
     return {"dense_arch_layer_sizes": bottom, **{name: flags[name] for name in names}}
@@ -127,7 +116,8 @@ def build(
     if bottom[-1:] != ((columns.embedding_dim,) if columns.dense else ()):
         raise SchemaError(
             f"no DLRM of {len(columns.dense)} dense features has embedding_dim "
-            f"{columns.embedding_dim} and dense_arch_layer_sizes {bottom}"
+            f"{columns.embedding_dim} and dense_arch_layer_sizes {bottom}",
+            "the dense vector is combined with the embeddings: the layers end with their width",
         )
     if len(columns.vectors) + bool(columns.dense) < interaction.LEAST_VECTORS:
         raise SchemaError(

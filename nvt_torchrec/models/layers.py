@@ -50,7 +50,8 @@ def check_last(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
     check_sizes({"over_arch_layer_sizes": sizes})
     if len(sizes) < 2 or sizes[-1] != len(columns.labels):
         raise SchemaError(
-            f"no model of {len(columns.labels)} labels has over_arch_layer_sizes {sizes}"
+            f"no model of {len(columns.labels)} labels has over_arch_layer_sizes {sizes}",
+            "give two layers or more, the last of which are the logits of the labels",
         )
     return sizes
 

@@ -241,7 +241,7 @@ def test_destination(saved, tmp_path):
         check_destination(saved)
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(OutputError, match="is not an empty directory"):
+        with pytest.raises(OutputError, match="is not empty"):
             check_destination(path)
 
 

@@ -15,7 +15,7 @@ from tests.training.runs import MODEL, torchrun, two_machines
     ("how", "message"),
     [
         ("fails", "RuntimeError: the weights are on fire"),
-        ("ends", "RuntimeError: the loader ended after 5 of 30 steps"),
+        ("ends", "RuntimeError: generator raised StopIteration"),
     ],
 )
 def test_a_failing_rank_ends_the_job(data, tmp_path, how, message):

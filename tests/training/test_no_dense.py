@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -106,8 +106,8 @@ def test_layers_for_dense_columns_that_are_not_there():
     settings = fill_sizes(parse_settings([*MODEL[2:], *given]), 0, 1)
     layers = model_config(settings, SCHEMA).settings
     assert (layers["dense_arch_layer_sizes"], layers["over_arch_layer_sizes"]) == ([], [16, 1])
-    with pytest.raises(SettingsError, match="ends with 128, but --embedding_dim is 8"):
-        model_config(settings, TableSchema("label", ("d",), ("a",), (5,)))
+    with pytest.raises(SchemaError, match=r"embedding_dim 8 and dense_arch_layer_sizes \(128,\)"):
+        build_model(model_config(settings, TableSchema("label", ("d",), ("a",), (5,))))
 
 
 def test_a_single_column_has_no_pairs():

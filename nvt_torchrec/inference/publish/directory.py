@@ -173,20 +173,17 @@ class Store:
         Raises:
             OutputError: ``current`` is something else than a link to a bundle of this directory.
         """
+        target = ""  # it is no link
         try:
             target = os.readlink(self.current)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise OutputError(
-                f"{self.current}: not a symbolic link", "move it away, or " + _ELSEWHERE
-            ) from error
+        except OSError:
+            pass
         bundles, _, name = target.partition("/")
         if bundles != BUNDLES or not _NAME.fullmatch(name):
-            raise OutputError(
-                f"{self.current}: leads to {target}, which is not a bundle in {self._bundles}",
-                "remove the link, or " + _ELSEWHERE,
-            )
+            what = f"{self.current}: not a link to a bundle in {self._bundles}"
+            raise OutputError(what, "move it away, or " + _ELSEWHERE)
         return name
 
     def path(self, name: str) -> Path:

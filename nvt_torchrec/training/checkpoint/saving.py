@@ -147,14 +147,9 @@ def check_destination(path: Path | str) -> None:
         OutputError: Something is there already.
     """
     path = Path(path)
-    if (path / MODEL_FILE).exists():
-        raise OutputError(
-            f"{path} holds a checkpoint already", "choose another directory, or move that one away"
-        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise OutputError(
-            f"{path} exists and is not an empty directory", "choose another directory"
-        )
+        what = "holds a checkpoint already" if (path / MODEL_FILE).exists() else "is not empty"
+        raise OutputError(f"{path} {what}", "choose another directory, or move that one away")
 
 
 def save_checkpoint(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -90,15 +89,9 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
     known = [column for column in schema.categorical if column not in schema.multi_hot]
     if name is None or name in known:
         return
-    remedy = did_you_mean(name, known)
-    with contextlib.suppress(ClickLogError):  # data of another program
-        split = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest).split or {}
-        if name == split.get("column"):
-            remedy = (
-                "the log is divided by it: add it to the spec as a [[categorical]] column with "
-                "hash_buckets, as no value of valid is in training's vocabulary, and run the ETL"
-            )
-    raise SettingsError(f"--gauc_column {name}: no column with one id in each row", remedy)
+    raise SettingsError(
+        f"--gauc_column {name}: no column with one id in each row", did_you_mean(name, known)
+    )
 
 
 def _checkpoint_of(settings: TrainSettings) -> Path | None:

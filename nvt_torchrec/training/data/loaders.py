@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
@@ -159,37 +159,23 @@ def make_sample(
 
 
 def check_length(settings: TrainSettings, total_steps: int) -> None:
-    """Check that there is something to train on, and to measure.
-
-    Raises:
-        BadInputError: The training set has no rows.
-        SettingsError: All steps belong to ``--benchmark_warmup_steps``.
-    """
+    """Check that there is something to train on. Raises BadInputError."""
     if not total_steps:
         raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
-    if settings.benchmark_warmup_steps >= total_steps:
-        raise SettingsError(
-            f"--benchmark_warmup_steps {settings.benchmark_warmup_steps} of {total_steps} steps",
-            "leave some to measure",
-        )
 
 
 def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
     """Yield the batches of a pass, in each step padded to the same size on all ranks.
+
+    A loader that ends early is a RuntimeError, so that no other rank waits for this one.
 
     Args:
         loader: The loader, which begins at step ``first``.
         group: This rank.
         first: The step of the pass, from 0.
     """
-    steps, batches = len(loader), iter(loader)
-    for step in range(first, steps):
-        batch = next(batches, None)
-        if batch is None:
-            raise RuntimeError(f"the loader ended after {step} of {steps} steps")
-        sizes, rows = loader.step_rows(step), len(batch.labels)
-        if rows != sizes[group.rank]:
-            raise RuntimeError(f"step {step}: {rows} rows instead of {sizes[group.rank]}")
-        yield TrainBatch.pad(batch, max(sizes), sum(sizes))
-    if next(batches, None) is not None:
-        raise RuntimeError(f"the loader has more than the {steps} steps it said")
+    batches = iter(loader)
+    for step in range(first, len(loader)):
+        sizes = loader.step_rows(step)
+        yield TrainBatch.pad(next(batches), max(sizes), sum(sizes))
+    next(batches, None)  # the loader compares the rows with its plan

@@ -42,7 +42,7 @@ def write_report(directory: Path | str) -> Path:
         The path of the page.
 
     Raises:
-        BadInputError: The file does not exist, or does not hold the events of a run.
+        BadInputError: The file does not hold the events of a run.
         OutputError: The page cannot be written.
     """
     path, metrics = Path(directory) / REPORT_FILE, Path(directory) / METRICS_FILE
@@ -64,16 +64,12 @@ def read_events(path: Path) -> Events:
     line, which a killed run leaves, is skipped.
 
     Raises:
-        BadInputError: The file cannot be read, or has no event that starts a run.
+        BadInputError: The file has no event that starts a run.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from error
     start: dict[str, Any] | None = None
     run: Events = []
     earlier: Events = []  # of the last run that had events before this start
-    for line in lines:
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(line)
             kind = event["event"]

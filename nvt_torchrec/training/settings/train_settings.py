@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Parser, as_text, parse, words
+from nvt_torchrec.base.command_line import Parser, parse, words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -208,23 +208,12 @@ def _check_layers(settings: TrainSettings) -> None:
                 f"--{name} has no effect with --model {settings.model}",
                 f"leave it out, or choose another --model: {models}",
             )
-    dim, over = settings.embedding_dim, settings.over_arch_layer_sizes
+    dim = settings.embedding_dim
     if dim is not None:
         if dim % 4:
             raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
         kind = INTERACTIONS[settings.interaction_type]
         kind(**{name: getattr(settings, name) for name in sizes_of(kind)}).check_width(dim)
-    if over is None:
-        return
-    if over[-1] != settings.label_count:
-        raise SettingsError(
-            f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
-            f"the last layer is the logit of each label: end with {settings.label_count}",
-        )
-    if len(over) < 2:
-        raise SettingsError(
-            f"--over_arch_layer_sizes {as_text(over)}", "a model needs two or more layers"
-        )
 
 
 def _check_schedule(settings: TrainSettings) -> None:

@@ -91,11 +91,6 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
             f"--sequences has no effect with --model {model}, which takes means of histories",
             f"leave it out, or choose another --model: {models}, or one of your own",
         )
-    if attends and not known:
-        raise SettingsError(
-            f"--model {model} attends to the events of histories, and there are none",
-            "add a [[history]] to the spec (docs/events.md), or choose another --model",
-        )
     return tuple(name for name in known if name in (given or (known if attends else ())))
 
 
