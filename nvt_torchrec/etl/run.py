@@ -62,7 +62,6 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     plan = stages.read(days)
     _log_plan(plan, spec)
     plan = stages.divide(plan)
-    stages.sum_up_events(plan)
     rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
     if rule and spec.split.by == "time":
         log.info("valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"])

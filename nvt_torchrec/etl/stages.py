@@ -25,6 +25,7 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
@@ -97,6 +98,11 @@ class StageTimer:
 
 def resolve(settings: EtlSettings) -> EtlSettings:
     """Replace the engine ``auto`` by one of the engines, and log which one and why."""
+    if settings.engine == "nvtabular" and settings.spec.events:
+        raise SettingsError(
+            "[events] with --engine nvtabular, which has no operator for them",
+            "leave --engine out",
+        )
     if settings.engine != "auto":
         return settings
     gpus = 0 if settings.scheduler else gpu_count()
@@ -203,21 +209,14 @@ class Stages:
                 report=bar.update,
             )
 
-    def sum_up_events(self, plan: UnitPlan) -> None:
-        """Make what happened before each row, see :mod:`etl.events`; nothing without events."""
-        spec = self.settings.spec
-        if not spec.events:
-            return
+    def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
+        """Count blocks, and make what happened before each row, see :mod:`etl.events`."""
         from nvt_torchrec.etl.events.prepare import EarlierDays, prepare
 
-        if self.settings.engine == "nvtabular":
-            raise SettingsError(
-                "[events] with --engine nvtabular, which has no operator for them",
-                "leave --engine out",
-            )
+        spec = self.settings.spec
         days = EarlierDays.read(self.before.extension, spec) if self.before else None
-        bar = show_progress("events", 2 * plan.estimated_rows())
-        with self.timer("events"), bar:
+        with show_progress("events", 2 * plan.estimated_rows()) as bar:
+            engine.count(counted, bar.update)
             prepare(
                 plan,
                 spec,
@@ -258,6 +257,10 @@ class Stages:
                     started = stack.enter_context(
                         start(self.settings, self.work, self._reject(plan))
                     )
+            if not whole and self.settings.spec.events:
+                blocks = plan.train_blocks if counted == "train" else plan.blocks
+                with self.timer("events", started):
+                    self._sum_up_events(started, plan, blocks)
             if not whole:
                 with self.timer("fit", started), rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))

@@ -175,7 +175,8 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
 
     Returns:
         Per dense column: count, origin (the first value), mean − origin, sum of squared deviations
-        from the mean; float64 [dense columns, 4]. All 0 where the column is not normalized.
+        from the mean; float64 [dense columns, 4]. All 0 where the column is not normalized, or
+        is an aggregate that was not added.
     """
     result = np.zeros((len(spec.dense), 4))
     if not len(rows):
@@ -183,7 +184,7 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     scratch = np.empty(len(rows))
     for j, column in enumerate(spec.dense):
         transform = spec.transform_of(column)
-        if not transform.normalized:
+        if not transform.normalized or (column.aggregate and not rows.has_aggregates):
             continue
         logarithm = transform.function == TRANSFORMS["log"].function
         values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)

@@ -20,14 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.threads import count_cores
+from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
+from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
-from nvt_torchrec.etl.state.output import FIT
+from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
@@ -38,7 +39,7 @@ from nvt_torchrec.workflows.writer import Fitted
 
 _Result = TypeVar("_Result")
 #: The version of the partial results; a run does not use those of another version.
-_VERSION = 3
+_VERSION = 4
 #: Is called with the number of rows done since the last call.
 Report: TypeAlias = Callable[[float], object]
 
@@ -60,6 +61,11 @@ class Job:
     reject: bool | int = False
     workers: int = 1
     strict_gpu: bool = False
+
+    @property
+    def event_files(self) -> EventFiles | None:
+        """The files of the events; None for a spec without."""
+        return EventFiles(self.work / EVENTS) if self.spec.events else None
 
     @property
     def events(self) -> EventValues | None:
@@ -113,7 +119,22 @@ def add_up(
         finished = pool.map(vocabulary, range(len(names)), names.values())
         vocabularies = dict(zip(names, finished, strict=True))
     moments = merge_moments([block for file in files for block in file.array("moments")])
+    if job.spec.aggregates:
+        places = [j for j, column in enumerate(job.spec.dense) if column.aggregate]
+        moments[places] = _aggregate_moments(job, blocks)
     return rows, dict(zip(names, nulls, strict=True)), moments, vocabularies
+
+
+def _aggregate_moments(job: Job, blocks: list[Block]) -> np.ndarray:
+    """Return the moments of the aggregates, float64 [aggregates, 4]."""
+    spec, events = dataclasses.replace(job.spec, dense=tuple(job.spec.aggregates)), job.events
+    assert events is not None
+
+    def count(block: Block) -> np.ndarray:
+        of_pieces = [counting.moments(rows, spec) for rows in events.iterate_trained(block)]
+        return merge_moments([np.zeros((len(spec.dense), 4)), *of_pieces])
+
+    return merge_moments([*map_in_order(count, blocks, count_cores(), "moments")])
 
 
 def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:

@@ -25,6 +25,7 @@ from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
+from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def count_block(
-    block: Block, spec: FeatureSpec, reject: bool | int, events: EventValues | None = None
+    block: Block, spec: FeatureSpec, reject: bool | int, events: EventFiles | None = None
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -54,19 +55,22 @@ def count_block(
         block: The block.
         spec: The columns.
         reject: Whether to leave malformed rows out instead of raising.
-        events: The aggregates of the rows, if the spec has any.
+        events: Where the events of the block are written, if the spec has any; moments of
+            aggregates are computed later.
 
     Raises:
         BadRowError: A row is malformed.
         BadInputError: The block cannot be read.
+        OutputError: The events cannot be written.
     """
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
-    if events:
-        pieces = events.add(pieces, block)
+    extractor = BlockExtractor(block, spec, events, train=True) if events else None
+    if extractor:
+        pieces = extractor.take(pieces)
     for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(columns))
@@ -74,6 +78,8 @@ def count_block(
             of_column.append(piece)
         if normalized(spec):
             of_pieces.append(moments(rows, spec))
+    if extractor:
+        extractor.write()
     counts: dict[str, Counts] = {}
     nulls: dict[str, int] = {}
     for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
@@ -140,7 +146,7 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject, job.events)
+                run = count_block(blocks[index], job.spec, job.reject, job.event_files)
                 runs.add(index, run)
                 return run.rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.extract import (
     EVENT,
     FIRST_LABEL,
+    TRAIN,
     EventFiles,
     block_name,
     history_bit,
@@ -21,7 +23,7 @@ from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.events import parse_duration
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import RawRows, empty_mask
 from nvt_torchrec.workflows.event_state import add_aggregates
 
 #: Microseconds in a second.
@@ -104,21 +106,19 @@ class EventValues:
         numbers of their keys, int32 [n].
         """
         name, files, found = block_name(block), self._files, []
-        order = files.read_order(name)
-
-        def read(path: Path) -> np.ndarray:
-            array = map_array(path)
-            if isinstance(order, slice):
-                return array
-            ordered = np.empty_like(array)
-            ordered[..., order] = array
-            return ordered
-
         for number, group in enumerate(self._groups):
-            last = read(files.last(name, number)) if group.has_last else None
+            last = files.read(name, files.last(name, number)) if group.has_last else None
             sums, numbers = files.sums(name, number), files.numbers(name, number)
-            found.append((read(sums), last, read(numbers)))
+            found.append((files.read(name, sums), last, files.read(name, numbers)))
         return found
+
+    def _aggregate(self, found: list, place: slice, cuts: np.ndarray) -> list[np.ndarray]:
+        """Return the values of each aggregate for some rows of a block, float64 [n] each."""
+        values: dict[str, np.ndarray] = {}
+        for group, (sums, last, _) in zip(self._groups, found, strict=True):
+            last = None if last is None else last[place]
+            values |= aggregate_values(self._spec, group, self._rates, sums[:, place], last, cuts)
+        return [values[column.name] for column in self._spec.aggregates]
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
         """Yield rows of a block, which come in their order, with what happened before them."""
@@ -126,18 +126,30 @@ class EventValues:
         spec, begin = self._spec, 0
         for rows in pieces:
             assert rows.times is not None
-            cuts, place = cut_times(spec, rows.times[0]), slice(begin, begin + len(rows))
-            values: dict[str, np.ndarray] = {}
+            place = slice(begin, begin + len(rows))
+            values = self._aggregate(found, place, cut_times(spec, rows.times[0]))
             pointers = np.empty((2 * len(spec.histories), len(rows)), np.int32)
-            for group, (sums, last, numbers) in zip(self._groups, found, strict=True):
-                of_rows = sums[:, place]
-                last = None if last is None else last[place]
-                values |= aggregate_values(spec, group, self._rates, of_rows, last, cuts)
+            for group, (sums, _, numbers) in zip(self._groups, found, strict=True):
                 for history in group.histories:
-                    keys = self._numbers[history]
+                    keys, count = self._numbers[history], group.place(history_bit(spec, history))
                     pointers[2 * history] = keys[numbers[place]]
-                    pointers[2 * history + 1] = of_rows[group.place(history_bit(spec, history))]
-            ordered = [values[column.name] for column in spec.aggregates]
-            added = add_aggregates(rows, spec, ordered)
+                    pointers[2 * history + 1] = sums[count, place]
+            added = add_aggregates(rows, spec, values)
             yield dataclasses.replace(added, times=None, groups=None, pointers=pointers)
             begin += len(rows)
+
+    def iterate_trained(self, block: Block) -> Iterator[RawRows]:
+        """Yield the rows for training of a block, with their aggregates as the only columns."""
+        found, files, name = self._read_sums(block), self._files, block_name(block)
+        times = files.read(name, files.times(name))[0]
+        train = files.read(name, files.flags(name)) >> TRAIN & 1 == 1
+        aggregates = dataclasses.replace(self._spec, dense=tuple(self._spec.aggregates))
+        for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
+            place = slice(begin, end)
+            values = self._aggregate(found, place, cut_times(self._spec, times[place]))
+            chosen = np.compress(train[place], np.array(values).reshape(-1, end - begin), axis=1)
+            nothing = np.zeros((len(chosen), chosen.shape[1]))
+            none = empty_mask(len(chosen), chosen.shape[1])
+            line = np.arange(chosen.shape[1])
+            rows = RawRows(np.empty((0, len(line)), np.uint8), nothing, none, [], none, line)
+            yield add_aggregates(rows, aggregates, chosen)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import atomic_path, together
@@ -66,6 +65,10 @@ class EventFiles:
         """Int64 [2, n], the times, rising, and the places of the events."""
         return self.directory / f"{name}.by_time.npy"
 
+    def pieces(self, name: str) -> Path:
+        """Int64 [pieces + 1], where the pieces of the rows begin, and the last one ends."""
+        return self.directory / f"{name}.pieces.npy"
+
     def block_keys(self, name: str, group: int) -> Path:
         """Int64 [keys], the different keys of a block, 0 for none."""
         return self.directory / f"{name}.{group}.keys.npy"
@@ -111,6 +114,15 @@ class EventFiles:
         file = self.order(name)
         return map_array(file) if file.exists() else slice(None)
 
+    def read(self, name: str, path: Path) -> np.ndarray:
+        """Return an array [.., n] of a block's events in the order of the rows."""
+        array, order = map_array(path), self.read_order(name)
+        if isinstance(order, slice):
+            return array
+        ordered = np.empty_like(array)
+        ordered[..., order] = array
+        return ordered
+
 
 def block_name(block: Block) -> str:
     """Return the name of a block in the names of files."""
@@ -134,15 +146,15 @@ def narrow(spec: FeatureSpec) -> FeatureSpec:
 
 
 def extract(
-    block: Block, split: str, spec: FeatureSpec, files: EventFiles, *, reject: bool | int
+    block: Block, spec: FeatureSpec, files: EventFiles, *, train: bool, reject: bool | int
 ) -> int:
-    """Write the events of a block, unless they are there; return how many there are.
+    """Write the events of a block, unless they are there; return how many are written.
 
     Args:
         block: The block.
-        split: The split of its rows, unless they are divided.
         spec: The columns.
         files: Where they are written.
+        train: Whether its rows are for training, unless they are divided.
         reject: Whether malformed rows are left out; they are no events.
 
     Raises:
@@ -150,59 +162,97 @@ def extract(
         BadInputError: The block cannot be read.
         OutputError: The directory cannot be written.
     """
-    name = block_name(block)
-    if files.times(name).exists():  # by an earlier process
-        return map_array(files.times(name)).shape[1]
+    if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
+        return 0
     # where no row is left out, none is that has a wrong value in another column
     read = spec if reject else narrow(spec)
-    lines = 0
-    keys, times, flags = [], [], []
-    columns = {name: read.categorical_names.index(name) for name in history_columns(spec)}
-    values: dict[str, list[pa.Array]] = {name: [] for name in columns}
+    extractor = BlockExtractor(block, read, files, train=train)
     for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
+        extractor.add(rows)
+    return extractor.write()
+
+
+class BlockExtractor:
+    """Takes the events of a block from its rows, and writes them.
+
+    Args:
+        block: The block.
+        spec: The columns of the rows.
+        files: Where the events are written.
+        train: Whether the rows are for training, unless they are divided.
+    """
+
+    def __init__(self, block: Block, spec: FeatureSpec, files: EventFiles, *, train: bool) -> None:
+        self._block, self._spec, self._files, self._train = block, spec, files, train
+        self._name, self._lines, self._rows = block_name(block), 0, [0]
+        names = history_columns(spec)
+        self._columns = {name: spec.categorical_names.index(name) for name in names}
+        self._keys: list[np.ndarray] = []
+        self._times = [np.empty((2, 0), np.int64)]
+        self._flags = [np.empty(0, flag_type(spec))]
+        self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
+
+    def take(self, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
+        """Take the events of rows, and yield the rows without what only events need."""
+        for rows in pieces:
+            self.add(rows)
+            yield dataclasses.replace(rows, times=None, groups=None)
+
+    def add(self, rows: RawRows) -> None:
+        """Take the events of the next rows."""
         assert rows.groups is not None
         assert rows.times is not None
-        keys.append(rows.groups)
-        times.append(rows.times)
-        flags.append(_make_flags(rows, block, split, spec, lines))
-        for column, j in columns.items():
-            values[column].append(_mark_nulls(rows, j))
-        lines += rows.lines
-    with together():
-        if values:
-            _write_values(files.values(name), values)
-        return _write_events(name, spec, files, keys, times, flags)
+        self._keys.append(rows.groups)
+        self._times.append(rows.times)
+        self._flags.append(self._make_flags(rows))
+        for name, j in self._columns.items():
+            self._values[name].append(_mark_nulls(rows, j))
+        self._lines += rows.lines
+        self._rows.append(self._rows[-1] + len(rows))
 
+    def _make_flags(self, rows: RawRows) -> np.ndarray:
+        """Return the flags of rows, unsigned [n]."""
+        spec = self._spec
+        flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
+        if isinstance(self._block, DividedBlock):
+            flags |= choose(rows, self._block, self._lines) == SPLITS.index("train")
+        else:
+            flags |= self._train
+        for number, label in enumerate(rows.labels):
+            flags |= label.astype(flags.dtype) << (FIRST_LABEL + number)
+        for number, rule in enumerate(spec.histories):
+            chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
+            flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
+        return flags
 
-def _write_events(
-    name: str,
-    spec: FeatureSpec,
-    files: EventFiles,
-    keys: Sequence[np.ndarray],
-    times: Sequence[np.ndarray],
-    flags: Sequence[np.ndarray],
-) -> int:
-    happened, known = np.concatenate([np.empty((2, 0), np.int64), *times], axis=1)
-    flag = np.concatenate([np.empty(0, flag_type(spec)), *flags])
-    order: slice | np.ndarray = slice(None)
-    if not is_rising(known):
-        order = np.argsort(known, kind="stable")
-        write_array(files.order(name), order)
-        happened, known, flag = happened[order], known[order], flag[order]
-    if not is_rising(happened):
-        by_time = np.argsort(happened, kind="stable")
-        write_array(files.time_order(name), np.stack([happened[by_time], by_time]))
-    for group in range(len(spec.groups)):
-        pieces = [to_arrow(piece[group]) for piece in keys]
-        coded = pa.chunked_array(pieces, pa.int64()).combine_chunks().dictionary_encode()
-        write_array(files.block_keys(name, group), to_numpy(coded.dictionary))
-        write_array(files.codes(name, group), to_numpy(coded.indices)[order])
-    labels = [flag >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
-    write_array(files.hours(name), count_hours(known, np.stack(labels)))
-    write_array(files.flags(name), flag)
-    # the last one in place
-    write_array(files.times(name), np.stack([happened, known] if has_delay(spec) else [happened]))
-    return len(known)
+    def write(self) -> int:
+        """Write the events; return how many there are. Raises :class:`OutputError`."""
+        name, spec, files = self._name, self._spec, self._files
+        happened, known = np.concatenate(self._times, axis=1)
+        flags = np.concatenate(self._flags)
+        with together():
+            order: slice | np.ndarray = slice(None)
+            if not is_rising(known):
+                order = np.argsort(known, kind="stable")
+                write_array(files.order(name), order)
+                happened, known, flags = happened[order], known[order], flags[order]
+            if not is_rising(happened):
+                by_time = np.argsort(happened, kind="stable")
+                write_array(files.time_order(name), np.stack([happened[by_time], by_time]))
+            for group in range(len(spec.groups)):
+                pieces = [to_arrow(piece[group]) for piece in self._keys]
+                coded = pa.chunked_array(pieces, pa.int64()).combine_chunks().dictionary_encode()
+                write_array(files.block_keys(name, group), to_numpy(coded.dictionary))
+                write_array(files.codes(name, group), to_numpy(coded.indices)[order])
+            if self._values:
+                _write_values(files.values(name), self._values)
+            labels = [flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
+            write_array(files.hours(name), count_hours(known, np.stack(labels)))
+            write_array(files.flags(name), flags)
+            write_array(files.pieces(name), np.array(self._rows))
+            times = np.stack([happened, known] if has_delay(spec) else [happened])
+            write_array(files.times(name), times)  # the last one in place
+        return len(known)
 
 
 def has_delay(spec: FeatureSpec) -> bool:
@@ -224,7 +274,9 @@ def _mark_nulls(rows: RawRows, j: int) -> pa.Array:
     """Return the values of a categorical column, null where missing."""
     values, missing = rows.categorical[j], is_missing(rows.categorical_missing, j)
     array = values if isinstance(values, pa.Array) else to_arrow(np.asarray(values))
-    return pc.if_else(mask_to_arrow(~missing), array, pa.scalar(None, array.type))
+    there = mask_to_arrow(np.append(np.zeros(array.offset, np.bool_), ~missing)).buffers()[1]
+    buffers = [there, *array.buffers()[1:]]
+    return pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
 
 
 def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
@@ -234,20 +286,3 @@ def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
     table = table.unify_dictionaries().combine_chunks()
     with atomic_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
         file.write_table(table)
-
-
-def _make_flags(
-    rows: RawRows, block: Block, split: str, spec: FeatureSpec, lines: int
-) -> np.ndarray:
-    """Return the flags of rows, unsigned [n]."""
-    flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
-    if isinstance(block, DividedBlock):
-        flags |= choose(rows, block, lines) == SPLITS.index("train")
-    else:
-        flags |= split == "train"
-    for number, label in enumerate(rows.labels):
-        flags |= label.astype(flags.dtype) << (FIRST_LABEL + number)
-    for number, rule in enumerate(spec.histories):
-        chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
-        flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
-    return flags

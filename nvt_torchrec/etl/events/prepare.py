@@ -118,7 +118,7 @@ def prepare(
 ) -> None:
     """Make the events of all blocks, and what they sum up to before each row.
 
-    After an interruption, blocks that were read are not read again.
+    Blocks whose events are there, of an engine or an earlier process, are not read.
 
     Args:
         plan: The blocks.
@@ -128,7 +128,7 @@ def prepare(
         tails: Of each history, the newest events of the days before.
         threads: How many blocks, or partitions, are in work at once.
         reject: Whether malformed rows are left out.
-        report: Called with the number of rows done since the last call; each is done twice.
+        report: Called with the number of rows done since the last call: read, or summed up.
 
     Raises:
         BadRowError: A row is malformed.
@@ -146,7 +146,7 @@ def prepare(
     blocks = sorted(plan.blocks, key=lambda block: (days[block], block.source, block.begin))
 
     def read(block: Block) -> int:
-        return extract(block, splits[block], spec, files, reject=reject)
+        return extract(block, spec, files, train=splits[block] == "train", reject=reject)
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)

@@ -172,7 +172,6 @@ class _Day:
         factor = self.settings.max_rows_factor
         checks.check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
-        self.stages.sum_up_events(plan)
         log.info(
             "%s: %.1f MB in %d blocks for %s",
             self.day.name,
