@@ -98,9 +98,11 @@ def _session_of(process: int) -> int | None:
         state, _, _, session = (
             Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:4]
         )
+        threads = len(os.listdir(f"/proc/{process}/task"))
     except OSError:
         return None
-    return None if state in "ZX" else int(session)
+    # files of one whose first thread has ended are open until its last one has
+    return None if state in "ZX" and threads < 2 else int(session)
 
 
 def free_port() -> str:

@@ -47,7 +47,7 @@ _AFTER = (
 _BUNDLE = "nvt-infer bundle --workflow OUT/workflow --checkpoint CKPT"
 
 
-def clicks(rows: int = 3000, users: int = 60, items: int = 40) -> pd.DataFrame:
+def clicks(rows: int = 1000, users: int = 40, items: int = 20) -> pd.DataFrame:
     """A log like README's: users and items have effects, some values are missing."""
     rng = np.random.default_rng(0)
     user, item = rng.integers(0, users, rows), rng.integers(0, items, rows)
@@ -107,12 +107,12 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     printed = passed(tmp_path, "\n".join(script))
     assert printed.count("test: AUROC 0.") == 3  # of OUT, my_model and DATA, which NVTabular wrote
     assert re.search(r"test \(clicked\): AUROC 0\..*\n.*test \(bought\): AUROC 0\.", printed)
-    assert re.search(r"^3000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
+    assert re.search(r"^1000 rows, dense columns .*\n\w+: ids \[", printed, re.MULTILINE)
 
 
 def test_an_own_model_of_two_labels(tmp_path: Path) -> None:
     """About a regression on one; on that of pairs better. It is served without its file."""
-    clicks(20_000).to_parquet(tmp_path / "clicks.parquet")
+    clicks(8000).to_parquet(tmp_path / "clicks.parquet")
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     printed = passed(
         tmp_path,
@@ -167,7 +167,7 @@ def test_own_format(tmp_path: Path) -> None:
         frame = clicks()[day::2]
         table = pa.Table.from_pandas(frame, preserve_index=False)
         with pa.ipc.new_file(tmp_path / f"arrow/clicks_{day}.arrow", table.schema) as file:
-            file.write_table(table, max_chunksize=700)
+            file.write_table(table, max_chunksize=200)
         frame.to_parquet(tmp_path / f"parquet/clicks_{day}.parquet")
     printed = passed(
         tmp_path,
@@ -175,9 +175,9 @@ def test_own_format(tmp_path: Path) -> None:
         sed s/arrow/parquet/ OUT.toml > parquet.toml
         nvt-etl run --spec parquet.toml --input_path parquet --output_path SAME
         sed s/cpu/dask/ {EXAMPLES / "own_format.py"} > own_dask.py
-        python own_dask.py arrow DASK""",
+        {sys.executable} own_dask.py arrow DASK""",
     )
-    assert printed.count("{'in': 3000, 'out': 3000, 'rejected': 0}") == 2
+    assert printed.count("{'in': 1000, 'out': 1000, 'rejected': 0}") == 2
     parts = [pd.read_parquet(EtlOutput(tmp_path / out).splits) for out in ("OUT", "SAME", "DASK")]
     assert parts[0].equals(parts[1])
     assert parts[0].equals(parts[2])

@@ -38,6 +38,7 @@ PROGRAMS = {
     "nvt-train": ["console", "nvt_torchrec.train_torchrec"],
     "nvt-workflows": ["console", "nvt_torchrec.workflows"],
     "torchrun": ["console", "torch.distributed.run"],
+    "python": [],  # of scripts; tests of the process itself name the interpreter by its path
     "warm-python": [],
 }
 _IMPORTED = (
@@ -175,15 +176,16 @@ def _keep(child: int, connection: socket.socket) -> None:
 def _run(arguments: list[str]) -> None:
     """Run as the main one a module, by its console script or by ``-m``, code, or a script."""
     kind = arguments[0]
-    first = {"console": [], "-m": [os.getcwd()], "-c": [""]}
+    first = {"console": [], "-m": [os.getcwd()], "-c": [""], "-": [""]}
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = first.get(kind, [str(Path(kind).resolve().parent)]) + [*filter(None, named)]
     sys.argv = arguments[1:]
     if kind in ("console", "-m"):
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *arguments[2:]]
-        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif kind in ("-c", "-"):
+        code = arguments[1] if kind == "-c" else sys.stdin.read()
+        sys.argv = [kind, *arguments[1 + (kind == "-c") :]]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
         runpy.run_path(kind, run_name="__main__")

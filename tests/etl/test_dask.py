@@ -31,7 +31,8 @@ from nvt_torchrec.formats.feature_spec import (
 )
 from tests.etl.runs import parts, read_split, settings, tree, until
 from tests.logs import CRITEO, random_rows, write_day
-from tests.shell import ROOT, python
+from tests.shell import ROOT, end_session, python
+from tests.warm import warm_python
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +53,11 @@ def whole(raw: Path, dask_client, tmp_path_factory: pytest.TempPathFactory) -> t
     return output, tree(output)
 
 
-def _start(raw: Path, output: Path, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "etl", "run", "--engine", "dask", "--block_mb", "1"]
+def _start(program: str, raw: Path, output: Path, *flags: str) -> subprocess.Popen:
+    command = ["-m", "etl", "run", "--engine", "dask", "--block_mb", "1"]
     command += ["--input_path", str(raw), "--output_path", str(output), *flags]
     return subprocess.Popen(
-        command,
+        [program, *command],
         cwd=ROOT,
         start_new_session=True,
         stderr=subprocess.PIPE,
@@ -81,11 +82,11 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
     scheduler = dask_client.scheduler.address
     for flags, reached in (
         (["--scheduler", scheduler], ".work/*/fit/*.npz"),
-        (["--workers", "2", "--resume"], ".work/*/units/*.json"),
+        (["--workers", "1", "--resume"], ".work/*/units/*.json"),
     ):
-        process = _start(raw, output, *flags)
+        process = _start(warm_python(), raw, output, *flags)
         until(lambda reached=reached: any(output.glob(reached)))
-        os.killpg(process.pid, signal.SIGKILL)
+        end_session(process.pid)
         process.wait()
         process.stderr.close()
         assert not (output / "manifest.json").exists()
@@ -100,7 +101,7 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
+    with local_cluster(1, tmp_path_factory.mktemp("dask")) as client:
         yield client
 
 
@@ -263,7 +264,7 @@ def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:
 def test_ctrl_c_while_workers_start(raw: Path, tmp_path: Path) -> None:
     """It reaches all processes of a terminal, and none of them prints a traceback."""
     output = tmp_path / "out"
-    process = _start(raw, output, "--workers", "2")
+    process = _start(sys.executable, raw, output, "--workers", "2")
     until(lambda: _descendants(process.pid) >= 2)
     time.sleep(1)  # they import
     os.killpg(process.pid, signal.SIGINT)

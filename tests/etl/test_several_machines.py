@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from nvt_torchrec.etl.engines import cluster
 from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import random_rows, write_day
-from tests.shell import ENVIRONMENT, ROOT, free_port, python, started
+from tests.shell import ROOT, free_port, started
+from tests.shell import run as run_script
 
 #: Runs the ETL, and kills all workers, the session KILLED, when units are about to be encoded.
 _LOSING = """
@@ -55,21 +57,21 @@ def test_the_commands_of_the_docs_and_a_cluster_without_workers(tmp_path: Path) 
     assert etl[:2] == ["nvt-etl", "run"]
     scheduler += ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     address = worker[2]
-    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
     with started(tmp_path, scheduler, tmp_path / "scheduler.log"):
         with started(tmp_path, worker, tmp_path / "worker.log") as process:
             with Client(address, timeout=300) as client:
                 client.wait_for_workers(1)
-            done = python("-c", _LOSING, *etl[1:], env=environment | {"KILLED": str(process.pid)})
-        assert done.returncode == 2, done.stderr
-        assert "error: the cluster has had no worker for 2 s\n" in done.stderr
-        assert "Traceback" not in done.stderr
+            command = shlex.join(["python", "-c", _LOSING, *etl[1:]])
+            status, printed = run_script(tmp_path, f"export KILLED={process.pid}; {command}")
+        assert status == 2, printed
+        assert "error: the cluster has had no worker for 2 s\n" in printed
+        assert "Traceback" not in printed
         with started(tmp_path, worker, tmp_path / "worker.log"):
             with Client(address, timeout=300) as client:
                 client.wait_for_workers(1)
-            done = python("-m", "etl", *etl[1:], env=environment)
-        assert done.returncode == 0, done.stderr
-        assert "counted; 0 of " in done.stderr  # it went on
+            status, printed = run_script(tmp_path, shlex.join(etl))
+        assert status == 0, printed
+        assert "counted; 0 of " in printed  # it went on
     run(settings(tmp_path / "raw", tmp_path / "cpu"))
     ours, expected = (
         [path.read_bytes() for path in sorted((tmp_path / name).rglob("part.*.parquet"))]
