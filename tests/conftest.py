@@ -37,7 +37,6 @@ _LONG = (
     "tests/test_daily_docs.py",
     "tests/test_simulator.py",
     "tests/test_examples.py",
-    "tests/test_mornings.py",
     "tests/test_runbook.py",
     "tests/etl/test_dask.py",
     "tests/training/test_plans.py",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.etl.extended import differences
+from tests.etl.runs import tree
 from tests.shell import ROOT, free_port, run, started
 from tests.test_daily_docs import PAGE, shape
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 
 #: A small model of the days up to day 9, served; the scripts are those of docs/daily.md.
 BEGIN = """
@@ -88,8 +95,10 @@ def sections() -> dict[str, list[tuple[str, str]]]:
     return {title: block.findall(body) for title, _, body in titled if block.search(body)}
 
 
-def begin(directory: Path) -> Path:
-    """Make the model of the first days, and the scripts of docs/daily.md."""
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the first days, and the scripts of docs/daily.md."""
+    directory = tmp_path_factory.mktemp("begun")
     scripts = re.findall(
         r"^cat > \w+\.sh <<'END'\n.*?^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -99,9 +108,9 @@ def begin(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory):
+def job(begun: Path, tmp_path_factory: pytest.TempPathFactory):
     """The directory of the daily job, with a server."""
-    directory = begin(tmp_path_factory.mktemp("job"))
+    directory = shutil.copytree(begun, tmp_path_factory.mktemp("job") / "job", symlinks=True)
     command = [sys.executable, "-m", "inference", "serve", "--bundle", "SERVED/current"]
     command += ["--port", free_port()]
     with started(directory, command, directory / "serve.log") as server:
@@ -126,3 +135,55 @@ def test_what_the_page_says(job: Path, title: str) -> None:
     script = "\n".join(text for kind, text in blocks if kind == "bash")
     status, printed = run(job, f"{BEGIN}\n{outside}\n{script}")
     assert status == 0, printed[-3000:]
+
+
+#: How many mornings, of at most five; more take minutes.
+_MORNINGS = int(os.environ.get("MORNINGS", "1"))
+_KILLS = 3  # of a morning; after them it is left alone
+
+
+def _killed(directory: Path, script: str, seconds: float) -> bool:
+    """Run a script; kill all its processes after some seconds. Return whether that was needed."""
+    try:
+        with started(directory, ["bash", "-c", script], directory / "printed.log") as process:
+            status = process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    assert status == 0, (directory / "printed.log").read_text()[-3000:]
+    return False
+
+
+def _results(job: Path, day: int) -> dict[str, bytes]:
+    """Return the output of the ETL, and what is served but for the times in its record."""
+    served = job / "SERVED" / "current"
+    assert (served / "bundle.json").samefile(job / "bundles" / f"day_{day}" / "bundle.json")
+    files = tree(job / "OUT")
+    for directory in ("weights", "workflow"):
+        files |= {f"{directory}/{name}": data for name, data in tree(served / directory).items()}
+    files = {name: data.replace(b"/killed/", b"/job/") for name, data in files.items()}
+    manifest = json.loads(files["manifest.json"])
+    assert manifest.pop("blake2b")  # it covers the inputs' paths
+    return files | {"manifest.json": json.dumps(manifest).encode()}
+
+
+def test_killed_mornings_end_as_undisturbed_ones(begun: Path, tmp_path: Path) -> None:
+    """Mornings of docs/daily.md, killed at random moments and repeated until they succeed."""
+    job, killed = (
+        shutil.copytree(begun, tmp_path / name, symlinks=True) for name in ("job", "killed")
+    )
+    chance = random.Random(2026)
+    kills = 0
+    for day in range(10, 10 + _MORNINGS):
+        morning = f"{BEGIN}bash morning.sh {day - 1} {day}"
+        status, printed = run(job, morning)
+        assert status == 0, printed[-3000:]
+        for turn in range(_KILLS + 1):
+            seconds = chance.uniform(1, 20) if turn < _KILLS else 3000
+            if not _killed(killed, morning, seconds):
+                break
+            kills += 1
+        assert differences(_results(job, day), _results(killed, day)) == []
+        status, printed = run(killed, morning)  # once more, although all is done
+        assert status == 0, printed[-3000:]
+        assert differences(_results(job, day), _results(killed, day)) == []
+    assert kills

@@ -122,17 +122,25 @@ def _serve(address: str) -> list[str]:
         logging.root.handlers.clear()  # of an import; commands set up their own
         gc.freeze()
         os.write(1, b"+")
+        kept: dict[int, socket.socket] = {}  # connections by the processes that keep them
         while True:
             ready, _, _ = select.select([listener, 0], [], [])
             if 0 in ready:
                 os._exit(0)
             connection, _ = listener.accept()
-            if not os.fork():
+            for process, own in list(kept.items()):
+                # of a program that was killed, nothing works on when the next one begins
+                killed = bool(select.select([own], [], [], 0)[0])
+                with contextlib.suppress(ConnectionResetError):
+                    killed = killed and not own.recv(1, socket.MSG_PEEK)
+                if os.waitpid(process, 0 if killed else os.WNOHANG)[0]:
+                    kept.pop(process).close()
+            process = os.fork()
+            if not process:
                 break
-            connection.close()
-            with contextlib.suppress(ChildProcessError):  # all are busy, or there is none
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            kept[process] = connection
+    for own in kept.values():
+        own.close()
     word, files, _, _ = socket.recv_fds(connection, 4, 3)
     request = connection.recv(int.from_bytes(word, "big"), socket.MSG_WAITALL)
     arguments, directory, environment, limits = json.loads(request)
@@ -170,6 +178,7 @@ def _keep(child: int, connection: socket.socket) -> None:
                 os.kill(child, data[0])
             else:  # the program was killed
                 os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
                 os._exit(0)
 
 
