@@ -40,6 +40,14 @@ smoothing = 2
 [[aggregate]]
 of = ["user", "item"]
 values = ["count", "since"]
+[[aggregate]]
+of = []
+smoothing = 2
+[[aggregate]]
+of = []
+values = ["count", "rate"]
+window = "12h"
+smoothing = 2
 [[history]]
 name = "recent"
 of = "user"
@@ -123,6 +131,7 @@ def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]
         before = [other for other in rows if known(other) < cut(row)]
         hour = [other for other in rows if known(other) // HOUR < cut(row) // HOUR]
         prior = (sum(other.clicked for other in hour) + rate) / (len(hour) + 1)
+        newer_of_all = [other for other in before if known(other) >= cut(row) - 12 * HOUR]
         of_user = [other for other in before if row.user and other.user == row.user]
         newer = [other for other in of_user if known(other) >= cut(row) - 12 * HOUR]
         of_pair = [other for other in of_user if other.item == row.item]
@@ -139,6 +148,11 @@ def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]
                 "user_count_12h": len(newer),
                 "user_item_count": len(of_pair),
                 "user_item_since": since(row, of_pair),
+                "all_count": len(before),
+                "all_clicked_rate": smoothed(before, 2),
+                "all_since": since(row, before),
+                "all_count_12h": len(newer_of_all),
+                "all_clicked_rate_12h": smoothed(newer_of_all, 2),
             }
         )
     return values

@@ -317,7 +317,7 @@ def test_the_smoothing_is_that_of_simulated_keys() -> None:
         (BY_TIME, 'cut = "week"', "cut = 'week'"),
         (BY_TIME, '[[aggregate]]\nof = "user"\nvalues = "median"', "value = 'median'"),
         (BY_TIME, '[[aggregate]]\nof = "item"\nlabel = "bought"', "label = 'bought'"),
-        (BY_TIME, "[[aggregate]]\nof = []", "of = ()"),
+        (BY_TIME, "[[aggregate]]\nwindow = '1d'", "of = ('',)"),
         (BY_TIME, '[[history]]\nname = "a.b"\nof = "user"\ncolumns = "item"', "name = 'a.b'"),
         (BY_TIME, '[[history]]\nname = "a"\nof = "user"\ncolumns = "price"', "columns = "),
     ],

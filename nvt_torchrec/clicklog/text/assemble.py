@@ -91,7 +91,7 @@ def assemble(
         weight=weight,
         key=key,
         times=_event_times(spec, [converted[index].values for index in plan.times]),
-        groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups]),
+        groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -127,12 +127,15 @@ def _event_times(spec: FeatureSpec, times: list[np.ndarray]) -> np.ndarray | Non
     return np.stack([times[0], np.maximum(times[0], known)])  # no row knows its own label
 
 
-def _hash_groups(groups: list[list[Converted]]) -> np.ndarray | None:
+def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
     """Return ``RawRows.groups`` of the columns of each group's key."""
     if not groups:
         return None
     hashed = []
     for columns in groups:
+        if not columns:  # all rows have the same key
+            hashed.append(np.ones(rows, np.int64))
+            continue
         key = hash_texts(columns[0].values)
         missing = columns[0].missing
         for column in columns[1:]:

@@ -69,7 +69,8 @@ class Aggregate:
     """A number that sums up the events of a row's group before the row; a dense column.
 
     Attributes:
-        key: The columns of the file whose values are the key of the group; ``of`` in TOML.
+        key: The columns of the file whose values are the key of the group; ``of`` in TOML. Without
+            any, all rows are of one group.
         value: ``count`` of the events; smoothed ``rate`` of their label; ``since``:
             log(1 + seconds) since the last one, missing without one.
         window: How long events count, such as "30d"; "": always.
@@ -88,7 +89,11 @@ class Aggregate:
         check(
             self,
             "aggregate: ",
-            ("key", self.key and all(self.key), 'name columns of the file, such as of = ["user"]'),
+            (
+                "key",
+                all(self.key),
+                'write of = ["user"], columns of the file; of = [] for all rows',
+            ),
             ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
             ("value", self.value in AGGREGATE_VALUES, one_of(AGGREGATE_VALUES)),
             ("window", not self.window or parse_duration(self.window), _DURATION),
@@ -101,7 +106,7 @@ class Aggregate:
     def name(self) -> str:
         """The name of its column."""
         label = [self.label] if self.label else []
-        return "_".join([*self.key, *label, self.value, *filter(None, [self.window])])
+        return "_".join([*(self.key or ["all"]), *label, self.value, *filter(None, [self.window])])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,7 @@ All keys of a spec; those that are optional say so, or show their default::
     cut = "event"                 # or "day": what is known before the row's day (UTC) counts
 
     [[aggregate]]                 # dense columns user_count, user_rate and user_since
-    of = ["user"]                 # columns of the file: the key
+    of = ["user"]                 # columns of the file: the key; [] is all rows
     values = ["count", "rate", "since"]
     window = "30d"                # optional: events count so long
     label = "clicked"             # of rate; default: the first label
@@ -254,7 +254,7 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
                 own.pop(key, None)
             if value == "since":
                 own.pop("window", None)
-            aggregate = _make(Aggregate, {**own, "key": _list(block.get("of", []))}, "aggregate: ")
+            aggregate = _make(Aggregate, {**own, "key": _list(block.get("of", ""))}, "aggregate: ")
             transform, fill = AGGREGATE_VALUES[value]
             columns.append(
                 DenseColumn(aggregate.name, fill, "float", transform=transform, aggregate=aggregate)
