@@ -1,12 +1,10 @@
 """The locks, the environment that runs this test, environment.yml, the Makefile and .ci/run."""
 
-import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -96,12 +94,6 @@ def test_a_lock_leaves_out_what_is_installed_before_it(lock):
     assert not set(pins(lock)) & (before | {"pynvml"})
 
 
-def test_the_tools_have_the_versions_of_the_locks():
-    """So that `make audit` looks each package up once."""
-    locked = {k: v for name in (*BEFORE, "gpu.txt", "cpu.txt") for k, v in pins(name).items()}
-    assert {k: locked.get(k, v) for k, v in pins("tools.txt").items()} == pins("tools.txt")
-
-
 @pytest.mark.skipif(has_gpu(), reason="GPU machines have environments of their own")
 def test_this_environment_is_the_cpu_lock():
     packages = installed()
@@ -176,15 +168,6 @@ def test_pip_refuses_another_file(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
-
-
-def test_what_mypy_leaves_out_exists():
-    """It checks all other modules; a name that is gone would hide nothing, and mislead."""
-    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
-    assert mypy["files"] == [PACKAGE.name, "tests/typed_lines.py"]
-    for name in itertools.chain(*(override["module"] for override in mypy["overrides"])):
-        path = ROOT / name.removesuffix(".*").replace(".", "/")
-        assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
 @pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
@@ -290,7 +273,6 @@ def test_without_a_fitting_python_make_says_so_and_removes_nothing(run, bin_dir,
         ("torch-2.13.0+cpu-cp311-cp311-linux.whl", True, ["--no-index"]),
         ("torch-2.13.0+cpu-cp311-cp311-linux.whl", False, ["--no-index"]),
         ("torch-2.13.0+cpu-cp312-cp312-linux.whl", False, [""]),
-        ("numpy-2.0-cp311-cp311-linux.whl", False, [""]),
     ],
 )
 def test_a_wheel_of_pytorch_that_pip_refuses_ends_make(
@@ -325,7 +307,6 @@ def test_a_wheel_of_pytorch_that_pip_refuses_ends_make(
         ("sed 's/$/ could not be audited/' $2 > $7", 2, "NOTHING WAS CHECKED: the index has"),
         ("echo 'a 1 CVE-1' > $7; exit 1", 2, "a 1 CVE-1"),
         ("echo 'requests.exceptions.ConnectionError: no' >&2; exit 1", 2, "NOTHING WAS CHECKED"),
-        ("echo 'requests.exceptions.SSLError: no' >&2; exit 1", 2, "NOTHING WAS CHECKED"),
         ("echo 'no such option' >&2; exit 2", 2, "no such option"),
     ],
 )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
-from nvt_torchrec.clicklog.readers.table_rows import cut_rows
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -277,21 +276,3 @@ def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
     flip_bit(path, path.read_bytes().index(b"\x07\0\0\0\0\0\0\0\x08\0"))
     with pytest.raises(BadInputError, match=r"(?i)crc|checksum"):
         read_block(Block(str(path), 0, 3, "x"), SPEC)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 400)), min_size=1, max_size=8),
-    st.integers(1, 500),
-    st.data(),
-)
-def test_cuts_cover_the_rows_and_follow_row_groups(groups, block_bytes, data) -> None:
-    rows = sum(group[0] for group in groups)
-    begin = data.draw(st.integers(0, rows))
-    end = data.draw(st.integers(begin, rows))
-    cuts = cut_rows(groups, begin, end, block_bytes)
-    assert [row for cut in cuts for row in range(*cut)] == list(range(begin, end))
-    ends = [sum(group[0] for group in groups[: i + 1]) for i in range(len(groups))]
-    for low, high in cuts:
-        whole = [size for (n, size), stop in zip(groups, ends, strict=True)
-                 if low <= stop - n and stop <= high]  # fmt: skip
-        assert sum(whole) <= max(block_bytes, max(whole, default=0))

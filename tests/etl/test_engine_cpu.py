@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
+from nvt_torchrec.etl.engines.engine import Job, add_up
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
@@ -125,3 +126,10 @@ def test_the_first_bad_row_is_named(tmp_path: Path, monkeypatch) -> None:
     for workers in (1, 4):
         with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
             fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)
+
+
+def test_workers_that_write_elsewhere(tmp_path: Path) -> None:
+    write_log(tmp_path / "raw", [60, 6])
+    blocks = plan_of(tmp_path / "raw").train_blocks
+    with pytest.raises(BadInputError, match=r"1 of 1 blocks were not counted there\n.*same path"):
+        add_up(Job(CRITEO, tmp_path), blocks, lambda *_: None)

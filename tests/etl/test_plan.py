@@ -10,7 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
+from nvt_torchrec.clicklog.readers.log_format import read_block
 from nvt_torchrec.etl.state.staging import staged
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import (
@@ -118,20 +118,6 @@ def test_formats_give_the_same_rows_in_the_same_splits(logs, block_bytes: int, l
         assert abs(plan.estimated_rows() / (3 * rows) - 1) < 0.4  # by the first block
         assert (len(plan.units) == 4) is (block_bytes == 1 << 20)
     assert found["csv"] == found["parquet"]
-
-
-@pytest.mark.parametrize("name", list(SPECS))
-def test_the_numbers_of_lines_count_the_header(logs, name: str) -> None:
-    spec = SPECS[name]
-    plan = make_plan(find_days(str(logs[name])), spec, block_bytes=3000)
-    at, reader = {}, format_of(spec)
-    for unit in plan.units:
-        path = unit.block.path
-        begin = next(reader.stream(path, 1 << 20)).first_line
-        assert reader.first_line(unit.block) == at.get(path, begin)
-        at[path] = reader.first_line(unit.block) + read_block(unit.block, spec).lines
-    assert begin == 1 + bool(spec.input.header)
-    assert set(at.values()) == {300 + begin}
 
 
 def test_one_file_is_a_log_of_one_day(logs) -> None:

@@ -8,17 +8,13 @@ import resource
 from pathlib import Path
 from typing import IO
 
-import fsspec
 import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.remote import open_input
-from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
-from nvt_torchrec.etl.state.run_record import plan_record
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, failing, settings, tree
@@ -109,20 +105,6 @@ def test_other_inputs_are_refused_by_name(unfinished) -> None:
         run(settings(raw, output))
 
 
-def test_inputs_without_a_time_go_by_their_ends() -> None:
-    """fsspec's memory filesystem tells none."""
-    memory = fsspec.filesystem("memory")
-    text = ("\t".join(["0"] * 40) + "\n") * 10
-    for name in ("day_0", "day_1"):
-        memory.pipe(f"/resume/{name}", text.encode())
-    before = plan_record({}, find_days("memory://resume"))
-    assert changes(before, plan_record({}, find_days("memory://resume"))) == []
-    memory.pipe("/resume/day_1", text.encode()[:-2] + b"1\n")
-    (line,) = changes(before, plan_record({}, find_days("memory://resume")))
-    assert line.startswith("memory://resume/day_1 sha256 of its ends: ") or "day_1" in line
-    memory.rm("/resume", recursive=True)
-
-
 def test_restart_discards(unfinished, monkeypatch) -> None:
     """In a directory of another name; a cluster's worker may still write into that of the old run
     while it is removed.
@@ -166,6 +148,18 @@ def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch) -> 
             run(settings(raw, output, workers=1))
     assert list(output.glob(".work/*/decompressed/day_0"))
     run(settings(raw, output))
+
+
+@pytest.mark.parametrize("lost", ["state.json", "pending.cat_3.parquet"])
+def test_a_lost_state_is_made_again(raw: Path, tmp_path: Path, lost: str) -> None:
+    """A run that was ended between fitting and transforming, and then lost a file."""
+    spec, output = CRITEO.replace_policy(freq_threshold=3), tmp_path / "out"
+    run(settings(raw, tmp_path / "whole", spec))
+    with failing("nvt_torchrec.etl.engines.host.Threads.encode", OSError("the plug is pulled")):
+        run(settings(raw, output, spec))
+    (output / "extension" / lost).unlink()
+    run(settings(raw, output, spec))
+    assert content(output) == content(tmp_path / "whole")
 
 
 def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:

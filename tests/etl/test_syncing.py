@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,39 +17,6 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from tests.etl.runs import settings
 from tests.logs import CRITEO
-
-
-@pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
-    """The paths that are synced, and the threads that do it."""
-    fsync, seen = os.fsync, []
-
-    def seeing(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-        seen.append((path, threading.current_thread().name))
-
-    monkeypatch.setattr(os, "fsync", seeing)
-    return seen
-
-
-def test_threads_that_compute_sync_nothing(raw: Path, tmp_path: Path, syncs) -> None:
-    run(settings(raw, tmp_path / "out", workers=2, block_mb=1))
-    assert {"parts", "units", "fit"} <= {part for path, _ in syncs for part in path.parts}
-    names = {name for _, name in syncs}
-    assert all(name == "MainThread" or name.startswith("sync") for name in names), names
-
-
-def test_files_of_one_moment_are_synced_together(tmp_path: Path, syncs) -> None:
-    """One sync of their directory for all of them, and none is in place before all are synced."""
-    with together():
-        for i in range(5):
-            write_text(tmp_path / str(i), "x")
-        assert not list(tmp_path.glob("?"))
-        assert not syncs
-    assert sorted(path.name for path in tmp_path.iterdir()) == list("01234")
-    assert [path for path, _ in syncs].count(tmp_path) == 1
-    assert len(syncs) == 6
 
 
 def test_a_failure_leaves_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

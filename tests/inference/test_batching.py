@@ -121,23 +121,6 @@ def test_a_batch_is_of_one_model(batches: list) -> None:
     assert (old.sizes, new.sizes) == ([1, 3, 1], [2])
 
 
-def test_who_has_gone_is_not_worked_for(batches: list) -> None:
-    model = Model()
-
-    async def check(batcher: Batcher) -> None:
-        first = await _queued(batcher, model, request(1))
-        await _taken(batcher)
-        waiting = await _queued(batcher, model, request(2), request(3))
-        waiting[0].cancel()
-        first[0].cancel()
-        await asyncio.wait([waiting[0], first[0]])
-        model.go.release(100)
-        assert (await waiting[1]).tolist() == [3]
-
-    run(model, batches, check)
-    assert model.sizes == [1, 1]
-
-
 def test_a_batch_that_fails_harms_no_other(batches: list) -> None:
     model = Model()
     model.go.release(100)

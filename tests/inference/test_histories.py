@@ -147,18 +147,6 @@ def test_values_that_are_none(predictor: Predictor) -> None:
         assert (error.value.row, error.value.column) == (1, column)
 
 
-@pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_smaller_tables(
-    bundle: tuple[Path, ModelWithTables], expected: np.ndarray, kind: str
-) -> None:
-    """Weights of the first-order term stay exact, those of histories, too."""
-    smaller = Predictor.load(bundle[0], tables=kind)
-    np.testing.assert_allclose(smaller.predict(GIVEN), expected, atol=2e-3)
-    if kind == "int8":
-        assert smaller.model.table.ranges is not None
-        assert smaller.model.table.ranges.shape[1] == 2 + 3
-
-
 def test_rows_encoded_elsewhere(predictor: Predictor, expected: np.ndarray) -> None:
     """As batches of the training, or lists; without histories they are empty."""
     scorer = Scorer(predictor)

@@ -265,20 +265,6 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
         publish(bundles[1], served)
 
 
-def test_a_link_that_was_switched_by_hand_is_rolled_back_too(
-    bundles: list[Path], served: Path
-) -> None:
-    names = [_name(bundle) for bundle in bundles]
-    for bundle in bundles[:3]:
-        publish(bundle, served)
-    (served / "current").unlink()
-    (served / "current").symlink_to(f"bundles/{names[0]}")
-    publish(bundles[3], served)
-    for number in (0, 2, 1):
-        rollback(served)
-        assert _current(served) == names[number]
-
-
 def test_histories_with_anything_in_them(bundles: list[Path], served: Path) -> None:
     publish(bundles[0], served)
     publish(bundles[1], served)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -19,7 +18,6 @@ from nvt_torchrec.formats.feature_spec import (
 )
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
-from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
@@ -93,28 +91,6 @@ def test_texts_that_pandas_took_for_numbers(predictor: Predictor) -> None:
         with pytest.raises(SchemaError, match="column user is of type") as error:
             predictor.read(frame)
         assert "pandas.read_csv needs dtype=str" in error.value.remedy
-
-
-def test_files_say_when_keys_take_effect(predictor: Predictor, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    header = "count,price,hex,user,tags,when\n"
-    path.write_text(header + "1,0.5,1b,u,3,1414670400\n1,?,1b,u,3,1414670400\n")
-    keys = "set nulls, trim, lenient, thousands, unit, or decimal in [input] for column price in"
-    keys += " the spec"
-    quarantine = ", or leave such rows out with --on_bad_rows quarantine"
-    for score in (
-        lambda: predictor.predict(path),
-        lambda: predict_file(predictor, str(path), tmp_path / "scores.parquet"),
-    ):
-        with pytest.raises(BadRowError) as caught:
-            score()
-        assert "line 3: column price: '?'" in caught.value.what
-        assert caught.value.remedy == f"correct the file, or {keys}{quarantine}{NEW_RUN}"
-    scored = predict_file(predictor, str(path), tmp_path / "scores.parquet", reject=True)
-    assert f"{keys}{NEW_RUN}" in scored.rejected_file.read_text()
-    path.write_text(header.replace(",", ";") + "1;1;1;1;1;1\n")
-    with pytest.raises(BadInputError, match=f"of the spec{NEW_RUN}"):
-        predictor.predict(path)
 
 
 def test_a_server_starts_with_derived_columns(predictor: Predictor) -> None:

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable
+from nvt_torchrec.inference.model.scoring import JoinedTable
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts
@@ -35,26 +35,6 @@ def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
     span = values.max(1, keepdims=True).astype(np.float64) - values.min(1, keepdims=True)
     rounding = 1e-5 * np.abs(values).max(1, keepdims=True) + np.finfo(np.float32).tiny
     assert (np.abs(got - values) <= span / 510 + rounding).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_and_sums(kind: str) -> None:
-    generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(500, 12, generator=generator)
-    table = JoinedTable(weights).convert(kind)
-    assert table.kind == kind
-    width = {"float32": 4, "float16": 2, "int8": 1}[kind]
-    assert (table.values.itemsize, table.ranges is not None) == (width, kind == "int8")
-    index = torch.randint(0, 500, (300,), generator=generator)
-    rows = table.rows(index)
-    assert rows.dtype == torch.float32
-    atol = {"float32": 0, "float16": 2e-3, "int8": 2e-2}[kind]
-    torch.testing.assert_close(rows, weights[index], atol=atol, rtol=0)
-    begins = torch.tensor([0, 0, 7, 7, 290, 300])  # empty bags: first, within, last
-    sums = table.sums(index, begins)
-    ends = [*begins.tolist()[1:], 300]
-    expected = torch.stack([rows[a:b].sum(0) for a, b in zip(begins, ends, strict=True)])
-    torch.testing.assert_close(sums, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_what_a_type_cannot_hold_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +20,7 @@ from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests import fake_cuda
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
+from tests.nvt_loader.helper import assert_same, limit_rows
 
 LISTS = ("cat_0", "cat_2")
 
@@ -31,29 +30,6 @@ def libcudf(monkeypatch):
     """Lets loaders on the CPU decode as on a GPU, with what stands for libcudf."""
     fake_libcudf.install(monkeypatch)
     return fake_libcudf
-
-
-def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monkeypatch):
-    """In other threads, and no more than two blocks ahead."""
-    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
-    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=800)
-    threads, begun, read, build = set(), [], fake_libcudf.read_parquet, gpu.build_on_device
-
-    def reading(*given, **options):
-        threads.add(threading.current_thread().name.rsplit("_", 1)[0])
-        return read(*given, **options)
-
-    def building(*given):
-        ahead = given[2][0].reader.peek(0)  # of the first virtual shard
-        begun.append(sum(part.group.reading is not None for part in ahead))
-        return build(*given)
-
-    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", reading)
-    monkeypatch.setattr(gpu, "build_on_device", building)
-    rows = rows_of(KJTLoader(tmp_path / "train", 800, device="cpu"))
-    assert sorted(rows) == list(range(6400))
-    assert threads == {"nvt_loader_read"}
-    assert begun == [2, 2, 2, 2, 2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -188,24 +164,6 @@ def test_a_device_that_cannot_be_set_up_is_not_used(tmp_path, monkeypatch, caplo
     assert_same(list(KJTLoader(tmp_path / "train", 64, device="cpu")), expected)
     (warning,) = caplog.messages
     assert "differs from the CPU's: TypeError" in warning
-
-
-def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
-    write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
-    width = read_dataset(tmp_path / "train").batch_row_bytes
-    expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    monkeypatch.setattr(
-        sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width
-    )
-    libcudf.calls.clear()
-    assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
-    assert {len(call) for call in map(sum_lists, libcudf.calls)} <= {1, 2, 3}
-    monkeypatch.setattr(sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 1)
-    assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
-
-
-def sum_lists(call):
-    return [index for own in call for index in own]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Chunk, StoredTensor, check_places
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.checkpoint.saving import check_destination
 from tests.mutations import flip_bit
 from tests.training.generations import DIGESTS, write_workflow
 from tests.training.runs import train_here
@@ -232,17 +231,6 @@ def test_chunks_do_not_share_bytes(tmp_path: Path, begin: int, good: bool) -> No
 
 def read_record(path: Path) -> dict:
     return json.loads((path / "model.json").read_text())
-
-
-def test_destination(saved, tmp_path):
-    check_destination(tmp_path / "new")
-    check_destination(tmp_path)
-    with pytest.raises(OutputError, match="holds a checkpoint already"):
-        check_destination(saved)
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(OutputError, match="is not empty"):
-            check_destination(path)
 
 
 def test_parts_on_another_machines_disk_are_noticed(data, tmp_path, monkeypatch):

@@ -20,7 +20,6 @@ from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import trainer
-from nvt_torchrec.training.loop.finish import find_shift
 from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.build import build, start_from
@@ -81,20 +80,6 @@ def test_the_bias_is_fitted_to_training_rows(learnable, tmp_path, flags):
     with process_group():
         logits, labels = score(model_of(tmp_path), KJTLoader(learnable / "train", 4096))
     assert np.mean(1 / (1 + np.exp(-logits))) == pytest.approx(labels.mean(), rel=0.01)
-
-
-def test_few_clicks_hardly_move_the_bias():
-    """By less than chance moves their number, and by nothing without rows."""
-    rate = np.full(10**6, -7.0, np.float32)
-    clicks = np.zeros(len(rate), np.float32)
-    clicks[:1300] = 1  # where 911 are expected
-    assert 0.2 < find_shift(rate, clicks, None) < 0.3
-    half = slice(0, len(rate), 100)
-    assert 0.0 < find_shift(rate[half], clicks[half], None) < 0.02
-    assert find_shift(rate, clicks, np.full(len(rate), 0.01)) == pytest.approx(
-        find_shift(rate, clicks, None)
-    )
-    assert find_shift(rate[:0], clicks[:0], None) == 0
 
 
 def test_vectors_of_numbers_are_the_papers_encoding_times_a_matrix():

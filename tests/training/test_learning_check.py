@@ -14,7 +14,7 @@ from nvt_torchrec.models.metrics import Metrics, compute_metrics
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION, TREES
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.reporting import learning_check
-from nvt_torchrec.training.reporting.learning_check import LearningCheck, _is_chance
+from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.settings.optimizers import Remedies
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.training.runs import events, train_here
@@ -78,22 +78,6 @@ def test_nothing_learned_by_an_evaluation_of_valid(noise, tmp_path, caplog):
     assert text.endswith("of valid: nothing is learned yet")
     assert at_end.endswith("of always predicting the click rate")
     assert "look whether the data tell anything of the label" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("area", "clicks", "rows", "chance"),
-    [
-        (0.50, 5_000, 20_000, True),
-        (0.519, 5_000, 20_000, True),
-        (0.521, 5_000, 20_000, False),
-        (0.50, 600, 20_000, True),
-        (0.519, 200, 20_000, False),  # a model of 0.55 may well show that
-        (0.3, 1, 20_000, False),
-        (0.5, 0, 20_000, False),
-    ],
-)
-def test_too_few_clicks_do_not_tell(area, clicks, rows, chance):
-    assert _is_chance(area, clicks, rows - clicks) is chance
 
 
 LABELS = (np.random.default_rng(0).random(20_000) < 0.25).astype(np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 
@@ -12,8 +11,6 @@ from tensorboardX.proto.event_pb2 import Event
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.pages import environment
-from nvt_torchrec.base.pages.charts import Series, lines
 from nvt_torchrec.formats.manifest import InputFile
 from nvt_torchrec.training.baselines.baselines import REGRESSION
 from nvt_torchrec.training.data.choices import read_oracle
@@ -172,18 +169,3 @@ def test_tensorboard_events(run):
     assert curves["train/loss"] == pytest.approx(trained, rel=1e-6)
     valid = [event for event in events(run, "evaluation") if event["split"] == "valid"]
     assert curves["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.43, 0.55), (0.0, 0.0), (0.8, 0.8), (-3.0, 4.0), (1e-9, 2e-9), (5e5, 9e6)]
-)
-def test_a_line_chart_holds_its_lines(tmp_path, low, high):
-    chart = lines([Series("<a>", [(1, low), (7, high)], dots=True)], x="x", y="y", form="number")
-    template = '{% from "macros.html" import draw %}{{ draw(chart) }}'
-    text = environment(tmp_path).from_string(template).render(chart=chart)
-    points = text.split('points="')[1].split('"')[0]
-    places = [tuple(map(float, point.split(","))) for point in points.split()]
-    assert all(math.isfinite(a) and 8 <= b <= 144 for a, b in places)
-    assert places[0][1] >= places[1][1], "higher values are further up"
-    assert "&lt;a&gt;" in text
-    Page(text)

@@ -18,7 +18,6 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord, digest_of
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
-from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.checkpoint import restoring
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
 from nvt_torchrec.training.checkpoint.directories import finished
@@ -161,10 +160,6 @@ def _no_memory(*args, **kwargs):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def _build_without_memory(config, device):
-    return build_head(config, device=device) if device == "meta" else _no_memory()
-
-
 def _stale(file: Path, *arguments: object) -> bytes:
     if file.name == "schema.json":  # of the data
         return file.read_bytes()
@@ -188,17 +183,6 @@ def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
             train_here(*flags_of(data, started), "--resume")
     assert not isinstance(e.value, BadInputError)
     assert sorted(path.name for path in steps.iterdir()) == before
-
-
-def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
-    path = shutil.copytree(finished(started / "steps")[-1], tmp_path / "copy")
-    with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.models.checkpoint.reading.build_head", _build_without_memory)
-        with pytest.raises(torch.OutOfMemoryError):
-            read_model(path)
-    monkeypatch.setattr("nvt_torchrec.models.checkpoint.tensor_files.read_chunk", _no_memory)
-    with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
-        read_model(path)
 
 
 @pytest.mark.parametrize(
