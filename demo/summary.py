@@ -74,11 +74,11 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
 
 def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:
     """Write the page from the demo's summary and its training log."""
-    start, *events = read_events(paths["training_log"] / METRICS_FILE)
+    _, *events = read_events(paths["training_log"] / METRICS_FILE)
     train, evaluations = (
         [event for event in events if event["event"] == kind] for kind in ("train", "evaluation")
     )
-    template, charts = Path(__file__).with_name("demo.html"), curves(start, train, evaluations)[:3]
+    template, charts = Path(__file__).with_name("demo.html"), curves(train, evaluations)[:3]
     write_text(paths["page"], render(template, summary=summary, charts=charts))
 
 

@@ -64,7 +64,6 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
         ("unused", "backward .*no gradient reaches unused"),
         ("statistics", r"save .*changes norm.running_mean.*\n.*write nn\.LayerNorm"),
         ("lazy", r"build: TypeError: last\.weight has no shape .*nn\.Linear"),
-        ("script", "build: TypeError: it returns a RecursiveScriptModule"),
         ("half", r"export .*BFloat16\n.*float32"),
         ("fourier", r"export .*aten\..*\n.*real numbers alone"),
         ("branch", r"export .*\n.*no branch on values"),

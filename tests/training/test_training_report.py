@@ -10,13 +10,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.formats.manifest import InputFile
 from nvt_torchrec.training.baselines.baselines import REGRESSION
-from nvt_torchrec.training.data.choices import read_oracle
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog
 from nvt_torchrec.training.reporting.page import read_events, write_report
-from nvt_torchrec.training.settings.train_settings import TrainSettings
 from tests.etl.test_report import Page
 from tests.layout import find_overflows
 from tests.manifests import ROWS, write_manifest
@@ -27,7 +24,7 @@ LINE = ("polyline", "points")
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    """A run on data whose oracle is known: that of the files that a synthetic log leaves."""
+    """A run on data with a manifest."""
     directory = tmp_path_factory.mktemp("report")
     output = directory / "etl"
     split = output / "criteo_binary" / "split"
@@ -38,9 +35,6 @@ def run(data, tmp_path_factory):
     raw = directory / "raw" / "day_0"
     inputs = [InputFile(0, str(raw), {}, ROWS, "")]
     write_manifest(output / "manifest.json", inputs=inputs, splits=counts)
-    raw.parent.mkdir()
-    oracle = {name: {**one, "auroc": 0.87654, "log_loss": 0.3} for name, one in counts.items()}
-    write_json(raw.parent / "synthetic.json", {"oracle": oracle})
     log = directory / "log"
     flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
     flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
@@ -51,12 +45,11 @@ def run(data, tmp_path_factory):
 def test_the_page_is_whole_and_says_what_happened(run):
     page = Page((run / "training.html").read_text())
     lines_drawn = [value for tag, name, value in page.attributes if (tag, name) == LINE]
-    assert len(lines_drawn) == 7 + 1 + 2 + 1, "seven pictures; valid's loss, oracle, diagonal"
+    assert len(lines_drawn) == 7 + 1 + 1, "seven pictures; valid's loss, diagonal"
     assert not {"src", "href"} & {name for _, name, _ in page.attributes}, "it loads nothing"
     last = {event["split"]: event for event in events(run, "evaluation")}
     for split in ("valid", "test"):
         assert f"{last[split]['auroc']:.5f}" in page.texts
-    assert "0.8765" in page.texts, "the oracle"
     assert "of 30 steps" in page.texts
     assert page.texts.count("table-wise") == 4
     assert "--learning_rate" in page.texts
@@ -98,23 +91,6 @@ def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path
 
 def test_nothing_is_cut_or_scrolls_sideways(run, tmp_path):
     assert find_overflows(run / "training.html", tmp_path) == []
-
-
-def test_an_oracle_of_other_rows_is_none(run):
-    (start,) = events(run, "start")
-    settings = TrainSettings(binary_path=start["settings"]["binary_path"])
-    assert start["oracle"] == read_oracle(settings)
-    assert start["oracle"]["valid"] == {"auroc": 0.87654, "log_loss": 0.3}
-    described = run.parent / "raw" / "synthetic.json"
-    oracle = json.loads(described.read_text())["oracle"]
-    oracle["valid"]["positives"] += 1
-    write_json(described, {"oracle": oracle})
-    assert set(read_oracle(settings)) == {"train", "test"}
-    for text in ("3", '{"oracle": 3}', '{"oracle": {"test": {"auroc": "x"}}}', "{"):
-        described.write_text(text)
-        assert read_oracle(settings) is None
-    described.unlink()
-    assert read_oracle(settings) is None
 
 
 def test_a_run_that_was_killed_and_resumed(tmp_path):

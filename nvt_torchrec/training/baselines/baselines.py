@@ -56,7 +56,7 @@ def compute_baselines(
     for label, rate in clicks.items():
         if 0 < rate < 1:
             if settings.boosted_trees:
-                with contextlib.suppress(ImportError):
+                with contextlib.suppress(ImportError, OSError):
                     trees[label] = Trees(fitted, label)
             found = fit_regression(fitted, label, edges)
             regressions[label] = dataclasses.replace(found, bias=found.bias + offset)

@@ -1,15 +1,12 @@
-"""What a run takes from its data and its checkpoint: columns, labels, sizes, names, the oracle."""
+"""What a run takes from its data and its checkpoint: columns, labels, sizes, names."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 from nvt_torchrec.base.errors import ClickLogError, SettingsError
-from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.manifest import Manifest
@@ -156,27 +153,3 @@ def describe_data(settings: TrainSettings) -> dict[str, str]:
     except ClickLogError:  # data made elsewhere
         return {"log": "", "label": label, "split": ""}
     return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
-
-
-def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
-    """Return the best metrics that any model can reach, by split, for a synthetic log.
-
-    ``python -m etl synthesize`` writes the metrics of the true click probabilities beside its
-    log. They hold for the main label, and the ETL's splits if these have as many rows and clicks.
-    """
-    if settings.label:
-        return None
-    output = EtlOutput.from_splits(settings.binary_path)
-    try:
-        manifest = Manifest.read(output.manifest)
-        file = Path(manifest.inputs[0].path).parent / "synthetic.json"
-        summary = parse(dict[str, Any], read_json(file, "a synthetic log's description"), file)
-        oracle = parse(dict[str, dict[str, Any]], summary["oracle"], file)
-        best = {
-            split: {name: float(scores[name]) for name in ("auroc", "log_loss")}
-            for split, scores in oracle.items()
-            if all(scores[name] == manifest.splits[split][name] for name in ("rows", "positives"))
-        }
-    except (ClickLogError, LookupError, TypeError, ValueError):
-        return None
-    return best or None

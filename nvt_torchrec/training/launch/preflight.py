@@ -145,12 +145,6 @@ _REMEDIES = {
 
 
 def _check_kind(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule) or hasattr(part, "_orig_mod"):
-            raise TypeError(
-                f"it returns a {type(part).__name__}: return the module that was scripted or "
-                "compiled (--compile_dense compiles it)"
-            )
     for name, value in module.state_dict(keep_vars=True).items():
         if is_lazy(value):
             raise TypeError(f"{name} has no shape yet: give the width, nn.Linear for LazyLinear")

@@ -37,8 +37,7 @@ class MetricsLog:
 
     The objects have an ``event``:
 
-    - ``start``: settings, model, plan, data (the names of log, label and split), steps and rows,
-      the oracle's metrics where known;
+    - ``start``: settings, model, plan, data (the names of log, label and split), steps and rows;
     - ``train``: step, epoch, samples, loss, lr, samples_per_s (of all ranks) and
       samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
       memory_bytes (rank 0), eta_s, train_seconds;

@@ -98,9 +98,7 @@ def page(events: Events) -> str:
     last = {_name_of(event): event for event in of_kind["evaluation"]}
     final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
     baselines = {(_name_of(event), event["name"]): event for event in of_kind["baseline"]}
-    oracle = start.get("oracle") or {}
-    best = {f"{split}, oracle": oracle[split] for split in last if split in oracle}
-    drawn = curves(start, of_kind["train"], of_kind["evaluation"])
+    drawn = curves(of_kind["train"], of_kind["evaluation"])
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
@@ -112,8 +110,7 @@ def page(events: Events) -> str:
         train=of_kind["train"],
         last=last,
         final=final,
-        oracle=oracle,
-        results=last | {", ".join(names): event for names, event in baselines.items()} | best,
+        results=last | {", ".join(names): event for names, event in baselines.items()},
         quality=drawn[: -len(_CURVES)],
         speed=drawn[-len(_CURVES) :],
         table_sizes=[sum(table["gpu"]) + sum(table["host"]) for table in start["plan"]["tables"]],
@@ -140,18 +137,16 @@ def _next_commands(start: dict[str, Any], end: Events) -> list[str]:
     return [as_called(f"python -m inference {command}") for command in commands]
 
 
-def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Chart]:
+def curves(train: Events, evaluations: Events) -> list[Chart]:
     """Return the charts of a run: loss, AUROC and calibration if evaluated, then speeds, sizes."""
     if not train:
         return []
-    oracle = (start.get("oracle") or {}).get("valid")
-    last = train[-1]["step"]
     loss = Series("train", _points(train, "loss"))
     labels = dict.fromkeys(event.get("label", "") for event in evaluations)
     charts = [] if len(labels) < 2 else [lines([loss], x="step", y="loss", form="number")]
     for label in labels or [""]:
         of_label = [event for event in evaluations if event.get("label", "") == label]
-        charts += _curves_of_label(of_label, [] if label else [loss], oracle, last)
+        charts += _curves_of_label(of_label, [] if label else [loss])
     train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
     for key, title, form, name in _CURVES:
         series = [Series(name, _points(train, key))]
@@ -159,26 +154,18 @@ def curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[Ch
     return charts
 
 
-def _curves_of_label(
-    evaluations: Events, loss: list[Series], oracle: dict[str, float] | None, last: int
-) -> list[Chart]:
-    """Return the charts of a label's evaluations, beside the loss of training; to step ``last``."""
+def _curves_of_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
+    """Return the charts of a label's evaluations, beside the loss of training."""
     valid = [event for event in evaluations if event["split"] == "valid"]
     name = _name_of(valid[-1]) if valid else "valid"
-
-    def draw_oracle(metric: str) -> list[Series]:
-        if not oracle:
-            return []
-        return [Series("oracle, valid", [(0, oracle[metric]), (last, oracle[metric])], "target")]
-
     if valid:
         loss = [*loss, Series(name, _points(valid, "log_loss"), "second", dots=True)]
     charts = []
     if any(series.points for series in loss):
-        charts = [lines([*loss, *draw_oracle("log_loss")], x="step", y="log loss", form="number")]
+        charts = [lines(loss, x="step", y="log loss", form="number")]
     if any(event["auroc"] is not None for event in valid):
         auroc = Series(name, _points(valid, "auroc"), "second", dots=True)
-        charts.append(lines([auroc, *draw_oracle("auroc")], x="step", y="AUROC", form="number"))
+        charts.append(lines([auroc], x="step", y="AUROC", form="number"))
     if evaluations and (points := evaluations[-1].get("calibration_curve")):
         highest = max(map(max, points))
         series = [

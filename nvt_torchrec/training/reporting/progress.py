@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json, write_text
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel
-from nvt_torchrec.training.data.choices import describe_data, read_oracle
+from nvt_torchrec.training.data.choices import describe_data
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting import metrics_log
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog
@@ -132,7 +132,6 @@ class Progress:
             epoch_steps=self.epoch_steps,
             total_steps=self.total_steps,
             rows=rows,
-            oracle=read_oracle(settings),
         )
         write_json(directory / SETTINGS_FILE, settings.to_dict())
 

@@ -280,8 +280,8 @@ class TrainFields(Settings):
         None, metavar="NAME"
     )
     boosted_trees: bool = _reporting(
-        "fit boosted trees to training rows, if LightGBM or scikit-learn is installed, to compare "
-        "the model with", True
+        "fit boosted trees to training rows, if LightGBM is installed, to compare the model with",
+        True
     )
     log_path: str | None = _reporting(
         "directory for metrics.jsonl (appended), settings.json and training.html (default: "
