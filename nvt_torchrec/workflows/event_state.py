@@ -74,13 +74,24 @@ class HistoryTail:
         return cls(empty, np.zeros(1, np.int64), empty, np.empty((columns, 0), np.int32))
 
     @classmethod
-    def newest(cls, key: np.ndarray, known: np.ndarray, ids: np.ndarray, most: int) -> HistoryTail:
-        """Return the newest events of each key, of events that are sorted by key and time."""
-        keys, first, counts = np.unique(key, return_index=True, return_counts=True)
-        place = np.arange(len(key)) - np.repeat(first, counts)
-        there = np.repeat(counts, counts) - place <= most
-        offsets = np.concatenate([[0], np.cumsum(np.minimum(counts, most))])
-        return cls(keys, offsets.astype(np.int64), known[there], ids[:, there])
+    def newest(
+        cls, keys: np.ndarray, counts: np.ndarray, known: np.ndarray, ids: np.ndarray, most: int
+    ) -> HistoryTail:
+        """Return the newest events of each key that has any.
+
+        Args:
+            keys: int64 [keys], rising.
+            counts: int64 [keys], how many events each has.
+            known: int64 [events], by key, then time.
+            ids: int32 [columns, events].
+            most: How many events of a key there are at most.
+        """
+        ends = np.cumsum(counts)
+        if (counts > most).any():
+            there = np.repeat(ends, counts) - np.arange(len(known)) <= most
+            known, ids = known[there], ids[:, there]
+        kept = np.minimum(counts, most)[counts > 0]
+        return cls(keys[counts > 0], np.concatenate([[0], np.cumsum(kept)]), known, ids)
 
     @classmethod
     def concatenate(cls, parts: Sequence[HistoryTail]) -> HistoryTail:

@@ -25,7 +25,7 @@ from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles
+from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles, drop_keys
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
@@ -114,10 +114,10 @@ def encode_block(
 
     Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
     """
-    block = units[0].block
-    pieces = read_block_chunks(
-        block, workflow.spec, reject=reject, chunk_bytes=counting.PIECE_BYTES
-    )
+    block, spec = units[0].block, workflow.spec
+    if events and not reject:  # without a malformed row in any column
+        spec = drop_keys(spec)
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
     if events:
         pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)

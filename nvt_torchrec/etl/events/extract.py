@@ -18,7 +18,7 @@ from nvt_torchrec.etl.events.label_rates import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
-from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
@@ -134,15 +134,35 @@ def narrow(spec: FeatureSpec) -> FeatureSpec:
     """Return the spec of what events are made of: keys, times, labels, columns of histories."""
     names = history_columns(spec)
     columns = [column for column in spec.categorical if column.name in names]
-    format = spec.input
-    if INPUT_FORMATS[format.format].delimiter and not format.header:
-        format = dataclasses.replace(format, columns=tuple(spec.file_columns(label=True)))
     return dataclasses.replace(
         spec,
         dense=tuple(spec.aggregates),
         categorical=tuple(columns or spec.categorical[:1]),
-        input=format,
+        input=_name_fields(spec),
     )
+
+
+def drop_keys(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of what is read of rows whose events are known: not the columns of keys."""
+    if spec.split.by == "column":  # which every key has
+        return spec
+    dense = [
+        dataclasses.replace(column, aggregate=dataclasses.replace(column.aggregate, key=()))
+        if column.aggregate
+        else column
+        for column in spec.dense
+    ]
+    histories = () if spec.aggregates else spec.histories
+    return dataclasses.replace(
+        spec, dense=tuple(dense), histories=histories, input=_name_fields(spec)
+    )
+
+
+def _name_fields(spec: FeatureSpec) -> InputFormat:
+    """Return the input format with names of all fields, as some are not read."""
+    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
+        return spec.input
+    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))
 
 
 def extract(

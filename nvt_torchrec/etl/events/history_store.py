@@ -57,14 +57,12 @@ def write_histories(
         stored, parts = StoredHistory(rule.name, rule.columns), []
         with write_history(files.directory, stored, first_keys[rule.name]) as writer:
             for begin, end in history.partitions():
-                events = history.read(begin, end)
-                assert events.ids is not None
-                there, ids = is_row_key[begin:end], events.ids[history.columns]
-                counts = np.bincount(events.numbers - begin, minlength=end - begin)[there]
-                columns = ids[:, is_row_key[events.numbers]]
-                writer.add(counts, dict(zip(rule.columns, columns, strict=True)))
-                key = history.keys[events.numbers]
-                parts.append(HistoryTail.newest(key, events.known, ids, rule.kept))
+                counts, known, ids = history.read(begin, end)
+                there = is_row_key[begin:end]
+                columns = ids if there.all() else ids[:, np.repeat(there, counts)]
+                writer.add(counts[there], dict(zip(rule.columns, columns, strict=True)))
+                keys = history.keys[begin:end]
+                parts.append(HistoryTail.newest(keys, counts, known, ids, rule.kept))
         kept.append(HistoryTail.concatenate(parts))
     return kept
 
@@ -78,38 +76,52 @@ class HistoryReader:
         self.keys = map_array(log.files.keys(self.group))
         self._log, self._bit = log, history_bit(log.spec, number)
         columns = history_columns(log.spec)
-        self.columns = [columns.index(name) for name in rule.columns]
+        self._columns = [columns.index(name) for name in rule.columns]
         key, known = tail.expand()
         ids = np.zeros((len(columns), len(key)), np.int32)
-        ids[self.columns] = tail.ids
+        ids[self._columns] = tail.ids
         flags = np.full(len(key), 1 << self._bit, flag_type(log.spec))
         numbers = np.searchsorted(self.keys, key).astype(np.int32)
         by_time = np.argsort(known, kind="stable")
         self._tail = EventBlock(known, known, flags, numbers, ids).take(by_time)
 
-    def _iterate(self, begin: int, end: int) -> Iterator[EventBlock]:
-        """Yield the events of some keys in the order in which they are known."""
+    def _iterate(
+        self, begin: int, end: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+        """Yield the keys, times and ids of some keys' events, in the order of these times."""
         for events in self._log.iterate_events(self.group, [self._tail], with_ids=True):
+            assert events.ids is not None
             chosen = (events.flags >> self._bit & 1).astype(bool)
             chosen &= (events.numbers >= begin) & (events.numbers < end)
-            yield events if chosen.all() else events.take(chosen)
+            ids = [events.ids[column] for column in self._columns]
+            if not chosen.all():
+                events, ids = events.take(chosen), [column[chosen] for column in ids]
+            yield events.numbers, events.known, ids
 
     def partitions(self) -> list[tuple[int, int]]:
         """Return ranges of keys, of each of which the events fit into memory."""
         counts = np.zeros(len(self.keys), np.int64)
-        for events in self._iterate(0, len(counts)):
-            np.add.at(counts, events.numbers, 1)
+        for numbers, _, _ in self._iterate(0, len(counts)):
+            np.add.at(counts, numbers, 1)
         ends = np.cumsum(counts)
         places = np.arange(PARTITION_EVENTS, counts.sum(), PARTITION_EVENTS)
         cuts = np.unique(np.searchsorted(ends, places)).tolist()
         return list(itertools.pairwise([0, *cuts, len(counts)]))
 
-    def read(self, begin: int, end: int) -> EventBlock:
-        """Return the events of some keys by key, of one key as they are known."""
+    def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read the events of some keys.
+
+        Returns:
+            int64 [keys], how many each has; of all of them by key, then time, from when they are
+            known, int64 [events], and their ids, int32 [columns, events].
+        """
         parts = list(self._iterate(begin, end))
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        events = EventBlock(*(np.concatenate(column, axis=-1) for column in columns))
-        return events.take(sort_by_key(events.numbers - np.int32(begin), end - begin))
+        numbers = np.concatenate([part[0] for part in parts]) - np.int32(begin)
+        order = sort_by_key(numbers, end - begin)
+        columns = zip(*(part[2] for part in parts), strict=True)
+        ids = np.stack([np.concatenate(column)[order] for column in columns])
+        known = np.concatenate([part[1] for part in parts])[order]
+        return np.bincount(numbers, minlength=end - begin), known, ids
 
 
 def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:

@@ -33,7 +33,10 @@ class LabelRates:
 
     def before(self, label: str, times: np.ndarray) -> np.ndarray:
         """Return the rate of all events known before the hours of some times, float64 [n]."""
-        return self._hourly[label][np.searchsorted(self.hours[0], times // HOUR)]
+        hours = times // HOUR
+        first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
+        rates = self._hourly[label][np.searchsorted(self.hours[0], hours[first])]
+        return np.repeat(rates, np.diff(first, append=len(hours)))
 
     @functools.cached_property
     def _hourly(self) -> dict[str, np.ndarray]:
