@@ -95,13 +95,13 @@ def _metrics(calibration=1.0, signal=0.0, labels=LABELS, weights=None) -> Metric
 class _Check(LearningCheck):
     """A check on one rank, and the warnings that it gives at the end."""
 
-    def __init__(self, *losses: float, sorted_by: str = "", labels: str = "label") -> None:
+    def __init__(self, *losses: float, shuffled: bool = True, labels: str = "label") -> None:
         self.written: list[dict] = []
         group = Group(0, 1, 1, torch.device("cpu"), None)
-        given = ["--shuffle_training_set", f"--label={labels}", "--epochs=1"]
+        given = [f"--{'' if shuffled else 'no-'}shuffle_training_set", f"--label={labels}"]
+        given += ["--epochs=1"]
         settings = parse_settings(given)
         super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
-        self._sorted_by = sorted_by
         for number, loss in enumerate(losses, start=1):
             self.evaluated(10 * number, {"label": Metrics(9, 3, auroc=0.9, log_loss=loss)})
 
@@ -144,9 +144,9 @@ def test_worse_than_the_regression_by_more_than_chance():
     expected = f"AUROC {worse.auroc:.4f} of test is worse than the {good.auroc:.4f} of a logistic"
     assert expected in warning
     assert "-> rates" in warning
-    (warning,) = _Check(0.5, 0.4, sorted_by="user").at_end(worse, _metrics(), good)
-    assert "in the order of column user: give --shuffle_training_set; or rates" in warning
-    (warning,) = _Check(0.40, 0.41, sorted_by="user").at_end(worse, _metrics(), good)
+    (warning,) = _Check(0.5, 0.4, shuffled=False).at_end(worse, _metrics(), good)
+    assert "sorted other than by time, give --shuffle_training_set; or rates" in warning
+    (warning,) = _Check(0.40, 0.41, shuffled=False).at_end(worse, _metrics(), good)
     assert "overfitting: the log loss of valid was 0.4000 after step 10 and is 0.4100" in warning
     check = _Check(0.5, 0.4)
     beside = {("test", TREES): {"label": worse}}

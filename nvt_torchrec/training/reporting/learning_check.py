@@ -24,7 +24,6 @@ from nvt_torchrec.training.baselines.baselines import (
     best_column,
     measure_repeated_rows,
 )
-from nvt_torchrec.training.data.order import find_order
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, name_of
 from nvt_torchrec.training.settings.optimizers import Remedies
@@ -98,15 +97,6 @@ class LearningCheck:
         # of valid by label, with their steps
         self._losses: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         self._repeated: dict[str, tuple[float, float]] = {}  # by split
-        self._sorted_by = ""
-        if not group.rank and settings.mode == "train" and not settings.shuffle_training_set:
-            self._sorted_by = find_order(settings)
-        if self._sorted_by:
-            log.info(
-                "the training rows are read as they lie, in the order of column %s: "
-                "--shuffle_training_set reads them in a new order every epoch",
-                self._sorted_by,
-            )
         self._samples = 0
         # on the device, since the last check
         sums = torch.zeros(1 + settings.label_count, dtype=torch.float64, device=group.device)
@@ -264,12 +254,12 @@ class LearningCheck:
                     f"overfitting: the log loss of valid was {least:.4f} after step {best} and is "
                     f"{last:.4f} now; give --early_stopping 8, which keeps the model of then"
                 )
-        if self._sorted_by:
-            return (
-                f"the training rows were read in the order of column {self._sorted_by}: give "
-                f"--shuffle_training_set; or {self._remedies.at_end}"
-            )
-        return self._remedies.at_end
+        if self._settings.shuffle_training_set:
+            return self._remedies.at_end
+        return (
+            "the training rows were read as they lie: if they are sorted other than by time, give "
+            f"--shuffle_training_set; or {self._remedies.at_end}"
+        )
 
     def _check_loss(self, step: int) -> None:
         loss, *clicks = reduce_sum(self._group, self._loss, *self._clicks)
