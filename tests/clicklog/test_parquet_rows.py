@@ -157,18 +157,14 @@ NOT_UTF8 = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"b"])
     ("changed", "what"),
     [
         ({"click": [1, 2, 0]}, "column click: 2: expected a label of 0 or 1"),
-        ({"click": [1, None, 0]}, "column click: None: expected a label of 0 or 1"),
         ({"n": [1, 1.5, 0]}, "column n: 1.5: expected an integer"),
         ({"price": [1, math.inf, 0]}, "column price: inf: expected a finite number"),
         ({"hash": [1, -1, 0]}, "column hash: -1: expected an integer from 0 to 4294967295"),
         ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': expected 1 to 8 hexadecimal digits"),
         ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: expected an integer from"),
-        ({"brand": [1.0, math.inf, 0]}, "column brand: inf: expected an integer from"),
         ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': expected UTF-8"),
-        ({"name": NOT_UTF8}, "column name: '�': expected UTF-8"),
         ({"tags": pa.ListArray.from_arrays([0, 1, 3, 3], NOT_UTF8)}, "column tags: '�': exp"),
         ({"tags": [["a"], ["b", ""], []]}, "column tags: '': a list must not hold an empty value"),
-        ({"tags": [["a"], ["b", None], []]}, "column tags: None: a list must not hold a null"),
         ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: expected an integer from"),
     ],
 )

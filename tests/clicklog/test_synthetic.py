@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +23,11 @@ from nvt_torchrec.clicklog.synthetic.click_model import (
     sigmoid,
 )
 from nvt_torchrec.clicklog.synthetic.event_log import draw_events
-from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, format_rows, synthesize
+from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import cut_last_day
-from tests.shell import python
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)
 
@@ -74,31 +71,6 @@ def parse(text: bytes) -> SyntheticRows:
 def test_same_settings_same_bytes_whatever_the_workers(log: Path, tmp_path: Path) -> None:
     synthesize(tmp_path, SETTINGS, workers=1)
     assert contents(tmp_path) == contents(log)
-
-
-def test_a_smaller_log_is_a_prefix_of_a_larger_one(log: Path, tmp_path: Path) -> None:
-    synthesize(tmp_path, dataclasses.replace(SETTINGS, days=2, rows_per_day=BLOCK_ROWS + 5))
-    for day in range(2):
-        lines = (tmp_path / f"day_{day}").read_bytes().splitlines()
-        assert len(lines) == BLOCK_ROWS + 5
-        assert lines == (log / f"day_{day}").read_bytes().splitlines()[: len(lines)]
-
-
-def test_the_text_says_what_was_drawn() -> None:
-    """Extremes included: every number of digits, both signs, leading zeros, missing values."""
-    counts = [MISSING_COUNT, 0, 9, 10, 99, 100, 9_999, 10_000, 10_001, 99_999, 100_000, 999_999]
-    counts += [-1, -2, -10, -9_999, -10_000, -99_999]
-    values = [MISSING_VALUE, 0, 1, 0xF, 0x10, 0xFFFF, 0x10000, 0xABCDEF, 0xFFFF0000, 0xFFFFFFFF]
-    n = len(counts)
-    drawn = SyntheticRows(
-        np.arange(n) % 2,
-        np.stack([np.roll(counts, j) for j in range(13)]),
-        np.stack([np.resize(np.roll(values, c), n) for c in range(26)]),
-    )
-    read = parse(format_rows(drawn))
-    np.testing.assert_array_equal(read.label, drawn.label)
-    np.testing.assert_array_equal(read.dense, drawn.dense)
-    np.testing.assert_array_equal(read.categorical, drawn.categorical)
 
 
 # ---- shape
@@ -164,27 +136,6 @@ def test_a_log_is_not_overwritten(log: Path) -> None:
     with pytest.raises(OutputError, match="raw exists"):
         synthesize(log, SETTINGS)
     assert contents(log) == before
-
-
-FULL_DISK = """
-import resource, sys
-from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.clicklog.synthetic.log import synthesize
-from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
-except OutputError as error:
-    print(error)
-"""
-
-
-def test_a_failed_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a full disk."""
-    done = python("-c", FULL_DISK, tmp_path / "raw")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"raw: cannot be written: File too large\n  -> free space", done.stdout)
-    assert not os.listdir(tmp_path)
 
 
 def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:

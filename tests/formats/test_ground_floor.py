@@ -9,13 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import (
     BadInputError,
     ClickLogError,
-    OutputError,
     SchemaError,
     SettingsError,
     run_command,
@@ -24,7 +21,6 @@ from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json, w
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.splits import cut_last_day
 from tests.spec_logs import spec_of
 
 
@@ -153,37 +149,6 @@ def test_schema_that_is_none(tmp_path: Path) -> None:
         TableSchema("label", (), ("a", "b"), (2**31 - 1, 2**34))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        [],
-        {"feature": [1]},
-        {"feature": [{"annotation": {"tag": ["target"]}}]},
-        {
-            "feature": [
-                {"name": "c", "annotation": {"tag": ["categorical"]}, "intDomain": {"max": "x"}}
-            ]
-        },
-    ],
-)
-def test_schema_that_is_damaged(tmp_path: Path, value) -> None:
-    write_json(tmp_path / ".merlin" / "schema.json", value)
-    with pytest.raises(BadInputError, match=r"schema.json: damaged, .*\n.*copy it again"):
-        TableSchema.read(tmp_path)
-
-
-@given(st.integers(0, 1000), st.booleans())
-def test_splits_cover_the_last_day(rows: int, only_day: bool) -> None:
-    cuts = cut_last_day(rows, only_day=only_day)
-    assert cuts["train"][0] == 0
-    assert cuts["train"][1] == cuts["valid"][0]
-    assert cuts["valid"][1] == cuts["test"][0]
-    assert cuts["test"][1] == rows
-    valid, test = (cuts[split][1] - cuts[split][0] for split in ("valid", "test"))
-    assert 0 <= valid - test <= 1
-    assert cuts["train"][1] == (rows - rows // 5 if only_day else 0)
-
-
 def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "file"
 
@@ -202,19 +167,6 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
     write_text(path, "new")
     assert path.read_text() == "new"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
-
-
-def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
-    def fill() -> None:
-        with atomic_path(tmp_path / "file") as temporary, open("/dev/full", "wb", 0) as full:
-            temporary.touch()
-            full.write(b"x")
-
-    with pytest.raises(OutputError, match="No space left"):
-        fill()
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
-        write_text("/proc/none/file", "text")
 
 
 def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,7 @@ from nvt_torchrec.models.head import build_head
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
-from tests.shell import ROOT
 from tests.training.shapes import dlrm
-from tests.warm import warm_python
 
 SPEC = FeatureSpec(
     "label",
@@ -137,21 +134,6 @@ def make_origin(generation: int | None, days: tuple[int, ...]) -> Origin:
         "c" * 128, 120, 7680, "", generation, days, "b" * 128, settings, versions
     )
     return Origin(checkpoint, {"nvt-torchrec": "0.1"})
-
-
-_FULL = """
-import resource, signal, sys
-from nvt_torchrec.inference.__main__ import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def with_full_disk(size: int, *command: object) -> subprocess.CompletedProcess[str]:
-    """Run a command of ``python -m inference`` that can write so many bytes to a file."""
-    command = (warm_python(), "-c", _FULL, str(size), *map(str, command))
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def publish(bundle: Path, to: Path, **flags: Any) -> steps.Published:

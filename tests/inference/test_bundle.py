@@ -23,7 +23,6 @@ from nvt_torchrec.models.checkpoint.record import FORMAT
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow
-from tests.inference.bundles import with_full_disk
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 from tests.mutations import edit_json, flip_bit
@@ -96,17 +95,6 @@ def test_only_what_a_workflow_lists_is_copied(trained: Trained, tmp_path: Path) 
     os.mkfifo(graph)
     with pytest.raises(BadInputError, match=r"graph\.json"):
         write_bundle(workflow, trained.checkpoint, tmp_path / "other")
-
-
-def test_a_full_disk_is_a_sentence(trained: Trained, tmp_path: Path) -> None:
-    done = with_full_disk(5000, "bundle", *trained.flags, "--output", tmp_path / "bundle")
-    assert done.returncode == 2
-    lines = done.stderr.splitlines()
-    assert lines[-2:] == [
-        f"error: {tmp_path / 'bundle'}: cannot be written: File too large",
-        "  -> free space, or choose a writable place",
-    ]
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

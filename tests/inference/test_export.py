@@ -41,7 +41,7 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
-from tests.inference.bundles import make_bundle, make_origin, with_full_disk
+from tests.inference.bundles import make_origin
 from tests.inference.conftest import Trained
 from tests.inference.exported import score, tensors_of
 from tests.inference.reference import make_scorer, to_serve
@@ -340,17 +340,3 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     (got,) = names["session"].run(["probability"], names["row"])
     row = dict.fromkeys(shop_predictor.spec.sources(label=False))
     np.testing.assert_allclose(got, shop_predictor.predict([row]), atol=1e-6)
-
-
-def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle")
-    before = sorted(tmp_path.iterdir())
-    flags = ["--bundle", bundle, "--format", "triton", "--output", tmp_path / "export"]
-    done = with_full_disk(100, "export", *flags)
-    assert done.returncode == 2
-    *_, error, remedy = done.stderr.splitlines()
-    assert error.startswith(f"error: {tmp_path / 'export'}: cannot be written: ")
-    assert "File too large" in error
-    assert len(error) < 400
-    assert remedy == "  -> free space, or choose a writable place"
-    assert sorted(tmp_path.iterdir()) == before

@@ -155,17 +155,6 @@ def test_a_device_that_differs_is_not_used(tmp_path, monkeypatch, caplog, shuffl
         list(KJTLoader(tmp_path / "train", 64, strict_gpu=True, **options))
 
 
-def test_a_device_that_cannot_be_set_up_is_not_used(tmp_path, monkeypatch, caplog):
-    write_split(tmp_path, {"train": [100]})
-    expected = list(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    fake_libcudf.install(monkeypatch, strict=False)
-    monkeypatch.delattr(fake_libcudf, "TypeId")
-    monkeypatch.setattr(sys.modules[fake_libcudf.CUDF_READER], "CudfReader", None)
-    assert_same(list(KJTLoader(tmp_path / "train", 64, device="cpu")), expected)
-    (warning,) = caplog.messages
-    assert "differs from the CPU's: TypeError" in warning
-
-
 @pytest.mark.parametrize(
     "message",
     [

@@ -145,11 +145,3 @@ def test_sampled_rows_are_inside_their_row_groups(sizes, share, seed):
     cut = [index for index, (begin, end) in found.items() if end - begin < sizes[index]]
     assert len(cut) <= 1, "all row groups but one are read whole"
     assert sample_rows(sizes, share, seed=seed) == found
-
-
-def test_every_row_may_be_drawn():
-    drawn = set()
-    for seed in range(300):
-        for index, (begin, end) in sample_rows([7, 5, 9], 0.3, seed=(seed,)).items():
-            drawn |= {(index, row) for row in range(begin, end)}
-    assert len(drawn) == 21

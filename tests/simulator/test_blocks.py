@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines import counting, host
 from nvt_torchrec.etl.engines.counting import merge
-from nvt_torchrec.etl.engines.device.device_blocks import LANES, Card, count_block, merge_runs
+from nvt_torchrec.etl.engines.device.device_blocks import Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.moments import merge_moments
@@ -97,12 +97,3 @@ def test_a_piece_without_rows_changes_nothing() -> None:
 def test_without_moments(tmp_path: Path) -> None:
     spec = FeatureSpec(SPEC.label, SPEC.dense, SPEC.categorical, "log")
     check(tmp_path / "day_0", [b"1\t2\t3\t4\t5\n" * 30], spec)
-
-
-def test_each_lane_has_a_stream() -> None:
-    device = SimulatedDevice()
-    card = Card(device)
-    assert device.streams == LANES
-    with card.lane(), card.lane():
-        pass
-    assert device.streams == LANES

@@ -15,7 +15,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.training.checkpoint.growth import grow_tables
 from tests.training.shapes import dlrm
 
 
@@ -81,11 +81,6 @@ def test_rows_follow_their_values(history, data):
     kept = set(range(begin, end)) - set(rows.tolist())
     assert all(row < min(table.kept, sizes[0]) for row in kept), "each is in the checkpoint"
     assert all(origin < sizes[0] for origin in origins.tolist())
-
-
-def grown(then: int, now: int, values: list[int]) -> GrownTable:
-    workflow = lineage(values, CategoricalColumn("cat_0", raw="int"))
-    return grow_tables(config([then]), config([now]), workflow.lineage[0], workflow)["t_cat_0"]
 
 
 def test_a_column_that_the_workflow_lacks():

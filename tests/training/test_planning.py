@@ -58,13 +58,6 @@ def test_loaders_share_a_gpu_with_the_tables(monkeypatch):
         _hardware(settings, group, 9 << 30)
 
 
-def test_mlperf_fits_on_eight_gpus():
-    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--hbm_gib=80", gpus=8)
-    assert "all tables fit" in text
-    assert len(_per_rank(text)) == 8
-    assert sum(_per_rank(text)) > 204.1e6 * 128 * 4 / 2**30
-
-
 def test_the_plan_that_the_page_of_gpus_names():
     page = (ROOT / "docs" / "gpu.md").read_text()
     flags = re.search(r"nvt-train --plan_only 1 (.*)", page)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import math
 import sys
 import types
@@ -124,82 +123,6 @@ def test_written_without_nvtabular_is_the_same(
     assert not mismatch
     assert not errors
     assert set(written.files) <= set(match)
-
-
-@examples(8)
-@given(spec=feature_specs(), seed=st.integers(0, 10**6))
-def test_graph_json_is_the_graph(
-    tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, seed: int
-) -> None:
-    """Operators, parents, columns and schemas of the records are those of the live Workflow."""
-    directory = tmp_path_factory.mktemp("spec")
-    save(fit(spec, [random_raw_rows(spec, 30, seed)], directory / "fit"), spec, directory / "saved")
-    workflow = load(directory / "saved", raw=False)
-    graph = json.loads((directory / "saved" / "graph.json").read_text())
-    live, queue = {}, [workflow.output_node]
-    while queue:
-        node = queue.pop()
-        kind = f"{type(node.op).__module__}.{type(node.op).__qualname__}"
-        # LambdaOp is merlin's UDF in 23.8, a class of its own in NVTabular's main
-        kind = kind.replace("merlin.dag.ops.udf.UDF", "nvtabular.ops.lambdaop.LambdaOp")
-        parents = [_signature(n) for n in node.parents]
-        others = [_signature(n) for n in node.dependencies]
-        live[_signature(node)] = (kind, parents, others, *_schemas(node))
-        queue += node.parents_with_dependencies
-    assert len(live) == len(graph["nodes"])
-    by_id = {record["id"]: record for record in graph["nodes"]}
-    signatures = {i: _signature_of(record) for i, record in by_id.items()}
-    for record in graph["nodes"]:
-        kind, parents, others, inputs, outputs = live[signatures[record["id"]]]
-        assert record["op_class"] == kind
-        assert [signatures[i] for i in record["parent_ids"]] == parents
-        assert [signatures[i] for i in record["dependency_ids"]] == others
-        assert _described(record["input_schema"]) == inputs
-        assert _described(record["output_schema"]) == outputs
-    assert max(by_id) == graph["output_node_id"]
-
-
-def _signature(node) -> tuple:
-    kind = type(node.op).__name__.replace("UDF", "LambdaOp")
-    called = node.op.f.__name__ if kind == "LambdaOp" else ""
-    return kind, called, frozenset(node.output_schema.column_names)
-
-
-def _signature_of(record: dict) -> tuple:
-    called = record["op_params"].get("f", {}).get("qualname", "")
-    kind = record["op_class"].rsplit(".", 1)[-1]
-    return kind, called, frozenset(record["selector"]["names"])
-
-
-def _schemas(node) -> tuple[dict, dict]:
-    return tuple(
-        {
-            column.name: (
-                column.dtype.name,
-                column.dtype.shape.as_tuple,
-                column.is_list,
-                column.is_ragged,
-                sorted(f"Tags.{tag.name}" for tag in column.tags),
-                {k: v for k, v in column.properties.items() if k != "cat_path"},
-            )
-            for column in schema
-        }
-        for schema in (node.input_schema, node.output_schema)
-    )
-
-
-def _described(schema: list[dict]) -> dict:
-    return {
-        column["name"]: (
-            column["dtype"]["name"],
-            tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
-            column["is_list"],
-            column["is_ragged"],
-            sorted(column["tags"]),
-            column["properties"],
-        )
-        for column in schema
-    }
 
 
 @settings(deadline=None)

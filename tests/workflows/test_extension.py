@@ -22,7 +22,6 @@ from nvt_torchrec.workflows.extension.extend_workflow import (
     extend_workflow,
     write_base_state,
 )
-from nvt_torchrec.workflows.extension.grow_vocabulary import DayOfVocabulary, extend_vocabulary
 from nvt_torchrec.workflows.extension.state import read_state
 from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import PendingValues, apply_policy
@@ -135,43 +134,6 @@ class Days:
         return -self.pending[value], order_of(value)
 
 
-@st.composite
-def _counters(draw: st.DrawFn) -> list[Counter]:
-    values = st.integers(0, 12)
-    days = st.dictionaries(values, st.integers(1, 4), max_size=6)
-    return [Counter(day) for day in draw(st.lists(days, min_size=2, max_size=8))]
-
-
-@examples(400)
-@given(
-    counters=_counters(),
-    policy=st.sampled_from(
-        [{}, {"freq_threshold": 4}, {"max_table_size": 5}, {"max_table_size": 3}]
-    ),
-    raw=st.sampled_from(["int", "hex32", "string"]),
-    limit=st.sampled_from([1, 3, 100]),
-)
-def test_any_days_of_a_vocabulary(counters, policy, raw, limit) -> None:
-    """Values of all kinds of lives: rare, returning, forgotten."""
-    column = CategoricalColumn("c", raw=raw, **policy)
-    if raw == "string":
-        counters = [Counter({"é" * n + str(n): c for n, c in day.items()}) for day in counters]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "PENDING_LIMIT", limit)
-        known, pending = apply_policy(*_values(counters[0], raw), column, 0)
-        oracle = Days(column, counters[0], limit)
-        for counter in counters[1:]:
-            values, counts = _values(counter, raw)
-            places = {value: i for i, value in enumerate(known.values.tolist())}
-            listed = np.array([places.get(value, -1) for value in values.tolist()], np.int64)
-            found = extend_vocabulary(
-                column, known, pending, DayOfVocabulary(values, counts, listed, 0)
-            )
-            oracle.extend(counter, limit)
-            known, pending = found.vocabulary, found.pending
-            oracle.check(known.values.tolist(), known.counts.tolist(), pending)
-
-
 def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
     table = pq.read_table(path / "workflow" / description.vocabularies[column.name].file)
     return table[0].to_pylist(), table[1].to_pylist()
@@ -181,7 +143,7 @@ def _files(path: Path) -> dict[str, bytes]:
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
-@examples(10)
+@examples(15)
 @given(
     spec=feature_specs(),
     seed=st.integers(0, 10**6),
