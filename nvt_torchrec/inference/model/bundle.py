@@ -239,7 +239,6 @@ def read_bundle(
     except (ValueError, OSError, SchemaError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
     _check_finite(path, model, tables=check)
-    model.check_scores(path, tables=check)
     return workflow, model
 
 

@@ -15,13 +15,12 @@ converted to float32 after the lookup; sums are float32.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import Ids
 from nvt_torchrec.models.config import ModelConfig
@@ -158,40 +157,6 @@ class ServingModel:
         return dataclasses.replace(
             self, table=self.table.convert(kind, self.config.first_order_width)
         )
-
-    def check_scores(self, path: Path | str, *, tables: bool = True) -> None:
-        """Check that two rows, whose dense values are 1 and -1, have logits, and that are finite.
-
-        Weights that are finite may be so large that sums of them are not.
-
-        Args:
-            path: Where the model comes from, for errors.
-            tables: Read all embeddings, and score those with the largest value of each column; else
-                the first ones.
-
-        Raises:
-            BadInputError: They are not finite or no logits, or the model's program fails.
-        """
-        index = self.first
-        if tables:
-            ranges = self.table.ranges  # of int8: scale and minimum, which bound the values
-            low, high = (self.table.values if ranges is None else ranges).aminmax(dim=1)
-            begins, numbers = self.first.unique(return_inverse=True)
-            of_tables = torch.maximum(high, -low).tensor_split(begins[1:].cpu())
-            index = index + torch.stack([values.argmax() for values in of_tables])[numbers]
-        x = torch.tensor([[1.0], [-1.0]], device=self.device).expand(2, len(self.config.dense))
-        try:
-            more = self.read_more_inputs(Ids((index - self.first).repeat(2, 1).T.cpu().numpy()))
-            logits = self.head(x, self.table.rows(index).repeat(2, 1, 1), more)
-        except BadInputError as error:
-            raise BadInputError(f"{path}: {error.what}", error.remedy) from None
-        if (shape := tuple(logits.shape)) != (2, len(self.config.labels)):
-            raise BadInputError(f"{path}: the model gives logits {list(shape)} for two rows")
-        if not logits.isfinite().all():
-            raise BadInputError(
-                f"{path}: the model's scores are not finite: its weights are too large",
-                "take an earlier checkpoint, or train again with a lower --learning_rate",
-            )
 
     @property
     def device(self) -> torch.device:

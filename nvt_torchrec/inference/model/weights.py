@@ -76,16 +76,14 @@ def read_checkpoint(
     """Read the model of a training checkpoint of any world size and sharding plan.
 
     Raises:
-        BadInputError: The checkpoint is missing, incomplete or damaged, or scores are not finite.
+        BadInputError: The checkpoint is missing, incomplete or damaged, or weights are not finite.
         SchemaError: It is not a checkpoint of this program.
     """
     from nvt_torchrec.models.checkpoint.reading import read_model  # imports torch.distributed
 
     origin = _read_origin(Path(path))
     rows, head, config = read_model(path, device)
-    model = ServingModel.make(JoinedTable(rows), config, head)
-    model.check_scores(path)
-    return model, origin
+    return ServingModel.make(JoinedTable(rows), config, head), origin
 
 
 def _read_origin(path: Path) -> CheckpointOrigin:
