@@ -167,7 +167,7 @@ def test_old_bundles_are_removed(bundles: list[Path], served: Path) -> None:
     assert _stored(served) == {names[0], names[2]}  # that served before is needed to roll back
     rollback(served)
     assert _current(served) == names[2]
-    with pytest.raises(OutputError, match=f"served before, {names[1]}, is not there any more"):
+    with pytest.raises(OutputError, match="no earlier bundle is there"):
         rollback(served)
     assert _current(served) == names[2]
     publish(bundles[3], served)
@@ -239,7 +239,7 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
     with pytest.raises(BadInputError, match="no such directory"):
         rollback(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(OutputError, match="no bundle is served"):
+    with pytest.raises(OutputError, match="no earlier bundle is there"):
         rollback(tmp_path / "empty")
 
     served = tmp_path / "served"

@@ -134,7 +134,7 @@ def test_pointers_outside_the_store(
     values[200] = value
     index = table.column_names.index(column)
     pq.write_table(table.set_column(index, column, pa.array(values)), copied / "part.1.parquet")
-    with pytest.raises(SchemaError, match=rf"part\.1\.parquet: row 200 of row group 0: {message}"):
+    with pytest.raises(SchemaError, match=rf"train: .*{message}"):
         list(KJTLoader(copied, 64, shuffle=shuffle, device="cpu"))
     index = table.set_column(index, column, pa.array(values.astype(np.int64)))
     pq.write_table(index, copied / "part.1.parquet")

@@ -311,11 +311,7 @@ def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
 
 def bundle_digest(path: Path | str) -> str:
     """Return the SHA-256 of ``bundle.json``, which stands for the bundle: it holds all digests."""
-    file = Path(path) / BUNDLE_FILE
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise BadInputError(f"{file}: cannot be read: {error.strerror or error}") from error
+    return hashlib.sha256((Path(path) / BUNDLE_FILE).read_bytes()).hexdigest()
 
 
 def bundle_name(digest: str) -> str:

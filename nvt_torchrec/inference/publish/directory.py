@@ -196,14 +196,11 @@ class Store:
         Raises:
             OutputError: There is none.
         """
-        turn, served = served_in_turn(self.entries), self.served_name()
-        if served is None or len(turn) < 2:
-            what = "no bundle is served" if served is None else "no earlier bundle"
-        elif self.path(turn[-2].name).exists():
-            return turn[-2]
-        else:
-            what = f"the bundle served before, {turn[-2].name}, is not there any more"
-        raise OutputError(f"{self.root}: nothing to roll back to: {what}", "publish a bundle")
+        turn = served_in_turn(self.entries)[-2:]
+        if self.served_name() is None or len(turn) < 2 or not self.path(turn[0].name).exists():
+            what = f"{self.root}: nothing to roll back to: no earlier bundle is there"
+            raise OutputError(what, "publish a bundle")
+        return turn[0]
 
     def add(self, bundle: Path) -> Path:
         """Put a bundle whose digests were compared into the directory, durably.

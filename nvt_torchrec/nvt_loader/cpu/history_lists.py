@@ -18,7 +18,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.nvt_loader import memory
 from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_row
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 @compiled("int64(int32[::1], int32[::1], int32[::1], int64)")
@@ -194,9 +194,8 @@ def _refuse(dataset: Dataset, store: HistoryStore, key: int, events: int) -> Non
     try:
         store.newest(key, events, dataset.max_events)
     except SchemaError as error:
-        where = find_row(dataset, store.history.pointers, (key, events))
         raise SchemaError(
-            f"{where}: {error.what}",
+            f"{dataset.source.name}: {error.what}",
             error.remedy or "the parquet and the histories are not of one ETL run: run it again",
         ) from error
     raise AssertionError((key, events))

@@ -224,20 +224,6 @@ def _open_stores(
     )
 
 
-def find_row(dataset: Dataset, columns: Sequence[str], values: Sequence[int]) -> str:
-    """Return the name of the first row that holds some values, for an error."""
-    for row_group in range(len(dataset.source.row_counts)):
-        first = 0
-        for batch in dataset.source.read(row_group, list(columns), _SAMPLED_ROWS):
-            parts = [np.asarray(batch.column(name)) for name in columns]
-            found = np.logical_and(*(p == v for p, v in zip(parts, values, strict=True)))
-            if found.any():
-                name, index = dataset.place(row_group)
-                return f"{name}: row {first + int(found.argmax())} of row group {index}"
-            first += batch.num_rows
-    return dataset.source.name
-
-
 def _mean_ids(dataset: Dataset) -> float:
     """Return how many ids a row has, by the first rows that there are."""
     ids, rows, lists = 0, 0, list(dataset.schema.multi_hot)
