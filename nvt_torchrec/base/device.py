@@ -4,9 +4,9 @@ Code for a card takes a :class:`Device`, so that tests can give it one of NumPy'
 simulator instead (``tests/simulator/device.py``). Importing this module needs no card, and
 neither CuPy nor numba.cuda.
 
-What a card computes has been tried with stand-ins only, so each run compares the first part of its
-work with the host's: a difference or an error is a warning, after which the run goes on with the
-host's code, or, where the user asks for that, an error.
+Little of it has run on cards yet (docs/gpu.md), so each run compares the first part of its work
+with the host's: a difference or an error is a warning, after which the run goes on with the host's
+code, or, where the user asks for that, an error.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from nvt_torchrec.base.command_line import Parsed, Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.threads import count_cores
-from nvt_torchrec.formats.day_names import OpenDays, parse_days
+from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
@@ -18,7 +18,8 @@ ENGINES = ("auto", "cpu", "dask")
 #: NVTabular's own operators cannot extend what they fitted.
 RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
-STATISTICS = ("frozen", "update")
+#: Positions in a block are 32-bit integers, and its last line may have 1 GiB.
+MOST_BLOCK_MB = 1023
 #: The heading of the flags that a run and an extension have in common.
 _READING = "reading of the days"
 
@@ -27,8 +28,6 @@ _READING = "reading of the days"
 threads_flag = functools.partial(
     flag, "number of threads (default: one per core)", count_cores, least=1
 )
-
-_days_or_since = functools.partial(parse_days, may_be_open=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +54,6 @@ class ReadSettings(Settings):
     max_bad_fraction: float = flag(
         "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that "
         "is added) is malformed", 0.01, least=0, most=1, group=_READING
-    )
-    max_decompressed_gb: float | None = flag(
-        "largest size of a compressed day after decompression, which takes place below OUT and is "
-        "deleted afterwards (default: 4 times the size estimated from its first bytes)", None,
-        above=0, most=float("inf"), group=_READING
     )
     strict_gpu: bool = flag(
         "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
@@ -107,11 +101,11 @@ class EtlSettings(ReadSettings):
         parse=load_spec, metavar="TOML"
     )
     days: Parsed[frozenset[int] | None] = flag(
-        "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 or 2024-10-28.. "
-        "(default: all, which must have no gap)", None, parse=_days_or_since, metavar="LIST"
+        "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 "
+        "(default: all, which must have no gap)", None, parse=parse_days, metavar="LIST"
     )
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
-    block_mb: int = flag("MiB of text per unit of work", 64, least=1)
+    block_mb: int = flag("MiB of text per unit of work", 64, least=1, most=MOST_BLOCK_MB)
     engine: str = flag(
         "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
         "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
@@ -132,20 +126,12 @@ class EtlSettings(ReadSettings):
         """Return a JSON-ready form, without settings that cannot change the result."""
         return {
             "spec": self.spec.to_dict(),
-            "days": _listed(self.days),
+            "days": None if self.days is None else sorted(self.days),
             "limit_rows": self.limit_rows,
             "block_mb": self.block_mb,
             "engine": self.engine,
             "on_bad_rows": self.on_bad_rows,
         }
-
-
-def _listed(days: frozenset[int] | None) -> list[int | str] | None:
-    """Return days for JSON; a range without an end is a string."""
-    if days is None:
-        return None
-    since = [f"{days.since}.."] if isinstance(days, OpenDays) else []
-    return [*sorted(days), *since]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +154,7 @@ class ExtendSettings(ReadSettings):
     )
     days: frozenset[int] | None = flag(
         "add these days only, for example 24-26; days between that are not named may be missing",
-        None, parse=_days_or_since, metavar="LIST"
+        None, parse=parse_days, metavar="LIST"
     )
     allow_repeated_day: bool = flag(
         "add a day although its file is a copy of that of an earlier day", False
@@ -177,16 +163,12 @@ class ExtendSettings(ReadSettings):
         "refuse a day with so many times more, or fewer, rows than each of the days before", 5.0,
         least=1, most=float("inf")
     )
-    statistics: str = flag(
-        "mean and standard deviation of the dense columns: frozen, as the trained model knows "
-        "them, or updated with the new days", "frozen", choices=STATISTICS
-    )
     keep_days: int | None = flag(
         "leave out the parquet of all but the newest N days, of those for training; ids stay "
         "(default: keep all)", None, least=2, metavar="N"
     )
     block_mb: int | None = flag(
-        "MiB of text per unit of work (default: as in the run)", None, least=1
+        "MiB of text per unit of work (default: as in the run)", None, least=1, most=MOST_BLOCK_MB
     )
     engine: str = flag(
         "as in `etl run`: cpu, dask, or auto", "auto", choices=ENGINES

@@ -138,61 +138,33 @@ def days_text(days: Sequence[int]) -> str:
     return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
 
 
-class OpenDays(frozenset[int]):
-    """Days of a list, and all days from ``since`` on."""
-
-    since: int
-
-    def __new__(cls, days: Iterable[int], since: int) -> OpenDays:
-        """Make it of a list, to which ``since`` need not belong."""
-        self = super().__new__(cls, {*days, since})
-        self.since = since
-        return self
-
-    def __reduce__(self) -> tuple:
-        """Pickle ``since`` too."""
-        return OpenDays, (list(self), self.since)
-
-    def __contains__(self, day: object) -> bool:
-        """Return whether a day is chosen."""
-        return super().__contains__(day) or (isinstance(day, int) and day >= self.since)
-
-
-def parse_days(text: str, *, may_be_open: bool = False) -> frozenset[int]:
-    """Read a list of days, such as ``0-3,7``, ``2024-10-28..2024-10-31`` or ``2024-10-28..``.
+def parse_days(text: str) -> frozenset[int]:
+    """Read a list of days, such as ``0-3,7`` or ``2024-10-28..2024-10-31``.
 
     A date stands for the number of days since 1970-01-01, as in the names of files.
 
     Args:
         text: Numbers, dates, and ranges of them, which include both ends.
-        may_be_open: Whether the last range may have no end; the result is :class:`OpenDays` then.
 
     Raises:
         SettingsError: It cannot be read, or a range ends before it begins.
     """
     days: set[int] = set()
-    since: int | None = None
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)-(\d+)\s*", part)
         begin, dots, end = (match[1], "..", match[2]) if match else part.partition("..")
-        first, last = _day(begin), _day(end) if end.strip() else None
-        if first is None or (end.strip() and last is None):
+        first, last = _day(begin), _day(end if dots else begin)
+        if first is None or last is None:
             raise SettingsError(
                 f"days {text!r}: cannot read {part!r}",
                 "write for example 0-3,7 or 2024-10-28..2024-10-31",
             )
-        if dots and last is None:
-            if not may_be_open:
-                raise SettingsError(f"days {text!r}: {part!r} has no end", "name the last day")
-            since = first if since is None else min(since, first)
-            continue
-        last = first if last is None else last
         if last < first:
             raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
         if last - first > _LONGEST_RANGE:
             raise SettingsError(f"days {text!r}: {part!r} is {last - first:,} days", "write fewer")
         days.update(range(first, last + 1))
-    return frozenset(days) if since is None else OpenDays(days, since)
+    return frozenset(days)
 
 
 def _day(text: str) -> int | None:

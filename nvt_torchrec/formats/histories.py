@@ -31,7 +31,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
 
 #: The directory of all histories, beside those of the splits.
 HISTORIES = "_histories"
@@ -256,12 +256,12 @@ class HistoryWriter:
     """Writes events key by key; holds none of them."""
 
     def __init__(self, history: StoredHistory, files: Sequence[IO[bytes]]) -> None:
-        self._columns, (self._offsets, *self._ids) = history.columns, files
-        self._keys = self._events = 0
-        _write_header(self._offsets, np.int64, 0)
-        for file in self._ids:
-            _write_header(file, np.int32, 0)
-        self._offsets.write(np.zeros(1, np.int64).tobytes())
+        offsets, *ids = files
+        self._offsets = ArrayWriter(offsets, np.int64)
+        self._offsets.append([0])
+        writers = (ArrayWriter(file, np.int32) for file in ids)
+        self._ids = dict(zip(history.columns, writers, strict=True))
+        self._events = 0
 
     def add(self, counts: np.ndarray | Sequence[int], ids: Mapping[str, np.ndarray]) -> None:
         """Add the next keys.
@@ -271,24 +271,15 @@ class HistoryWriter:
             ids: For each column the ids of these events, of each key the oldest first.
         """
         ends = self._events + np.cumsum(np.asarray(counts, np.int64))
-        self._offsets.write(ends.tobytes())
+        self._offsets.append(ends)
         total = int(ends[-1]) - self._events if len(ends) else 0
-        for name, file in zip(self._columns, self._ids, strict=True):
-            column = np.asarray(ids[name], np.int32)
-            if len(column) != total:
-                raise ValueError(f"{len(column)} ids of {name} for {total} events")
-            file.write(column.tobytes())
-        self._keys, self._events = self._keys + len(ends), self._events + total
+        for name, writer in self._ids.items():
+            if len(ids[name]) != total:
+                raise ValueError(f"{len(ids[name])} ids of {name} for {total} events")
+            writer.append(ids[name])
+        self._events += total
 
     def finish(self) -> None:
         """Write how many keys and events there are."""
-        _write_header(self._offsets, np.int64, self._keys + 1)
-        for file in self._ids:
-            _write_header(file, np.int32, self._events)
-
-
-def _write_header(file: IO[bytes], dtype: type, length: int) -> None:
-    """Write the header of an ``.npy`` file, which leaves room for any length."""
-    file.seek(0)
-    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
-    np.lib.format.write_array_header_1_0(file, described | {"shape": (length,)})
+        for writer in (self._offsets, *self._ids.values()):
+            writer.finish()

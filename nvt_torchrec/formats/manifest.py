@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.files.artifact import FileEntry, Format
-from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.day_names import day_title
-from nvt_torchrec.formats.splits import SPLITS
 
 FORMAT = Format("", 4, "the ETL's manifest", digest_key="blake2b")
 _AGAIN = "copy the manifest again, or run the ETL again"
 _OTHER_VERSION = "read it with the version of this program that wrote it, or run the ETL again"
-
-#: What is counted of each split, in all and of each day.
-_COUNTS = {
-    "rows": int, "positives": int, "missing": dict[str, int], "out_of_vocabulary": dict[str, int],
-}  # fmt: skip
 
 
 class _ByKey:
@@ -127,20 +120,6 @@ class Manifest(_ByKey):
     next_parts: dict[str, int]
     described: dict[str, FileEntry] = dataclasses.field(default_factory=dict)
     split: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        for rows in (self.rows, *(file.rows for file in self.inputs)):
-            if rows.keys() != {"in", "out", "rejected"}:
-                raise ValueError(f"rows {', '.join(rows)}")
-        for key in ("days", "next_parts"):
-            if getattr(self, key).keys() != set(SPLITS):
-                raise ValueError(f"{key} are not those of {', '.join(SPLITS)}")
-        days = (self.splits, *self.by_day_and_split.values())
-        for split, counts in (pair for splits in days for pair in splits.items()):
-            for key, kind in _COUNTS.items():
-                convert(kind, counts[key], f"{split}.{key}")
-        if not (self.inputs and self.files):
-            raise ValueError("no inputs or no files")
 
     @classmethod
     def read(cls, path: Path) -> Manifest:

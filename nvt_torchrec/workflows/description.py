@@ -47,6 +47,5 @@ def _check_graph(description: WorkflowDescription) -> None:
     file = description.path / GRAPH_FILE
     graph = read_json(file, "the graph of a saved workflow")
     # As text: in Python True equals 1.
-    expected = json.dumps(graph_of(description), sort_keys=True)
-    if nodes.bind_functions(json.dumps(graph, sort_keys=True)) != expected:
+    if json.dumps(graph, sort_keys=True) != json.dumps(graph_of(description), sort_keys=True):
         raise BadInputError(f"{file}: not the graph of the spec in {METADATA_FILE}", COPY_AGAIN)

@@ -12,7 +12,6 @@ nothing is filled before it. Dense columns: one chain of operators for each tran
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import chain, groupby
 from typing import Any
@@ -33,9 +32,6 @@ FILL = "nvtabular.ops.fill.FillMissing"
 CLIP = "nvtabular.ops.clip.Clip"
 LAMBDA = "nvtabular.ops.lambdaop.LambdaOp"
 NORMALIZE = "nvtabular.ops.normalize.Normalize"
-
-#: The functions' module, without the name of the distribution before it.
-_FUNCTIONS = r"\.".join(functions.__name__.split(".")[-2:])
 
 Record = dict[str, Any]
 
@@ -211,15 +207,6 @@ def _dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _N
     if not transform.normalized:
         return nodes.add(LAMBDA, _calls(functions.as_float32.__name__, "float32"), [end])
     return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
-
-
-def bind_functions(graph: str) -> str:
-    """Replace the module that a graph names its functions by with its name in this process.
-
-    This package is importable under two names, as in a checkout and as it is installed.
-    """
-    module = re.compile(rf'"module": "([a-z_]+\.)?{_FUNCTIONS}"')
-    return module.sub(f'"module": "{functions.__name__}"', graph)
 
 
 def _calls(function: str, dtype: str) -> Record:

@@ -54,14 +54,11 @@ class Fitted:
         pending: By vocabulary, the values that were seen and have no id; vocabularies without such
             values may be left out. Not part of the saved workflow, see
             :mod:`workflows.extension.state`.
-        moments: Of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
-            or if the workflow will not be extended. Not part of the saved workflow either.
     """
 
     statistics: dict[str, dict[str, float]]
     vocabularies: dict[str, FittedVocabulary]
     pending: dict[str, PendingValues] = dataclasses.field(default_factory=dict)
-    moments: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.delimited import split_rows
 from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
@@ -149,15 +149,6 @@ def test_label_told_by_the_fields_of_most_lines() -> None:
     assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == plain_layout(spec, label=False)
     with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
         layout_of(b"a,b\n", "x", spec)
-
-
-def test_blocks_beyond_32_bits_are_refused() -> None:
-    class Huge(bytes):
-        def __len__(self) -> int:
-            return 2**31
-
-    with pytest.raises(SettingsError, match="smaller --block_mb"):
-        split_rows(Huge(), CSV.input, 1, [0])
 
 
 def test_criteos_format_has_at_most_64_columns_of_a_kind() -> None:

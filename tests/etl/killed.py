@@ -1,8 +1,8 @@
 """Runs that are killed with SIGKILL at chosen moments, and resumed until they finish.
 
 ``python -m tests.etl.killed DIRECTORY STRIDE`` prints what it saw as JSON. For moments
-see ``tests/forks.py``: every second one while times are counted is tried, all while their records
-make place for the cuts, and every STRIDE-th of the others.
+see ``tests/forks.py``: all are tried once the cuts by time are there, and every STRIDE-th of the
+others.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def stage_of(output: Path) -> str:
     for stage, pattern in (
         ("finished", "manifest.json"), ("describe", "criteo_binary/split/*/part.*.parquet"),
         ("transform", ".work/*/fit.json"),
-        ("fit", ".work/*/fit"), ("cut", ".work/*/times/cuts.json"),
-        ("times", ".work/*/times"), ("input", ".work/*/plan.json"),
+        ("fit", ".work/*/fit"), ("cut", ".work/*/cuts.json"),
+        ("input", ".work/*/plan.json"),
     ):  # fmt: skip
         if any(output.glob(pattern)):
             return stage
@@ -87,7 +87,7 @@ def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
     whole, chance = tree(output), random.Random(1)
     seen: dict = {"kills": collections.Counter(), "wrong": [], "redone": 0}
     for moment, stage in enumerate(file.read_text().split()):
-        if moment % {"times": 2, "cut": 1}.get(stage, stride):
+        if moment % {"cut": 1}.get(stage, stride):
             continue
         shutil.rmtree(output)
         log.unlink(missing_ok=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines.engine import Job, add_up
+from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows.writer import Fitted, write_workflow

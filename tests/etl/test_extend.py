@@ -72,7 +72,7 @@ def test_one_by_one_is_all_at_once(raw, base, tmp_path: Path) -> None:
     for i, groups in enumerate(([NEW], [(3,), (4,), (5,)], [(3, 4), (5,)])):
         output = copy_of(base, tmp_path / str(i))
         for group in groups:
-            add(output, raw[0], days=group, statistics="update")
+            add(output, raw[0], days=group)
         assert not {path.name for path in output.iterdir()} & {".work", ".extending"}
         seen.append(content(output))
     assert_sound(output)

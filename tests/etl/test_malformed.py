@@ -110,10 +110,6 @@ def test_manifests(tmp_path: Path) -> None:
     write_json(file, {**value, "rows": {"in": 2, "out": 2, "rejected": 0}})
     with pytest.raises(BadInputError, match="not what was written"):
         Manifest.read(file)
-    write_json(file, {**value, "rows": {"in": 1}})
-    _sign(file)
-    with pytest.raises(BadInputError, match="damaged: rows in"):
-        Manifest.read(file)
     write_json(file, {**value, "generation": None})
     _sign(file)
     with pytest.raises(BadInputError, match="generation is None, an integer is needed"):

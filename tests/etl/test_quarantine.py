@@ -106,7 +106,7 @@ def test_bad_rows_can_be_left_out(days, options, tmp_path: Path) -> None:
 
 def test_many_bad_rows(days, options, tmp_path: Path, monkeypatch) -> None:
     """All are kept, with lines counted over the blocks of a compressed file and pieces of these."""
-    monkeypatch.setattr("nvt_torchrec.etl.engines.counting.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("nvt_torchrec.etl.units.counting.PIECE_BYTES", 100_000)
     days = copy.deepcopy(days)
     days[1] = (days[1] + [["x"]] * 150 + days[1]) * 60
     raw, output = _write(tmp_path / "raw", days), tmp_path / "out"

@@ -8,17 +8,14 @@ import resource
 from pathlib import Path
 from typing import IO
 
-import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
-from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, failing, settings, tree
-from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
 from tests.forks import seen_by
 from tests.logs import CRITEO, ROWS, pack, write_day, write_log
 from tests.shell import python
@@ -44,7 +41,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     seen = seen_by("tests.etl.killed", tmp_path, 40)
     assert {by: found["wrong"] for by, found in seen.items()} == {by: [] for by in seen}
     assert max(found["redone"] for found in seen.values()) <= 3 * 2  # workers
-    assert {"times", "cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()
+    assert {"cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()
     assert {"fit", "transform", "describe"} <= seen["days"]["kills"].keys()
 
 
@@ -214,32 +211,3 @@ def test_a_file_system_that_takes_no_more(raw: Path, done: Path, tmp_path: Path)
         assert "Traceback" not in failed.stderr
     run(settings(raw, tmp_path / "out"))
     assert content(tmp_path / "out") == content(done)
-
-
-# ---- rows that are divided by time: their times are counted before the fit
-
-BY_TIME = spec_with(SHARES_OF_TIME)
-
-
-@pytest.fixture
-def counted(tmp_path: Path) -> tuple[Path, Path]:
-    """A log, and an output that has the times of all files but the last, which has a bad row."""
-    raw, output = tmp_path / "raw", tmp_path / "out"
-    write(raw, {0: 40, 1: 25, 2: 60})
-    with open(raw / "day_2.csv", "a") as file:
-        file.write("1,1,i1-0,r1,1,u1,yesterday,\n")
-    with pytest.raises(BadRowError, match="yesterday"):
-        run(settings(raw, output, BY_TIME, workers=1))
-    assert [path.name for path in sorted(output.glob(".work/*/times/*"))] == ["0.npy", "1.npy"]
-    return raw, output
-
-
-def test_damaged_times_are_counted_again(counted: tuple[Path, Path]) -> None:
-    raw, output = counted
-    first, second = sorted(output.glob(".work/*/times/*"))
-    first.write_bytes(b"")
-    second.write_bytes(second.read_bytes()[:-9])
-    write_json(first.with_name("cuts.json"), [1])
-    with pytest.raises(BadRowError, match="yesterday"):
-        run(settings(raw, output, BY_TIME))
-    assert [len(np.load(file)) for file in (first, second)] == [2, 2]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.units.counting import count, merge
 from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -232,7 +233,7 @@ def test_resumed(raw: Path, rows: Rows, tmp_path: Path, monkeypatch) -> None:
     run(settings(raw, tmp_path / "whole", spec))
     with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", KeyboardInterrupt("ctrl-c")):
         run(settings(raw, tmp_path / "out", spec))
-    monkeypatch.setattr("nvt_torchrec.etl.units.split_pass._count_times", None)
+    monkeypatch.setattr("nvt_torchrec.etl.units.split_pass.read_block_chunks", None)
     run(settings(raw, tmp_path / "out", spec, workers=1))
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert sorted(numbers_of(tmp_path / "out")["train"]) == _expected(rows, spec.split)["train"]
@@ -257,10 +258,7 @@ def test_empty_splits_are_refused(raw: Path, tmp_path: Path) -> None:
 def test_cuts_by_time(blocks: list[list[int]], valid: float, test: float) -> None:
     """As plain Python finds them in a sorted list."""
     times = sorted(time for block in blocks for time in block)
-    counted = []
-    for block in blocks:
-        distinct, counts = np.unique(np.array(block, np.int64), return_counts=True)
-        counted.append(np.stack([distinct, np.cumsum(counts)]))
+    counted = merge(count([np.array(block, np.int64)]) for block in blocks)
     rows, test_rows, valid_rows = (
         len(times),
         *(max(1, round(len(times) * share)) for share in (test, valid)),

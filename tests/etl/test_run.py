@@ -44,7 +44,7 @@ def done(raw: Path, options, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 _FREQUENT = ["--freq_threshold", "4"], {"freq_threshold": 4}, "log_normalize"
-_NVIDIA = ["--policy", "nvidia-3", "--dense", "log_plus_2"], {"freq_threshold": 3}, "log_plus_2"
+_NVIDIA = ["--freq_threshold", "3", "--dense", "log_plus_2"], {"freq_threshold": 3}, "log_plus_2"
 _SMALL = ["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "log"
 
 

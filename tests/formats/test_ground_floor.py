@@ -63,20 +63,6 @@ def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
         load_spec("criteo_1t")
 
 
-def test_policies_by_name() -> None:
-    spec = load_spec("retail")
-    for name, policy in (
-        ("nvidia-2", (2, 0)), ("nvidia-3", (3, 0)), ("nvidia-15", (15, 0)),
-        ("mlperf-40m", (0, 40_000_000)),
-    ):  # fmt: skip
-        changed = spec.apply_policy(name).categorical
-        *others, hashed = changed
-        assert {(c.freq_threshold, c.max_table_size) for c in others} == {policy}
-        assert hashed == spec.categorical[-1]
-    with pytest.raises(SettingsError, match=r"policy 'nvidia-4' is unknown\n.*did you mean"):
-        spec.apply_policy("nvidia-4")
-
-
 SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))
 
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines import counting, host
-from nvt_torchrec.etl.engines.counting import merge
+from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.device.device_blocks import Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.units import counting
+from nvt_torchrec.etl.units.counting import merge
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice

@@ -24,12 +24,12 @@ from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.engines import counting
 from nvt_torchrec.etl.engines.device import device_blocks as blocks
 from nvt_torchrec.etl.engines.device import gpu_workers as device
 from nvt_torchrec.etl.engines.device.device_blocks import count_block
 from nvt_torchrec.etl.engines.workers import Workers
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import LostRowsError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec

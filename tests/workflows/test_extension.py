@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.engines.counting import moments
+from nvt_torchrec.etl.units.counting import moments
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary
@@ -55,7 +55,6 @@ def count_day(spec: FeatureSpec, day: int, rows: RawRows) -> DayCounts:
             if found.counts[name] and not columns[0].hash_buckets
         },
         dict(found.nulls),
-        moments(rows, spec) if normalized(spec) else None,
     )
 
 
@@ -73,7 +72,6 @@ def fit(spec: FeatureSpec, rows: list[RawRows]) -> Fitted:
         statistics(merged, spec) if normalized(spec) else {},
         vocabularies,
         pending,
-        merged if normalized(spec) else None,
     )
 
 
@@ -84,7 +82,7 @@ def write_base(directory: Path, spec: FeatureSpec, fitted: Fitted, days: list[in
 
 
 def extend(before: Path, after: Path, counts: DayCounts, **options):
-    options = {"update_statistics": False, "threads": 1, **options}
+    options = {"threads": 1, **options}
     return extend_workflow(
         before / "workflow",
         before / "extension",
@@ -150,11 +148,10 @@ def _files(path: Path) -> dict[str, bytes]:
     sizes=st.lists(st.integers(1, 30), min_size=2, max_size=5),
     gaps=st.lists(st.integers(1, 3), min_size=5, max_size=5),
     fitted_days=st.integers(1, 2),
-    update=st.booleans(),
     limit=st.sampled_from([1, 3, 10**6]),
 )
 def test_any_days_of_any_spec(
-    tmp_path_factory, spec, seed, sizes, gaps, fitted_days, update, limit
+    tmp_path_factory, spec, seed, sizes, gaps, fitted_days, limit
 ) -> None:
     directory = tmp_path_factory.mktemp("days")
     numbers = np.cumsum(gaps).tolist()
@@ -183,8 +180,8 @@ def test_any_days_of_any_spec(
             nulls += counted.nulls
             after = directory / str(g)
             files = _files(before)
-            description = extend(before, after, counts, update_statistics=update)
-            extend(before, directory / "again", counts, threads=3, update_statistics=update)
+            description = extend(before, after, counts)
+            extend(before, directory / "again", counts, threads=3)
             assert _files(after) == _files(directory / "again")
             assert _files(before) == files
             shutil.rmtree(directory / "again")
@@ -206,7 +203,7 @@ def test_any_days_of_any_spec(
                     "null": nulls[name], "oov": oracle.total - unique, "unique": unique,
                 }  # fmt: skip
             before = after
-    merged = Oracle(spec, rows if update else rows[:fitted_days])
+    merged = Oracle(spec, rows[:fitted_days])
     assert description.statistics.keys() == set(spec.normalized_names)
     for j, name in enumerate(spec.dense_names):
         if name in description.statistics:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -89,6 +91,33 @@ def map_array(path: Path) -> np.ndarray:
     """Map an array that this program has written; what is assigned to it stays in memory."""
     with HEADERS:
         return np.load(path, mmap_mode="c").view(np.ndarray)
+
+
+class ArrayWriter:
+    """Appends to a one-dimensional ``.npy`` file that is open for writing.
+
+    Attributes:
+        length: How many values it has.
+        checksum: Their CRC-32.
+    """
+
+    def __init__(self, file: IO[bytes], dtype: np.dtype | type) -> None:
+        self.length = self.checksum = 0
+        self._file, self._dtype = file, np.dtype(dtype)
+        self.finish()
+
+    def append(self, values: np.ndarray | Sequence[int]) -> None:
+        """Add values [n]."""
+        array = np.ascontiguousarray(values, self._dtype)
+        self._file.write(array.data)
+        self.checksum = zlib.crc32(array.data, self.checksum)
+        self.length += len(array)
+
+    def finish(self) -> None:
+        """Write the header, in which NumPy leaves room for any length."""
+        self._file.seek(0)
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, described)
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

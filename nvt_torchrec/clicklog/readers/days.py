@@ -15,7 +15,6 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import filesystem_of
 from nvt_torchrec.formats.day_names import (
     DayName,
-    OpenDays,
     data_endings,
     day_title,
     name_of,
@@ -159,9 +158,6 @@ def _check_gaps(
         wanted = range(min(files, default=0) if after is None else after + 1, max(files) + 1)
     else:
         wanted = sorted(days)
-        if isinstance(days, OpenDays):
-            last = max(files, default=days.since)
-            wanted = sorted({*days, *range(days.since, last + 1)})
     # a number too many in a name may leave a gap of millions
     missing = list(itertools.islice((day for day in wanted if day not in files), _SHOWN + 1))
     if missing:

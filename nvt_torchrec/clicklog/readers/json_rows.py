@@ -9,7 +9,6 @@ import json
 import re
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
@@ -29,8 +28,6 @@ from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
-#: Arrow's parser ends the process at some thousand objects or lists within each other.
-_MOST_BRACKETS = 500
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 
 
@@ -111,11 +108,6 @@ def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
 
 def _read_with_arrow(text: bytes) -> pa.Table | None:
     """Return lines as a table in which times are texts; None if Arrow cannot parse them."""
-    data = np.frombuffer(text, np.uint8)
-    ends = np.append(np.flatnonzero(data == ord("\n")), len(data))
-    brackets = np.flatnonzero((data == ord("{")) | (data == ord("[")))
-    if np.diff(np.searchsorted(brackets, ends), prepend=0).max() > _MOST_BRACKETS:
-        return None
     if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):  # Arrow takes them
         return None
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)

@@ -65,8 +65,8 @@ def _check_lines(buffer: bytearray, stop: int, limit: int, source: str, begin: i
             raise BadRowError(
                 f"{source}: a line that does not end within {limit:,} bytes from byte "
                 f"{begin + at:,} on",
-                "truncate the file there if a crash left such an end, or allow longer lines with "
-                "`etl run --max_line_kb`",
+                "truncate the file there if a crash left such an end, or set a larger max_line_kb "
+                "in [input] of the spec",
             )
         at = newline + 1
 

@@ -24,8 +24,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET_MAGIC = b"PAR1"
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # nearly every line ends within them
-#: The most compressed bytes, and decompressed bytes, that :func:`measure_head` reads.
-_HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
 
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:
@@ -125,7 +123,7 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
     Raises:
         BadInputError: The file is missing or truncated, or its name has the wrong ending.
     """
-    with _stream(path) as (file, _):
+    with _stream(path) as file:
         while chunk := file.read(chunk_bytes):
             yield chunk
 
@@ -139,7 +137,7 @@ def stream_chunks(path: str, chunk_bytes: int, text: InputFormat) -> Iterator[me
         BadInputError: As :func:`read_stream`.
         BadRowError: A line is too long.
     """
-    with _stream(path) as (file, _):
+    with _stream(path) as file:
         head, begin, _ = after_preamble(file, text.skip_lines, text.comment)
         limit = text.line_limit
         yield from split_chunks(file, chunk_bytes, limit, source=path, begin=begin, head=head)
@@ -151,7 +149,7 @@ def find_preamble(path: str, text: InputFormat) -> tuple[int, int]:
     Raises:
         BadInputError: As :func:`read_stream`.
     """
-    with _stream(path) as (file, _):
+    with _stream(path) as file:
         return after_preamble(file, text.skip_lines, text.comment)[1:]
 
 
@@ -198,43 +196,20 @@ def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple
     return part, begin, lines
 
 
-def measure_head(path: str) -> tuple[int, int, bool]:
-    """Decompress the beginning of a compressed file.
-
-    Returns:
-        How many bytes of text there are in it, at most about :data:`_HEAD_TEXT`; its compressed
-        bytes, about :data:`_HEAD_PACKED` at most; and whether this is the whole file.
-
-    Raises:
-        BadInputError: As :func:`read_stream`.
-    """
-    text = read = 0
-    with _stream(path) as (file, packed):
-        while chunk := file.read(_LINE_BYTES):
-            if packed.tell() > read:  # some read far ahead: the text so far was in what was read
-                if read >= _HEAD_PACKED:
-                    return text, read, False
-                read = packed.tell()
-            text += len(chunk)
-            if text >= _HEAD_TEXT:
-                return text, read, False
-        return text, packed.tell(), True
-
-
 @contextlib.contextmanager
-def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file and yield the decompressed file and the file itself."""
+def _stream(path: str) -> Iterator[IO[bytes]]:
+    """Open a file, decompressed."""
     kind = infer_compression(path)
     try:
         with open_input(path) as file:
             if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
                 with pa.CompressedInputStream(file, "zstd") as stream:
-                    yield io.BufferedReader(stream), file
+                    yield io.BufferedReader(stream)
             elif kind is None:
-                yield file, file
+                yield file
             else:
                 with compr[kind](file, mode="rb") as stream:
-                    yield stream, file
+                    yield stream
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None
     except IsADirectoryError:

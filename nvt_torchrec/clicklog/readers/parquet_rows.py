@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
-from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC, read_stream
+from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 
 
@@ -67,12 +66,3 @@ class Parquet(TableFormat):
                 f"{source}: cannot be read as parquet: {error}",
                 "fetch it again, or set its format in the spec's [input]",
             ) from error
-
-    def check_head(self, day: DayFile, *, reject: bool) -> None:
-        """See :meth:`LogFormat.check_head`; the footer, at the end, is read later."""
-        head = next(read_stream(day.path, len(PARQUET_MAGIC)), b"")
-        if head != PARQUET_MAGIC:
-            raise BadInputError(
-                f"{day.source}: cannot be read as parquet: it begins with {head!r}",
-                "set another format in the [input] of the spec, or fetch the file again",
-            )

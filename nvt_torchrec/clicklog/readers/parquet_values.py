@@ -30,7 +30,6 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items, convert_lists
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
-from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 
@@ -62,23 +61,10 @@ def wanted(read: Read) -> str:
 
 def type_remedy(held: pa.DataType, read: Read) -> str:
     """What to do about a column whose type does not fit."""
-    if remedy := remedy_of_booleans(held, read):
-        return remedy
-    change = ""
-    others = [dataclasses.replace(read, raw=raw) for raw in ("int", "float")]
-    if read.raw == "time":
-        keys = [f'time_format = "{name}"' for name in EPOCHS]
-        if fits(held, dataclasses.replace(read, time_format="epoch_s")):
-            change = f"set {' or '.join(keys)} for column {read.source} in the spec, or "
-    elif pa.types.is_timestamp(held) or pa.types.is_date(held):
-        change = 'add derive = "hour", "weekday" … or "age" to the column, or '
-    elif fits(held, dataclasses.replace(read, multi_hot=not read.multi_hot)):
-        flag = str(not read.multi_hot).lower()
-        change = f"set multi_hot = {flag} for column {read.source} in the spec, or "
-    elif read.raw == "string" and fits(held, others[0]):
-        change = f'set raw = "int" for column {read.source} in the spec if it holds integers, or '
-    change = change or "change the column's raw type or multi_hot in the spec, or "
-    return f"{change}rewrite the file"
+    return remedy_of_booleans(held, read) or (
+        f"change raw, multi_hot, derive or time_format of column {read.source} in the spec, or "
+        "rewrite the file"
+    )
 
 
 def conversion_remedy(read: Read) -> str:

@@ -10,7 +10,6 @@ from nvt_torchrec.base.errors import as_called
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
-from nvt_torchrec.formats.feature_spec.feature_spec import POLICIES
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +26,6 @@ class RunOptions(Settings):
     """The flags that change the feature spec."""
 
     # fmt: off
-    policy: str | None = flag(
-        f"vocabulary policy, one of {', '.join(POLICIES)}", None, metavar="NAME",
-        excludes=("freq_threshold", "max_table_size")
-    )
     freq_threshold: int | None = flag(
         "values that occur less often are out of vocabulary", None, metavar="T",
         excludes=("max_table_size",)
@@ -42,10 +37,6 @@ class RunOptions(Settings):
     dense: str | None = flag(
         "transform of dense columns without one of their own in the spec", None,
         choices=DENSE_TRANSFORMS)
-    max_line_kb: int | None = flag(
-        "largest size of a line in KiB; a longer one is an error (default: the spec's, 1024 "
-        "unless set)", None, metavar="KB"
-    )
     # fmt: on
 
     def apply(self, spec: FeatureSpec) -> FeatureSpec:
@@ -54,17 +45,12 @@ class RunOptions(Settings):
         Raises:
             SettingsError: A value is not allowed.
         """
-        if self.policy is not None:
-            spec = spec.apply_policy(self.policy)
         if self.freq_threshold is not None:
             spec = spec.replace_policy(freq_threshold=self.freq_threshold, max_table_size=0)
         if self.max_table_size is not None:
             spec = spec.replace_policy(max_table_size=self.max_table_size, freq_threshold=0)
         if self.dense:
             spec = dataclasses.replace(spec, dense_transform=self.dense)
-        if self.max_line_kb is not None:
-            lines = dataclasses.replace(spec.input, max_line_kb=self.max_line_kb)
-            spec = dataclasses.replace(spec, input=lines)
         return spec
 
 

@@ -22,13 +22,13 @@ import pyarrow as pa
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines import counting
-from nvt_torchrec.etl.engines.counting import Counts, merge
 from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.state.output import EVENTS, FIT
+from nvt_torchrec.etl.units import counting
+from nvt_torchrec.etl.units.counting import Counts, merge
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
@@ -220,7 +220,6 @@ class Engine:
             statistics=statistics(moments, spec) if normalized(spec) else {},
             vocabularies={name: fitted for name, (fitted, _) in vocabularies.items()},
             pending={name: pending for name, (_, pending) in vocabularies.items()},
-            moments=moments if normalized(spec) else None,
         )
 
     def count_day(self, day: int, blocks: list[Block], report: Report) -> DayCounts:
@@ -238,7 +237,7 @@ class Engine:
             return _to_vocabulary(counts, column), counts.counts
 
         self.count(blocks, report)
-        rows, nulls, moments, vocabularies = add_up(self.job, blocks, values)
+        rows, nulls, _, vocabularies = add_up(self.job, blocks, values)
         if not rows and spec.split.by == "days":
             raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
         if not rows and spec.split.by == "time":
@@ -249,4 +248,4 @@ class Engine:
                 "spec's [split]; or, to train on each day when the next one is there, with "
                 'by = "days"; or score the day with `python -m inference predict --evaluate`',
             )
-        return DayCounts(day, vocabularies, nulls, moments if normalized(spec) else None)
+        return DayCounts(day, vocabularies, nulls)

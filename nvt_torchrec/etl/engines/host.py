@@ -20,12 +20,12 @@ import numpy as np
 
 from nvt_torchrec.base.files.atomic import Written, will_read
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
-from nvt_torchrec.etl.engines import counting
-from nvt_torchrec.etl.engines.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles, drop_keys
+from nvt_torchrec.etl.units import counting
+from nvt_torchrec.etl.units.counting import Counts, count, merge, moments
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,

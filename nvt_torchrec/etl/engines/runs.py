@@ -34,7 +34,7 @@ from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove
 from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.base.files.mapping import HEADERS
 from nvt_torchrec.base.files.syncing import Syncer
-from nvt_torchrec.etl.engines.counting import Counts, merge
+from nvt_torchrec.etl.units.counting import Counts, merge
 
 FAN_IN = 8
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
@@ -47,7 +47,7 @@ class SortedRun:
     Attributes:
         rows: well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
-        moments: float64 [blocks, dense columns, 4], see :func:`etl.engines.counting.moments`.
+        moments: float64 [blocks, dense columns, 4], see :func:`etl.units.counting.moments`.
         counts: per vocabulary; an iterator, where they are made as they are written.
     """
 

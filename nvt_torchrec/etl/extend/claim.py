@@ -59,12 +59,6 @@ class Switch:
     undo: bool
     names: list[str]
 
-    def __post_init__(self) -> None:
-        if not state.is_state_name(self.state):
-            raise ValueError(f"state {self.state!r:.60}")
-        if not set(_PARTS[1:]) <= set(self.names) <= set(_PARTS):
-            raise ValueError(f"names {self.names!r:.100}")
-
 
 def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> None:
     """Switch an output to a generation that is ready, and keep the one that it was.
@@ -138,13 +132,6 @@ _UNDOING = "0" * state.NAME_LETTERS
 @dataclasses.dataclass(frozen=True)
 class DayRecord(PlanRecord):
     """What adding a day depends on."""
-
-    def __post_init__(self) -> None:
-        if len(self.inputs) != 1:
-            raise ValueError(f"{len(self.inputs)} inputs instead of one")
-        for key in ("day", "generation"):
-            if type(self.settings.get(key)) is not int:
-                raise ValueError(f"settings.{key} is no integer")
 
     @property
     def day(self) -> int:

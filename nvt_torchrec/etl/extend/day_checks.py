@@ -46,10 +46,6 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
             f"{manifest['workflow_digest'][:12]}…",
             _RESTORE,
         )
-    if not paths.extension.is_dir():
-        raise BadInputError(
-            f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
-        )
     for file in manifest.files:
         split_and_number(file.file)  # a name that leads elsewhere is refused
         if difference := paths.part_difference(file):

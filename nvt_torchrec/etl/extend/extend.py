@@ -58,7 +58,7 @@ def extend(settings: ExtendSettings) -> Manifest:
     with claimed(settings.output_path, restart=settings.restart) as claim:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
-            return _undo(paths, manifest, claim, settings.threads)
+            return _undo(paths, manifest, claim)
         split = checks.check_extendable(paths, manifest).split
         if not settings.input_path and (begun := claim.unfinished_day()):
             settings = dataclasses.replace(settings, input_path=begun.path)
@@ -71,7 +71,7 @@ def extend(settings: ExtendSettings) -> Manifest:
         return manifest
 
 
-def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> Manifest:
+def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
     from nvt_torchrec.etl.parts.parquet import write_file_list
 
@@ -88,7 +88,6 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> M
             f"one is kept when a day is added: {remedy}",
         )
     checks.check_extendable(previous, before)
-    _check_undamaged(previous, paths, before, threads)
     claim.end()
     work = claim.begin_undoing()
     for split in SPLITS:  # of absolute paths, so these have no digest
@@ -99,33 +98,6 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim, threads: int) -> M
         os.rename(work / DISCARDED, previous.root)
     log.info("%s: is generation %d again", paths.root, before.generation)
     return before
-
-
-def _check_undamaged(previous: EtlOutput, now: EtlOutput, before: Manifest, threads: int) -> None:
-    """Compare a generation with its digests and page checksums, but for parts that ``now`` shares.
-
-    Raises:
-        BadInputError: It is damaged.
-    """
-    from nvt_torchrec.etl.check import check_files as files
-    from nvt_torchrec.etl.check import check_rows as rows
-
-    output = files.find(previous.root)
-    files.check_files(output)
-    shared = {path.stat().st_ino for path in now.splits.glob("*/*.parquet")}
-    own = {
-        file: footer
-        for file, footer in output.footers.items()
-        if (output.root / file).stat().st_ino not in shared
-    }
-    rows.check_values(dataclasses.replace(output, footers=own, schema=None), workers=threads)
-    for finding in output.findings:
-        if finding.severity == files.ERROR or finding.kind == "generations":
-            raise BadInputError(
-                f"{previous.root}: generation {before.generation} is damaged: {finding.where}: "
-                f"{finding.what}",
-                "restore it from a copy; what is there now stays",
-            )
 
 
 @dataclasses.dataclass
@@ -203,7 +175,6 @@ class _Day:
         if self.by_days:
             described |= {"valid_days": [self.day.day], "test_days": [self.day.day]}
         described |= {
-            "statistics": self.settings.statistics,
             "limit_rows": self.reading.limit_rows,
             "block_mb": self.reading.block_mb,
             "on_bad_rows": self.settings.on_bad_rows,
@@ -224,7 +195,6 @@ class _Day:
             engine.count_day(self.day.day, blocks, report),
             self.next.workflow,
             self.next.extension,
-            update_statistics=self.settings.statistics == "update",
             threads=self.settings.threads,
         )
 

@@ -57,16 +57,9 @@ def link_parts(
 
 
 def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
-    """Return the training days older than the newest ``keep`` days; None: all are kept.
-
-    The days of a run of an earlier version that mixed their rows are left out together.
-    """
+    """Return the training days older than the newest ``keep`` days; None: all are kept."""
     days = sorted({*map(int, before.by_day), day.day})
-    dropped = set(days[:-keep]) if keep else set()
-    if before.settings.get("shuffle") == "full":
-        mixed = {part.day for part in before.files if part.generation == 0}
-        dropped -= set() if mixed <= dropped else mixed
-    return dropped
+    return set(days[:-keep]) if keep else set()
 
 
 def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:

@@ -32,7 +32,8 @@ def read_sample(
     Raises:
         BadInputError: A part is damaged.
     """
-    parts = comparable_parts(manifest)
+    files = [part for part in manifest.files if part.rows]
+    parts = [part.file for part in files if part.split == "train"] or [part.file for part in files]
     count = min(row_groups, len(parts)) if names else 0
     samples = [pa.table({})]
     for i in range(count):
@@ -64,25 +65,6 @@ def ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None
     lengths = to_numpy(pc.list_value_length(column).combine_chunks())
     empty = rows[lengths == 0]
     return np.append(ids, 0 * empty), np.append(rows.repeat(lengths), empty)
-
-
-def comparable_parts(manifest: Manifest) -> list[str]:
-    """Return the parts with rows that were encoded as the workflow encodes them now.
-
-    Values of older parts differ where an extension updated the statistics. Training parts are
-    taken if there are any, else those of the newest day.
-    """
-    since = max(
-        (
-            extension.generation
-            for extension in manifest.extensions
-            if extension.settings.get("statistics") == "update"
-        ),
-        default=0,
-    )
-    files = [part for part in manifest.files if part.rows and (part.generation or 0) >= since]
-    train = [part.file for part in files if part.split == "train"]
-    return train or [part.file for part in files]
 
 
 def count_ids(

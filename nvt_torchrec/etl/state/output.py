@@ -39,13 +39,13 @@ OWN = (WORK_DIRECTORY, *NAMES)
 #: until all of them are there; rejected rows by unit; Dask's own files.
 COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit.json"
 PARTS, REJECTED, DASK = "parts", "rejected", "dask"
-#: The times by which a log is split, counted; and the cuts that follow from them.
-TIMES = "times"
+#: The times by which a log is split that follow from shares.
+CUTS_FILE = "cuts.json"
 #: What happened before each row, see :mod:`etl.events`.
 EVENTS = "events"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
-_DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", f"{TIMES}/*")
+_DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)
 
 
 def check_output(output: Path, *, restart: bool = False) -> None:
@@ -152,14 +152,9 @@ def state_of(output: Path, marker: IO[str]) -> Path | None:
         name = marker.read(NAME_LETTERS + 1)
     except UnicodeDecodeError:
         name = "?"
-    if name and not is_state_name(name):
+    if name and not re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name):
         raise OutputError(f"{marker.name}: {name!r} is not a name that a run writes there", RESTART)
     return output / WORK_DIRECTORY / name if name else None
-
-
-def is_state_name(name: str) -> bool:
-    """Return whether a directory of a run's state can have this name."""
-    return re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name) is not None
 
 
 def begin_state(output: Path, marker: IO[str]) -> Path:

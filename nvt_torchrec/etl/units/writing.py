@@ -68,10 +68,6 @@ class UnitRecord:
     null: list[int]
     oov: list[int]
 
-    def __post_init__(self) -> None:
-        if any(len(row) != 2 for row in self.bad):
-            raise ValueError("bad is not a list of lines and reasons")
-
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
         return UnitResult(unit=unit, **vars(self))

@@ -31,14 +31,6 @@ from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransf
 #: loader's default memory.
 MAX_COLUMNS = 1000
 
-#: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
-POLICIES = {
-    "nvidia-2": {"freq_threshold": 2, "max_table_size": 0},
-    "nvidia-3": {"freq_threshold": 3, "max_table_size": 0},
-    "nvidia-15": {"freq_threshold": 15, "max_table_size": 0},
-    "mlperf-40m": {"freq_threshold": 0, "max_table_size": 40_000_000},
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
@@ -305,12 +297,6 @@ class FeatureSpec:
             for column in self.categorical
         )
         return dataclasses.replace(self, categorical=columns)
-
-    def apply_policy(self, name: str) -> FeatureSpec:
-        """Return the spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
-        if name not in POLICIES:
-            raise SettingsError(f"policy {name!r} is unknown", did_you_mean(name, POLICIES))
-        return self.replace_policy(**POLICIES[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :meth:`from_dict` reads."""

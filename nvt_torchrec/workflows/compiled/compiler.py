@@ -15,11 +15,8 @@ the time of building. Building needs memory for a few tables, see :data:`_AHEAD`
 from __future__ import annotations
 
 import dataclasses
-import io
-import zlib
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +26,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import Format
 from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
+from nvt_torchrec.base.files.mapping import ArrayWriter
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -45,7 +43,6 @@ FILES = tuple(f"{DIRECTORY}/{name}" for name in (PLAN_FILE, *ARRAYS))
 
 #: Tables that may wait in memory to be written after a larger one that is not ready.
 _AHEAD = 8
-_HEADER_BYTES = 128  # enough for the header of any one-dimensional array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +104,10 @@ def build(
     with output_errors(directory, "choose a writable copy"):
         (directory / PLAN_FILE).unlink(missing_ok=True)
     with together(), ExitStack() as stack:
-        writers = {
-            name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
-        }
+        writers = {}
+        for name, dtype in ARRAYS.items():
+            temporary = stack.enter_context(atomic_path(directory / name))
+            writers[name] = ArrayWriter(stack.enter_context(open(temporary, "wb")), dtype)
         vocabularies = description.spec.vocabularies
         columns = (columns[0] for columns in vocabularies.values())
         made = map_in_order(
@@ -123,38 +121,11 @@ def build(
             name: _append(table, writers) for name, table in zip(vocabularies, made, strict=True)
         }
         writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
-        arrays = {name: writer.finish() for name, writer in writers.items()}
+        for writer in writers.values():
+            writer.finish()
+    arrays = {n: ArrayEntry(writer.length, writer.checksum) for n, writer in writers.items()}
     plan = CompiledPlan(description.digest, places, arrays)
     FORMAT.write(directory / PLAN_FILE, dataclasses.asdict(plan))
-
-
-class _ArrayWriter:
-    """A one-dimensional ``.npy`` file that is appended to."""
-
-    def __init__(self, stack: ExitStack, path: Path, dtype: type) -> None:
-        self.length = 0
-        self._checksum = 0
-        self._dtype = np.dtype(dtype)
-        temporary = stack.enter_context(atomic_path(path))
-        self._file: IO[bytes] = stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
-        self._file.write(bytes(_HEADER_BYTES))
-
-    def append(self, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array, self._dtype)
-        self._file.write(array.data)
-        self._checksum = zlib.crc32(array.data, self._checksum)
-        self.length += len(array)
-
-    def finish(self) -> ArrayEntry:
-        """Write the header; return the entry of ``compiled.json``."""
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
-        )
-        assert header.tell() == _HEADER_BYTES
-        self._file.seek(0)
-        self._file.write(header.getvalue())
-        return ArrayEntry(self.length, self._checksum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +165,7 @@ def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDesc
     return _Table(words, wide, len(values))
 
 
-def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
+def _append(table: _Table, writers: dict[str, ArrayWriter]) -> TablePlace:
     words, text, text_begins = (writers[name] for name in ARRAYS)
     place = TablePlace(
         begin=words.length,

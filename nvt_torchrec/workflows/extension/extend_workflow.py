@@ -32,7 +32,6 @@ from nvt_torchrec.workflows.extension.state import (
     remembered,
     write_state,
 )
-from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import Values, empty_values, finish, read_vocabulary
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 
@@ -50,14 +49,11 @@ class DayCounts:
             was seen, and hashed columns, may be left out.
         nulls: By vocabulary, number of rows in which a single-hot column was missing; 0 where left
             out.
-        moments: Of the dense columns on this day, float64 [dense columns, 4], see
-            :mod:`workflows.moments`; None if nothing is normalized.
     """
 
     day: int
     values: dict[str, tuple[Values, np.ndarray]]
     nulls: dict[str, int]
-    moments: np.ndarray | None
 
 
 def write_base_state(
@@ -68,7 +64,7 @@ def write_base_state(
     Args:
         directory: The directory of the state.
         description: The workflow that was written of ``fitted``, with its days.
-        fitted: With pending values and moments.
+        fitted: With pending values.
         days: The days it was fitted on, increasing.
 
     Raises:
@@ -79,8 +75,7 @@ def write_base_state(
         name: fitted.pending.get(name, no_values(column))
         for name, column in remembered(spec).items()
     }
-    moments = fitted.moments if normalized(spec) else None
-    write_state(directory, spec, ExtensionState(description.digest, 0, days[-1], pending, moments))
+    write_state(directory, spec, ExtensionState(description.digest, 0, days[-1], pending))
 
 
 def extend_workflow(
@@ -90,7 +85,6 @@ def extend_workflow(
     to_workflow: Path,
     to_state: Path,
     *,
-    update_statistics: bool,
     threads: int,
 ) -> WorkflowDescription:
     """Write the next generation of a workflow: what a day adds to it.
@@ -104,9 +98,6 @@ def extend_workflow(
         counts: What was counted on a day after all that were counted before, which is not checked.
         to_workflow: The directory of the extended workflow, another one.
         to_state: The directory of its state.
-        update_statistics: Compute mean and standard deviation of the dense columns again, over all
-            days counted; otherwise they stay as they are. In either case the next generation can
-            choose anew.
         threads: Number of threads; the bytes do not depend on it.
 
     Returns:
@@ -134,27 +125,18 @@ def extend_workflow(
 
     with ThreadPoolExecutor(threads) as pool:
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
-    moments = None
-    if before.moments is not None and counts.moments is not None:
-        moments = merge_moments([before.moments, counts.moments])
     vocabularies = {
         name: extended[name].vocabulary
         if name in extended
         else finish(empty_values(column.raw), np.empty(0, np.int64), column, 0)
         for name, (column, *_) in spec.vocabularies.items()
     }
-    fitted = Fitted(
-        statistics(moments, spec)
-        if update_statistics and moments is not None
-        else description.statistics,
-        vocabularies,
-    )
+    fitted = Fitted(description.statistics, vocabularies)
     descent = Descent((counts.day,), description.lineage)
     after = write_workflow(to_workflow, spec, fitted, threads=threads, descent=descent)
     pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
-    write_state(
-        to_state, spec, ExtensionState(after.digest, after.generation, counts.day, pending, moments)
-    )
+    generation = ExtensionState(after.digest, after.generation, counts.day, pending)
+    write_state(to_state, spec, generation)
     _log(description, after, extended)
     return after
 

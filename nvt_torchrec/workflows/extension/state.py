@@ -3,23 +3,23 @@
 Layout of the directory, ``OUT/extension``, JSON and parquet only::
 
     state.json                    generation and digest of the workflow that the state belongs to,
-                                  the last day counted, moments of the dense columns, numbers of
-                                  values; size and SHA-256 of every other file. Written last
+                                  the last day counted, numbers of values; size and SHA-256 of
+                                  every other file. Written last
     pending.<vocabulary>.parquet  value int64 or string, count int64: values that were seen and have
                                   no id, in ascending order; for vocabularies with freq_threshold
                                   or max_table_size
 
 Of a vocabulary's pending values at most :data:`workflows.vocabulary.PENDING_LIMIT` are kept: those
-with the lowest counts are forgotten first, then the largest values. Moments
-(:mod:`workflows.moments`) are of the rows of all days counted, null where nothing is normalized.
-The same state gives the same bytes. Earlier versions also wrote the day on which each value was
-last seen, which is not read.
+with the lowest counts are forgotten first, then the largest values. The same state gives the same
+bytes. Earlier versions also wrote moments of the dense columns and the day on which each value was
+last seen, which are not read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,6 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.moments import COUNT, normalized
 from nvt_torchrec.workflows.vocabulary import (
     PendingValues,
     arrow_values,
@@ -58,14 +57,12 @@ class ExtensionState:
         generation: Of the workflow.
         day: The last day that was counted.
         pending: By vocabulary, values without an id; hashed columns are left out.
-        moments: float64 [dense columns, 4] of all rows counted; None if nothing is normalized.
     """
 
     digest: str
     generation: int
     day: int
     pending: dict[str, PendingValues]
-    moments: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +73,8 @@ class _StateRecord:
     generation: int
     day: int
     pending: dict[str, int]
-    moments: list[list[float]] | None
     files: dict[str, FileEntry]
-
-    def __post_init__(self) -> None:
-        for row in self.moments or ():
-            if len(row) != 4 or row[COUNT] < 0:
-                raise ValueError(f"moments has {row!r:.80}")
+    moments: Any = None  # of earlier versions
 
 
 def remembered(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
@@ -124,7 +116,6 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
         "generation": state.generation,
         "day": state.day,
         "pending": {name: len(state.pending[name]) for name in names},
-        "moments": None if state.moments is None else state.moments.tolist(),
         "files": {name: entry.to_dict() for name, entry in entries.items()},
     }
     FORMAT.write(directory / STATE_FILE, record)
@@ -152,8 +143,7 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             f"{description.digest[:12]}…",
             _COPY_AGAIN,
         )
-    _check_record(file, record, description)
-    files = {name: record.files[name] for name in record.files if not _is_of_days(name)}
+    files = {name: entry for name, entry in record.files.items() if not name.startswith("seen.")}
     check_sizes(directory, files, _COPY_AGAIN)
     check_digests(directory, files, _COPY_AGAIN)
     pending = {}
@@ -165,35 +155,9 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
             values, counts = read_columns(directory / f"pending.{name}.parquet", kinds, _COPY_AGAIN)
             values = values if pa.types.is_string(kind) else to_numpy(values)
             pending[name] = PendingValues(values, to_numpy(counts))
-    moments = None
-    if record.moments is not None:  # four numbers a column, also of no columns
-        moments = np.array(record.moments, np.float64).reshape(-1, 4)
-    return ExtensionState(*identity, record.day, pending, moments)
+    return ExtensionState(*identity, record.day, pending)
 
 
 def no_values(column: CategoricalColumn) -> PendingValues:
     """Return no values of a column."""
     return PendingValues(empty_values(column.raw), np.empty(0, np.int64))
-
-
-def _is_of_days(file: str) -> bool:
-    """Return whether a file of a state of an earlier version has days of values, not read now."""
-    return file.startswith("seen.")
-
-
-def _check_record(file: Path, record: _StateRecord, description: WorkflowDescription) -> None:
-    """Check that a state holds what that of this workflow has to hold."""
-    spec = description.spec
-    with_pending = _list_pending(spec)
-    held_files = sorted(name for name in record.files if not _is_of_days(name))
-    moments = None if record.moments is None else len(record.moments)
-    for what, held, needed in (
-        ("files", held_files, sorted(f"pending.{name}.parquet" for name in with_pending)),
-        ("pending", sorted(record.pending), with_pending),
-        ("day", record.day, description.lineage[-1].days[-1]),
-        ("number of moments", moments, len(spec.dense) if normalized(spec) else None),
-    ):
-        if held != needed:
-            raise BadInputError(
-                f"{file}: damaged: {what} is {held!r:.80} instead of {needed!r:.80}", _COPY_AGAIN
-            )

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.base.files.atomic import locked, read_json, write_json
-from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.files.atomic import locked, write_json
 from nvt_torchrec.etl.check.check_files import NOTE
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.extend.claim import DayRecord
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
@@ -22,7 +20,7 @@ from nvt_torchrec.formats.etl_output import NAMES, PREVIOUS, SWITCH_FILE, EtlOut
 from tests.etl.extended import SMALL, add, content, copy_of, differences, refused, write_days
 from tests.etl.findings import bad
 from tests.etl.runs import failing, settings
-from tests.mutations import expect_own_errors, flip_bit
+from tests.mutations import flip_bit
 
 
 def test_two_at_once(raw, output) -> None:
@@ -107,29 +105,6 @@ def test_work_that_is_elsewhere(raw, output, tmp_path: Path) -> None:
     assert bad(output) == []
 
 
-def test_a_damaged_generation_before(raw, output) -> None:
-    """It is compared with its digests before the newest one is given up for it."""
-    previous = EtlOutput(output / PREVIOUS)
-    for file, at, match in (
-        (next(previous.workflow.rglob("unique.cat_3.parquet")), None, "generation 0 is damaged"),
-        (next(previous.extension.rglob("*.parquet")), None, "generation 0 is damaged"),
-        (previous.splits / "train/part.0.parquet", 100, "generation 0 is damaged"),
-        (previous.splits / "train/part.0.parquet", -100, "its footer is not what was written"),
-        (previous.splits / "_metadata", None, "not the file that was written"),
-        (previous.splits / "train/_metadata.json", -10, "not the file that was written"),
-        (previous.extension / "state.json", -10, "not the file that was written"),
-        (previous.manifest, -10, "not what was written"),
-    ):
-        good = file.read_bytes()
-        flip_bit(file, at)
-        refused(output, "", match, BadInputError, undo=True)
-        file.write_bytes(good)
-    flip_bit(previous.splits / "train" / "_file_list.txt")
-    assert add(output, "", undo=True)["generation"] == 0
-    listed = (EtlOutput(output).splits / "train" / "_file_list.txt").read_text().splitlines()[1:]
-    assert all(Path(path).exists() for path in listed)
-
-
 def test_a_state_that_is_damaged_within_a_switch(raw, output) -> None:
     _interrupt_switch(raw, output)
     (state,) = output.glob(".work/*/next/extension/state.json")
@@ -152,8 +127,7 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
     header = {"format": "nvt-torchrec switch", "format_version": 2, "undo": False}
     for record, match in (
         ({}, "not the record of a switch"),
-        ({**header, "generation": 2, "state": "../victim", "names": names}, "state '../victim'"),
-        ({**header, "generation": 2, "state": state, "names": [*names, "../x"]}, "names"),
+        ({**header, "generation": 2, "state": "../victim", "names": names}, "does not lie in"),
         ({**header, "generation": 2, "state": "01234567", "names": names}, "does not lie in"),
         ({**header, "generation": 7, "state": state, "names": names}, "generation 7 is missing"),
     ):
@@ -161,17 +135,6 @@ def test_a_damaged_record_of_the_switch(raw, output, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=match):
             add(output, raw / "day_4")
     assert [path.name for path in victim.iterdir()] == ["precious"]
-
-
-def test_plans_that_somebody_changed(raw, output) -> None:
-    _interrupted(raw, output)
-    (plan,) = output.glob(".work/*/plan.json")
-    expect_own_errors(plan, lambda: Journal(plan.parent).plan(DayRecord, ""), rounds=100)
-    value = read_json(plan, "the plan")
-    for change in ({"inputs": {}}, {"settings": {}}, {"settings": {"day": "4", "generation": 2}}):
-        write_json(plan, {**value, **change})
-        with pytest.raises(BadInputError, match=r"plan\.json: damaged(.|\n)*--restart"):
-            add(output, raw / "day_4")
 
 
 def _interrupt_switch(raw: Path, output: Path) -> None:

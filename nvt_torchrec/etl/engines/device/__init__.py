@@ -1,4 +1,4 @@
-"""Counting and encoding on a card, for logs in Criteo's format. None of it has ever run on one."""
+"""Counting and encoding on a card, for logs in Criteo's format; docs/gpu.md says what has run."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Moments are computed on the host, from the dense columns that the card has parse
 depend on the order of additions, so the cpu engine's function adds up the same pieces. That takes
 a thread about 0.2 s per GB of text, and the copy 60 of a row's 200 bytes in the direction in which
 nothing else of size is copied while fitting. Counts are those of the host
-(:mod:`etl.engines.counting`): sorting and adding integers has one result.
+(:mod:`etl.units.counting`): sorting and adding integers has one result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.device import RawDeviceRows, padded, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
-from nvt_torchrec.etl.engines import counting, host
-from nvt_torchrec.etl.engines.counting import Counts, moments
+from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.units import counting
+from nvt_torchrec.etl.units.counting import Counts, moments
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec

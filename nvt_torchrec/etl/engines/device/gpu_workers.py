@@ -2,7 +2,7 @@
 
 A task is many blocks, of which a worker has several in flight
 (:mod:`etl.engines.device.device_blocks`). Vocabularies and rows are those of the host, bit by bit.
-Nothing here has ever run on a card.
+All of it has run on one H200 (docs/gpu.md), not yet on several cards.
 """
 
 from __future__ import annotations
