@@ -24,7 +24,7 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ class System:
         name: The name of the system.
         case: What it is measured on, for example "B=2048". Ratios are within a case.
         command: Program and arguments; see :mod:`benchmarks.process` for what it prints.
-        env: Variables that are added to its environment.
         prepare: Is called once, before anything is measured: builds an environment, compiles. A
             :class:`ClickLogError` makes the system a failed one.
         before: Is called before each run: removes what the last one wrote, for example.
@@ -59,7 +58,6 @@ class System:
     name: str
     case: str
     command: Sequence[str | os.PathLike]
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prepare: Callable[[], object] = lambda: None
     before: Callable[[], object] = lambda: None
     repeats: int | None = None
@@ -125,8 +123,7 @@ class Table:
                 if repeat >= (system.repeats or repeats):
                     continue
                 system.before()
-                given = {"env": system.env, "timeout": system.timeout, "result": system.result}
-                measured = run(system.command, **given)
+                measured = run(system.command, timeout=system.timeout, result=system.result)
                 rows = measured.output.get("rows")
                 if rows:
                     measured.output.setdefault("rows_per_s", rows / measured.wall_s)

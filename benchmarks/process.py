@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ class Run:
 def run(
     command: Sequence[str | os.PathLike],
     *,
-    env: Mapping[str, str] | None = None,
     timeout: float = 3600,
     result: Callable[[], dict[str, Any]] | None = None,
 ) -> Run:
@@ -57,7 +56,6 @@ def run(
 
     Args:
         command: Program and arguments.
-        env: Variables that are added to the environment.
         timeout: Seconds after which it is killed, with all its processes.
         result: Is called after it, in place of reading its last line.
     """
@@ -68,7 +66,6 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env={**os.environ, **(env or {})},
             cwd=ROOT,
             start_new_session=True,  # Ctrl-C reaches this program alone, which ends it
         )

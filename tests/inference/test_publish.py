@@ -219,7 +219,7 @@ def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, served: Path,
     assert main(["publish", str(bundles[0]), "--to", str(served)]) == 2  # the same as the damaged
     publish(bundles[1], served)
     assert _current(served) == _name(bundles[1])
-    with pytest.raises(BadInputError, match=r"cannot be served: .*/table.npy: not the file"):
+    with pytest.raises(BadInputError, match=r"/table\.npy: not the file"):
         rollback(served)
     assert _current(served) == _name(bundles[1])
     publish(bundles[0], served)  # takes the place of the damaged copy

@@ -79,9 +79,3 @@ def test_a_plan_of_two_kinds(data, references, tmp_path):
     runs = [_flags(data, name, *more, f"--log_path={log}") for (name, _), log in logs.items()]
     train_many(runs, 4)
     _compare(references, logs)
-
-
-def test_moments_of_column_shards_are_warned_of(data, caplog):
-    short = ["--sharding=column_wise", "--limit_train_batches=1", "--epochs=1"]
-    train_here(*_flags(data, "rowwise_adagrad", *short))
-    assert "column-wise shards keep a row-wise Adagrad moment each: results depend" in caplog.text

@@ -93,13 +93,7 @@ def rollback(to: Path) -> Published:
     """
     with open_store(to, create=False) as store:
         before, target = store.served_name(), store.before()
-        try:
-            Predictor.load(store.path(target.name), check=True)
-        except (BadInputError, SchemaError) as error:
-            raise BadInputError(
-                f"the bundle to roll back to cannot be served: {error.what}",
-                "publish another bundle",
-            ) from error
+        Predictor.load(store.path(target.name), check=True)
         store.switch(Entry.now(ROLLBACK, target.bundle, generation=target.generation))
         return Published(target.name, before)
 

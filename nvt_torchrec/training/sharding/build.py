@@ -136,7 +136,7 @@ def _shard_model(
     hardware = _hardware(settings, group, held)
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
-        _log_plan(tables, hardware, settings)
+        _log_plan(tables, hardware)
     if combined.is_table_adam(settings, group.device):
         leave_to_table_adam(model.model.sparse_arch)
     # a model of one's own may leave out a layer in some steps, or on some ranks
@@ -240,7 +240,7 @@ def _write_regression(regression: Regression, number: int, run: RunState) -> Non
                 )
 
 
-def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:
+def _log_plan(tables: list[TablePlan], hardware: Hardware) -> None:
     kinds = Counter(table.sharding for table in tables)
     log.info(
         "%d tables, %s rows × %d: %s; GiB per rank: %s",
@@ -252,11 +252,6 @@ def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettin
     )
     if any(sum(table.gpu) and sum(table.host) for table in tables):
         log.warning("%s", fit_text(tables))
-    moments = settings.table_optimizer == "rowwise_adagrad"
-    if moments and any(table.sharding == "column_wise" for table in tables):
-        log.warning(
-            "column-wise shards keep a row-wise Adagrad moment each: results depend on the plan"
-        )
 
 
 def _keep(get_recat: Callable) -> Callable:
