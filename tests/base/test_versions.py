@@ -1,6 +1,5 @@
 """The table of supported packages, against made-up installations and the lock files."""
 
-import json
 import pickle
 from pathlib import Path
 
@@ -94,25 +93,6 @@ def test_the_locks_are_a_supported_stack(lock):
     check_etl_stack(locked.get)
     check_training_stack(locked.get)
     assert ("cudf-cu13" in locked) == (lock == "gpu.txt")
-
-
-@pytest.mark.parametrize("origin", ["file:///wheels/nvt_torchrec-0.1.0-py3-none-any.whl", None])
-def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, origin):
-    """It names the wheel by its path: nobody here has registered the project's name."""
-
-    class Installed:
-        def read_text(self, name):
-            return json.dumps({"url": origin}) if origin and name == "direct_url.json" else None
-
-    monkeypatch.setattr(versions, "IS_CHECKOUT", False)
-    monkeypatch.setattr(versions.metadata, "distribution", lambda name: Installed())
-    message = refusal(check_training_stack, TRAINING | {"torchrec": None})
-    named = f"nvt-torchrec[cpu] @ {origin}" if origin else "/PATH/OF/nvt_torchrec-….whl[cpu]"
-    assert f"`pip install '{named}' && pip install --no-deps torchrec==1.8.0 " in message
-    assert "requirements/" not in message
-    assert "make env" not in message
-    message = refusal(check_training_stack, {"fbgemm-gpu": "1.8.0"})
-    assert f"pip install '{named.replace('cpu', 'gpu')}' &&" in message
 
 
 @pytest.mark.parametrize(

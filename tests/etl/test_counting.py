@@ -72,15 +72,6 @@ def test_zeros_that_stand_for_missing_values_are_not_counted(dtype, values, miss
     assert _counter(count([column], missing)) == +expected
 
 
-def test_many_values_merge_in_any_sizes() -> None:
-    rng = np.random.default_rng(1)
-    pieces = [rng.integers(0, 50_000, n, dtype=np.uint32) for n in (1, 90_000, 0, 10, 40_000, 7)]
-    values, counts = np.unique(np.concatenate(pieces), return_counts=True)
-    merged = merge(count([piece]) for piece in pieces)
-    np.testing.assert_array_equal(merged.values, values)
-    np.testing.assert_array_equal(merged.counts, counts)
-
-
 def _rows(columns: np.ndarray, missing: np.ndarray):
     from nvt_torchrec.formats.rows import RawRows
 

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.etl.__main__ import main
@@ -267,33 +266,6 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     (changed / "events/0.values.npy").write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(OutputError, match="not a bundle of this workflow"):
         write_bundle(changed, checkpoint, bundle)
-
-
-def test_numbers_of_the_caller_come_before_the_state(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    write(tmp_path / "log/day_0.csv", make_rows(200, 3))
-    spec = spec_of(tmp_path, BY_TIME, "")
-    run(EtlSettings(str(tmp_path / "log"), tmp_path / "out", spec, engine="cpu"))
-    encoder = Encoder.load(tmp_path / "out/workflow")
-    row = {"user": "u1", "item": "i1", "price": 1.0, "shop": 2}
-    plain, given = (
-        encoder.encode([row | more])[0][0].numpy()
-        for more in ({}, {"user_count": 3, "user_since": None})
-    )
-    _, ids = encoder.encode([row | {"recent": {"item": ["i2", "i0"], "shop": [4, 7]}}])
-    items = encoder.workflow.encode_values("item", strings(["i2", "i0"]))
-    assert ids["recent.item"].values().tolist() == items.tolist()
-    assert len(ids["recent.shop"].values()) == 2
-    assert len(ids["liked.item"].values()) > 0  # of the state
-    _, ids = encoder.encode([row | {"recent": {"item": ["i2"]}}])
-    assert [len(ids[f"recent.{name}"].values()) for name in ("item", "shop")] == [1, 0]
-    wanted = [{"user_count": 3, "user_since": math.nan}]
-    for j, name in enumerate(spec.dense_names):
-        if name in wanted[0]:
-            assert given[j] == pytest.approx(transformed(tmp_path / "out", wanted, name)[0])
-            assert given[j] != plain[j]
-        else:
-            assert given[j] == plain[j]
 
 
 def test_the_smoothing_is_that_of_simulated_keys() -> None:

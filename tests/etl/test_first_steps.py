@@ -41,7 +41,7 @@ def test_the_readme_makes_a_model_of_a_log(tmp_path: Path) -> None:
     header, _, *commands = re.findall(r"^    (.*)", section, re.MULTILINE)
     assert len(commands) == 4
     random = np.random.default_rng(0)
-    count = 20_000
+    count = 6000
     items = random.integers(0, 30, count)
     clicked = random.random(count) < 0.1 + 0.02 * items
     times = pd.Timestamp("2026-10-01") + pd.to_timedelta(np.arange(count), unit="min")

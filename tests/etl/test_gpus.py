@@ -136,15 +136,6 @@ def test_an_integrated_gpu_has_no_memory_to_spill_from(
         assert module.asked["limit"] is None
 
 
-def test_the_cause_is_what_a_worker_raised() -> None:
-    """Behind Dask's own errors, and not what that itself came from."""
-    found = RuntimeError("Nanny failed to start.")
-    found.__cause__ = RuntimeError("Worker failed to start.")
-    found.__cause__.__cause__ = ValueError("no pool of 98 GiB")
-    found.__cause__.__cause__.__cause__ = ZeroDivisionError()
-    assert str(cluster._first_cause(found)) == "no pool of 98 GiB"
-
-
 @pytest.mark.parametrize(
     ("gpus", "options", "engine"),
     [

@@ -38,7 +38,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Byte-identical after resuming. Done twice are at most a unit per worker, and those that were
     being synced or waited for it: each time as many as there are workers.
     """
-    seen = seen_by("tests.etl.killed", tmp_path, 40)
+    seen = seen_by("tests.etl.killed", tmp_path, 60)
     assert {by: found["wrong"] for by, found in seen.items()} == {by: [] for by in seen}
     assert max(found["redone"] for found in seen.values()) <= 3 * 2  # workers
     assert {"cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()

@@ -6,7 +6,6 @@ import warnings
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
-import dask.dataframe as dd
 import numpy as np
 import nvtabular
 import pandas as pd
@@ -60,18 +59,6 @@ def test_infinity_does_not_spread_over_a_column(values: list[float]) -> None:
         _fit(["x", "y"] >> ops.LogOp() >> ops.Normalize(), frame)
     missing = pd.DataFrame({"x": [np.nan] * 3})  # nothing to spread
     assert _fit(["x"] >> ops.Normalize(), missing).transform(missing)["x"].isna().all()
-
-
-@pytest.mark.parametrize("rows", [1, 40, 41])
-def test_the_median_of_all_partitions(rows: int) -> None:
-    rng = np.random.default_rng(rows)
-    frame = pd.DataFrame({"x": rng.lognormal(3, 2, rows), "n": rng.integers(0, 9, rows) / 1})
-    frame.loc[rng.random(rows) < 0.3, "x"] = np.nan
-    frame["empty"] = np.nan
-    operator = ops.FillMedian()
-    dataset = nvtabular.Dataset(dd.from_pandas(frame, npartitions=7, sort=False), cpu=True)
-    nvtabular.Workflow(list(frame) >> operator).fit(dataset)
-    assert pd.Series(operator.medians).equals(frame.median())
 
 
 def test_a_missing_value_has_no_bucket() -> None:

@@ -85,16 +85,6 @@ def test_categorify(client, tmp_path: Path, options: dict, expected: dict) -> No
     assert result["c"].dtype == np.int32
 
 
-def test_categorify_ties_by_value(client, tmp_path: Path) -> None:
-    """Equal counts, in any order and partitioning: ids follow the values."""
-    values = np.repeat(np.arange(50.0), 3)
-    for seed in range(2):
-        shuffled = np.random.default_rng(seed).permutation(values)
-        node = ["c"] >> ops.Categorify(out_path=str(tmp_path / str(seed)))
-        result = _fit_transform(node, pd.DataFrame({"c": shuffled}), partitions=1 + 4 * seed)
-        assert result["c"].tolist() == (shuffled + 3).astype(int).tolist()
-
-
 def test_a_combination_with_a_null_comes_first(tmp_path: Path) -> None:
     """Of combinations that are equally frequent."""
     frame = pd.DataFrame({"a": [None, "E", "B"], "b": ["C", "B", "A"]})

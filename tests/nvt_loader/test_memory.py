@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
+import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader, memory
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers
 from nvt_torchrec.nvt_loader.plan import Plan
 from tests.nvt_loader.data import write_split
 
@@ -82,3 +85,18 @@ def test_rows_that_other_ranks_share_count(train):
         KJTLoader(train, 512, rank=5, world_size=64, **options)
     loader = KJTLoader(train, 512, rank=5, world_size=64, virtual_shards=64, **options)
     assert next(iter(loader)).labels.shape == (512,)
+
+
+def test_a_buffer_that_another_thread_takes():
+    class Racing(collections.deque):
+        def popleft(self):
+            found = super().popleft()
+            self.clear()
+            return found
+
+    buffers = Buffers()
+    for sizes in ([100, 100], [10, 100]):
+        buffers._free = Racing(np.empty(size, np.uint8) for size in sizes)
+        assert len(buffers.take(100)) == 100
+        buffers._free = Racing(np.empty(size, np.uint8) for size in sizes)
+        assert len(buffers.take(1_000_000)) == 1_000_000

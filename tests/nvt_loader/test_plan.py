@@ -107,16 +107,6 @@ def test_global_batches_do_not_depend_on_the_world_size(global_batch, steps, gro
         assert [list(itertools.chain(*step)) for step in ranks] == alone
 
 
-@pytest.mark.parametrize("global_batch", [*range(1, 65), 300, 1000, 65_536, 150_000])
-def test_one_two_four_and_eight_ranks_share_no_virtual_shard(global_batch):
-    plan = Plan(10**6, global_batch, default_virtual_shards(global_batch))
-    assert plan.virtual_shards == min(8, global_batch)
-    for world_size in {1, 2, 4, 8} & set(divisors(global_batch)):
-        spans = [span for rank in range(world_size) for span in plan.spans(rank, world_size)]
-        assert [span.shard for span in spans] == list(range(plan.virtual_shards))
-        assert all((span.begin, span.end) == (0, span.width) for span in spans)
-
-
 @settings(max_examples=200, deadline=None)
 @given(groups=layouts, more=st.integers(0, 20), shards=st.integers(1, 9), data=st.data())
 def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, data):

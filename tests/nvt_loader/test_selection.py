@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.selection import Selection, sample_rows, select
+from nvt_torchrec.nvt_loader.selection import Selection, select
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, rows_of
@@ -130,18 +128,3 @@ def test_what_cannot_be_selected(train):
         Selection(("part.0.parquet",), OLD, 0.3)
     with pytest.raises(SettingsError, match=r"share = 1\.5"):
         Selection((), OLD, 1.5)
-
-
-@given(
-    st.lists(st.integers(0, 50), max_size=12),
-    st.floats(0, 1),
-    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3).map(tuple),
-)
-def test_sampled_rows_are_inside_their_row_groups(sizes, share, seed):
-    found = sample_rows(sizes, share, seed=seed)
-    assert sum(end - begin for begin, end in found.values()) == round(share * sum(sizes))
-    for index, (begin, end) in found.items():
-        assert 0 <= begin < end <= sizes[index]
-    cut = [index for index, (begin, end) in found.items() if end - begin < sizes[index]]
-    assert len(cut) <= 1, "all row groups but one are read whole"
-    assert sample_rows(sizes, share, seed=seed) == found

@@ -67,8 +67,8 @@ def test_other_flags_are_refused_with_what_to_use():
 #: The command in the README of TorchRec's example, but for 8 ranks and its larger tables.
 SEED = (
     "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py -- "
-    "--num_embeddings_per_feature 4000,39060,17295,7424,20265,3,7122,1543,63,4000,3067,4052,"
-    "10,2209,11938,155,4,976,14,4000,4000,4000,5901,12973,108,36 "
+    "--num_embeddings_per_feature 400,390,172,742,202,3,712,154,63,400,306,405,"
+    "10,220,119,155,4,97,14,400,400,400,590,129,108,36 "
     "--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128 "
     "--embedding_dim 128 --binary_path {path}/criteo_binary/split/ --learning_rate 1.0 "
     "--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000 "

@@ -88,7 +88,7 @@ def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, b
         f"--binary_path={learnable}",
         f"--optimizer={optimizer}",
         f"--batch_size={batch_size}",
-        f"--epochs={batch_size // 128}",
+        f"--epochs={batch_size // 256}",
         f"--log_path={tmp_path}",
         *WIDE,
     )
