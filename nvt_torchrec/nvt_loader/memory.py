@@ -149,15 +149,11 @@ def divide_memory(
         usual = DEVICE_MEMORY if on_device else LOADER_MEMORY
         memory = min(max(usual, math.ceil(width * needed)), MOST_GROWTH * usual)
     if width * needed > memory:
-        shared = demand.read > 1
         raise SettingsError(
-            f"loader_memory = {memory >> 20} MiB is too little: batches of {demand.batch} rows"
-            + (f" and shuffling windows of {window} rows" if window else "")
-            + (f", {demand.read:.1f} rows read for each," if shared else "")
-            + f" take {int(width * needed) / 2**20:.0f} MiB",
-            "give it more, or choose a smaller batch"
-            + (" or --shuffle_window" if window else "")
-            + (", or virtual_shards = a multiple of the number of ranks" if shared else ""),
+            f"loader_memory = {memory >> 20} MiB is too little: batches of {demand.batch} rows and "
+            f"shuffling windows of {window} rows take {int(width * needed) / 2**20:.0f} MiB",
+            "give it more, or choose a smaller batch or shuffle_window, or virtual_shards = a "
+            "multiple of the number of ranks",
         )
     # What a loader holds grows linearly with the rows of a block, and with those decoded at a time.
     fixed = held_rows(demand, Budget(0, 0, 0), whole=whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import signal
@@ -19,13 +18,10 @@ from tests.inference.serving import JSON, Server, serving
 from tests.shell import ROOT
 
 
-def ask_until_the_end(
-    server: Server, body: bytes, threads: int, *, again: bool
-) -> tuple[list[int], list[str]]:
+def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[int], list[str]]:
     """SIGTERM under load: statuses of the answers, and requests that were lost.
 
-    Each client keeps its connection until an answer closes it; then it connects again, until the
-    server listens no more, or ends.
+    Each client keeps its connection until an answer closes it.
     """
     answers: list[int] = []
     lost: list[str] = []
@@ -33,13 +29,8 @@ def ask_until_the_end(
 
     def ask() -> None:
         connection, closing = server.connect(), False
-        while again or not closing:
+        while not closing:
             try:
-                if connection.sock is None:  # closed by the answer before
-                    with contextlib.suppress(ConnectionRefusedError):
-                        connection.connect()
-                if connection.sock is None:
-                    break
                 connection.request("POST", "/predict", body, JSON)
                 answer = connection.getresponse()
                 answer.read()
@@ -57,14 +48,9 @@ def ask_until_the_end(
     for _ in range(20 * threads):
         assert begun.acquire(timeout=600)
     server.process.send_signal(signal.SIGTERM)
-    for _ in range(5 * threads if again else 0):
-        assert begun.acquire(timeout=600)
-    if again:
-        server.process.send_signal(signal.SIGTERM)  # end now
     for thread in running:
         thread.join(600)
-    if not again:
-        server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGTERM)  # end now
     assert server.ended() == 0
     return answers, lost
 
@@ -74,8 +60,7 @@ def test_no_request_is_lost(small_bundle: Path, tmp_path: Path, flags: list[str]
     body = json.dumps({"rows": ROWS[:1]}).encode()
     patient = ["--timeout_s", "100", "--drain_s", "1000"]
     with serving(tmp_path, "--bundle", str(small_bundle), *patient, *flags) as server:
-        # of several workers, the last one that ends resets who waits for it
-        answers, lost = ask_until_the_end(server, body, 16, again=not flags)
+        answers, lost = ask_until_the_end(server, body, 16)
     assert lost == []
     assert set(answers) == {200}
 
@@ -86,8 +71,6 @@ def test_a_request_under_way_is_answered_without_draining(
     body = json.dumps({"rows": ROWS}).encode()
     flags = ["--bundle", str(small_bundle), "--timeout_s", "100", "--drain_s", "0"]
     with serving(tmp_path, *flags) as server:
-        silent = server.connect()
-        silent.connect()
         connection = server.connect()
         connection.putrequest("POST", "/predict")
         connection.putheader("Content-Type", "application/json")
@@ -97,8 +80,6 @@ def test_a_request_under_way_is_answered_without_draining(
         server.process.send_signal(signal.SIGTERM)
         while _listens(server):
             time.sleep(0.01)
-        silent.request("GET", "/health")
-        assert silent.getresponse().status == 200
         connection.send(body[-1:])
         answer = connection.getresponse()
         assert (answer.status, len(json.loads(answer.read())["probabilities"])) == (200, len(ROWS))

@@ -81,7 +81,7 @@ def test_the_default_grows_as_needed(train):
 def test_rows_that_other_ranks_share_count(train):
     """64 ranks on 8 virtual shards: each decodes eight times the rows that it delivers."""
     options = {"shuffle": True, "loader_memory": 150_000, "device": "cpu"}
-    with pytest.raises(SettingsError, match=r"8\.0 rows read for each[\s\S]*virtual_shards"):
+    with pytest.raises(SettingsError, match=r"too little[\s\S]*virtual_shards"):
         KJTLoader(train, 512, rank=5, world_size=64, **options)
     loader = KJTLoader(train, 512, rank=5, world_size=64, virtual_shards=64, **options)
     assert next(iter(loader)).labels.shape == (512,)

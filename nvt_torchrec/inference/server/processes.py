@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -13,14 +11,12 @@ import multiprocessing
 import os
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from nvt_torchrec.base.errors import SettingsError, run_command
@@ -38,11 +34,6 @@ _SWITCH_S = 0.0005
 #: Seconds that an idle connection stays open: longer than proxies keep theirs (60 s usually), so
 #: that the proxies close them.
 _KEEP_ALIVE_S = 75
-#: Seconds in which the first request of a connection must arrive once the server listens no more.
-_FIRST_REQUEST_S = 1.0
-#: Linux: the option of a socket that sets its packet filter; the filter's return instruction.
-_SO_ATTACH_FILTER = 26
-_BPF_RET = 0x06
 #: Seconds in which a worker must react; imports in C may take the interpreter's lock for long.
 _REACTION_S = 60
 
@@ -72,7 +63,7 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
         log_config=None,
         access_log=False,
         loop="asyncio",  # uvloop accepts one connection between requests: under load, too few
-        http=_Protocol,
+        http="httptools",
         ws="none",
         proxy_headers=False,
         server_header=False,
@@ -117,50 +108,12 @@ def _print_address(listener: socket.socket) -> None:
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
 
-class _Protocol(HttpToolsProtocol):
-    """Uvicorn's protocol; at the end of the server it answers those who have just connected."""
-
-    def shutdown(self) -> None:
-        if self.cycle is None:
-            self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)
-        else:
-            super().shutdown()
-
-
 class _Server(uvicorn.Server):
     """Uvicorn's server; it prints its address when it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         _print_address((sockets or [])[0])
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End, but accept who waits before: closing the listener would reset their connections."""
-        if self.config.workers == 1:  # workers share the listener; one of them may end alone
-            _stop_connecting((sockets or [])[0])
-        waiting: list[socket.socket] = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                waiting.append((sockets or [])[0].accept()[0])
-        for server in self.servers:
-            server.close()
-        state = self.server_state, self.lifespan.state
-        connection = functools.partial(_Protocol, self.config, *state)
-        for accepted in waiting:
-            await asyncio.get_running_loop().connect_accepted_socket(connection, accepted)
-        await super().shutdown(sockets)
-
-
-def _stop_connecting(listener: socket.socket) -> None:
-    """Drop what asks for a new connection, so that none is made between the last accept and close.
-
-    The client's system asks again after a second, and is refused then. Elsewhere than on Linux
-    that moment stays, and a connection made in it is reset.
-    """
-    if sys.platform == "linux":
-        accept_nothing = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RET, 0, 0, 0))
-        program = struct.pack("HP", 1, ctypes.addressof(accept_nothing))
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 class _Workers(Multiprocess):

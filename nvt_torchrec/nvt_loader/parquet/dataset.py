@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import itertools
@@ -20,6 +19,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import check_valid
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.remote import RemoteFile
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet import files as parquet_files
@@ -127,11 +127,9 @@ def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = Non
     labels = (label,) if isinstance(label, str) else tuple(label or (schema.label,))
     for name in labels:
         if name not in schema.labels:
-            close = difflib.get_close_matches(str(name), schema.labels, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
             raise SettingsError(
                 f"label {name!r}: the data have no such label",
-                f"{hint}their labels are {', '.join(schema.labels)}",
+                did_you_mean(str(name), schema.labels),
             )
     if len(set(labels)) < len(labels):
         raise SettingsError(f"labels {', '.join(labels)}: one is named twice", "name each once")
