@@ -207,8 +207,8 @@ class BlockExtractor:
         self._name, self._lines, self._rows = block_name(block), 0, [0]
         names = history_columns(spec)
         self._columns = {name: spec.categorical_names.index(name) for name in names}
-        self._keys: list[np.ndarray] = []
-        self._times = [np.empty((2, 0), np.int64)]
+        self._keys: list[list[pa.Array]] = [[] for _ in spec.groups]
+        self._times = [np.empty((1 + has_delay(spec), 0), np.int64)]
         self._flags = [np.empty(0, flag_type(spec))]
         self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
 
@@ -222,11 +222,13 @@ class BlockExtractor:
         """Take the events of the next rows."""
         assert rows.groups is not None
         assert rows.times is not None
-        self._keys.append(rows.groups)
-        self._times.append(rows.times)
+        # copies, as small as can be: what is kept of a piece keeps its memory from the next one
+        for keys, of_rows in zip(self._keys, rows.groups, strict=True):
+            keys.append(to_arrow(of_rows).dictionary_encode())
+        self._times.append(rows.times[: len(self._times[0])].copy())
         self._flags.append(self._make_flags(rows))
         for name, j in self._columns.items():
-            self._values[name].append(_mark_nulls(rows, j))
+            self._values[name].append(_mark_nulls(rows, j).dictionary_encode())
         self._lines += rows.lines
         self._rows.append(self._rows[-1] + len(rows))
 
@@ -248,31 +250,28 @@ class BlockExtractor:
     def write(self) -> int:
         """Write the events; return how many there are. Raises :class:`OutputError`."""
         name, spec, files = self._name, self._spec, self._files
-        happened, known = np.concatenate(self._times, axis=1)
-        flags = np.concatenate(self._flags)
+        times, flags = np.concatenate(self._times, axis=1), np.concatenate(self._flags)
         with together():
             order: slice | np.ndarray = slice(None)
-            if not is_rising(known):
-                order = np.argsort(known, kind="stable")
+            if not is_rising(times[-1]):
+                order = np.argsort(times[-1], kind="stable")
                 write_array(files.order(name), order)
-                happened, known, flags = happened[order], known[order], flags[order]
-            if not is_rising(happened):
-                by_time = np.argsort(happened, kind="stable")
-                write_array(files.time_order(name), np.stack([happened[by_time], by_time]))
-            for group in range(len(spec.groups)):
-                pieces = [to_arrow(piece[group]) for piece in self._keys]
-                coded = pa.chunked_array(pieces, pa.int64()).combine_chunks().dictionary_encode()
+                times, flags = times[:, order], flags[order]
+            if not is_rising(times[0]):
+                by_time = np.argsort(times[0], kind="stable")
+                write_array(files.time_order(name), np.stack([times[0, by_time], by_time]))
+            for group, keys in enumerate(self._keys):
+                coded = _join(keys)
                 write_array(files.block_keys(name, group), to_numpy(coded.dictionary))
                 write_array(files.codes(name, group), to_numpy(coded.indices)[order])
             if self._values:
                 _write_values(files.values(name), self._values)
             labels = [flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
-            write_array(files.hours(name), count_hours(known, np.stack(labels)))
+            write_array(files.hours(name), count_hours(times[-1], np.stack(labels)))
             write_array(files.flags(name), flags)
             write_array(files.pieces(name), np.array(self._rows))
-            times = np.stack([happened, known] if has_delay(spec) else [happened])
             write_array(files.times(name), times)  # the last one in place
-        return len(known)
+        return len(flags)
 
 
 def has_delay(spec: FeatureSpec) -> bool:
@@ -299,10 +298,12 @@ def _mark_nulls(rows: RawRows, j: int) -> pa.Array:
     return pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
 
 
+def _join(pieces: list[pa.DictionaryArray]) -> pa.DictionaryArray:
+    joined = pa.chunked_array(pieces).unify_dictionaries().combine_chunks()
+    return joined if isinstance(joined, pa.DictionaryArray) else joined.chunk(0)
+
+
 def _write_values(path: Path, values: dict[str, list[pa.Array]]) -> None:
-    table = pa.table(
-        {name: pa.chunked_array(pieces).dictionary_encode() for name, pieces in values.items()}
-    )
-    table = table.unify_dictionaries().combine_chunks()
+    table = pa.table({name: _join(pieces) for name, pieces in values.items()})
     with atomic_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
         file.write_table(table)

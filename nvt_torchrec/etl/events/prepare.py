@@ -280,5 +280,5 @@ def write_kept(
         newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
     write_event_state(workflow, spec, workflow_digest, end, groups, newest)
     for name in days.record.files:
-        write_array(extension / name, np.load(directory / name))
+        write_array(extension / name, map_array(directory / name))
     FORMAT.write(extension / _RECORD, _to_json(days.record))
