@@ -93,13 +93,13 @@ def _reads(draw) -> Read:
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(_SPACES, _TEXTS, _SPACES).map("".join), max_size=6), _reads())
 def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> None:
     check(texts, read)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.one_of(
@@ -147,13 +147,13 @@ _ISO = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(_ISO, max_size=6))
 def test_iso_times_are_what_python_reads(texts: list[str]) -> None:
     check(texts, Read("t", "time"))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.one_of(_NUMBERS, st.integers(-(2**62), 2**62).map(str)), max_size=6),
     st.sampled_from(list(EPOCHS)),
@@ -198,7 +198,7 @@ def _patterns(draw) -> tuple[str, list[str]]:
     return pattern, [*texts, *draw(st.lists(st.sampled_from(["", "x", "2024"])))]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(_patterns())
 def test_patterns_are_what_strptime_reads(given_pattern: tuple[str, list[str]]) -> None:
     pattern, texts = given_pattern
@@ -231,7 +231,7 @@ def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> Non
         assert column.values[0] == (time - EPOCH) // MICROSECOND
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.one_of(

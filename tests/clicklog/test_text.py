@@ -41,7 +41,7 @@ CSV = FeatureSpec(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.lists(st.text(st.sampled_from('a,:"| '), max_size=12), min_size=1, max_size=5),
     st.sampled_from([",", "::", ":|:", ":", "||", ":::"]),

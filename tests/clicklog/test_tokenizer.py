@@ -49,7 +49,7 @@ def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRo
     return fast
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), dense=st.integers(0, 3), categorical=st.integers(1, 3), label=st.booleans())
 def test_rows_of_any_kind(data: st.DataObject, dense: int, categorical: int, label: bool) -> None:
     spec = _spec(dense, categorical)

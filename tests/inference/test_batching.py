@@ -277,7 +277,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data(), count=st.sampled_from([1, 2, 130]), by_column=st.booleans())
 def test_any_json_is_scored_or_refused(
     data, count: int, by_column: bool, shop_predictor: Predictor

@@ -85,7 +85,7 @@ def _field(name: str, value) -> str:
     return KINDS[RAW[name]].write(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(rows=st.lists(_ROW, min_size=1, max_size=6), data=st.data())
 def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -> None:
     text = "".join(

@@ -170,8 +170,10 @@ def test_shuffling_moves_row_groups_and_rows(train):
     order = rows_of(KJTLoader(train, 2000, shuffle=True, virtual_shards=1, device="cpu"))
     groups = [row // 64 for row in order]
     assert groups != sorted(groups)
-    order = rows_of(KJTLoader(train, 2000, shuffle="row_groups", virtual_shards=1, device="cpu"))
+    loader = KJTLoader(train, 2000, shuffle="row_groups", virtual_shards=1, device="cpu")
+    order = rows_of(loader)
     assert sorted(order) == list(range(ROWS)) != order
+    assert rows_of(loader) != order  # of the next epoch
     assert (np.diff(order) == 1).mean() > 0.9  # rows keep their neighbours
     order = np.array(rows_of(KJTLoader(train, 64, shuffle=True, device="cpu")))
     assert (np.diff(order) == 1).mean() < 0.05  # few rows still follow their neighbour
