@@ -113,12 +113,10 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 1 << 30)
-    (tmp_path / "many").write_text("[" + "[]," * (5 << 20) + "[]]")
     for name, what in (
         ("pipe", "not a regular"),
         ("device", "not a regular"),
         ("large", "at most"),
-        ("many", "more than 4194304 values"),
     ):
         with pytest.raises(BadInputError, match=f"cannot be read as a description.*{what}"):
             FORMAT.read(_Content, tmp_path / name, "copy it")

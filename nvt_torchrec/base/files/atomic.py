@@ -22,13 +22,8 @@ from nvt_torchrec.base.files.validation import read_regular, strict_json
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
-#: Levels of nested objects and lists that JSON of this project may have; it has fewer than 20.
-_MAX_DEPTH = 100
-#: Bytes that it may have. A manifest takes 200 for each file; in memory JSON takes ten times more.
+#: Bytes that JSON of this project may have. A manifest takes 200 for each file.
 _MAX_BYTES = 64 << 20
-#: Values that it may have, which take 64 bytes and more of memory each. Most have a checkpoint's
-#: tensors: nine for each part of a table on a rank.
-_MAX_VALUES = 4 << 20
 #: Files that are synced at the same time, at most.
 _SYNCS = 8
 
@@ -265,15 +260,10 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
 
     Raises:
         BadInputError: The file is missing, not a regular one, or not JSON; an object has a key
-            twice; or it is larger, has more values, or nests them deeper, than this project writes.
+            twice; or it is larger than what this project writes.
     """
     try:
-        content = read_regular(path, _MAX_BYTES)
-        if sum(map(content.count, b"[{,")) > _MAX_VALUES:
-            raise ValueError(f"more than {_MAX_VALUES} values")
-        value = strict_json(content.decode())
-        _check_depth(value)
-        return value
+        return strict_json(read_regular(path, _MAX_BYTES).decode())
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: no such file", f"check the path; it should lead to {what}"
@@ -283,21 +273,6 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
             f"{path}: cannot be read as {what}: {error}",
             remedy or "copy it again, or make it again",
         ) from error
-
-
-def _check_depth(value: Any) -> None:
-    """Limit the nesting: functions that use the value may recurse once for each level."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, dict | list)
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise ValueError(f"values are nested more than {_MAX_DEPTH} levels deep")
 
 
 @contextlib.contextmanager

@@ -82,8 +82,8 @@ class DelimitedRows:
         code: uint8 [n], 0 or what is wrong with a row as a whole.
         where: int32 [n], of these the place of the field or, for FIELD_COUNT, the number of fields.
         begins: int32 [n + 1], where each row begins in ``text``.
-        text: The rows, with characters replaced.
-        replaced: Which character stands for which bytes.
+        text: The rows.
+        delimiter: What separates their fields, the bytes that it stands for.
     """
 
     columns: list[pa.Array]
@@ -92,7 +92,7 @@ class DelimitedRows:
     where: np.ndarray
     begins: np.ndarray
     text: bytes
-    replaced: dict[bytes, bytes]
+    delimiter: tuple[bytes, bytes]
 
     def __len__(self) -> int:
         return len(self.code)
@@ -100,10 +100,7 @@ class DelimitedRows:
     def row(self, line: int) -> bytes:
         """Return the text of a row without its end."""
         text = self.text[self.begins[line] : self.begins[line + 1]]
-        text = text.removesuffix(b"\n").removesuffix(b"\r")
-        for character, original in self.replaced.items():
-            text = text.replace(character, original)
-        return text
+        return text.removesuffix(b"\n").removesuffix(b"\r").replace(*self.delimiter)
 
 
 def split_rows(
@@ -117,14 +114,13 @@ def split_rows(
         fields: How many fields a row has.
         wanted: The places of the fields that are returned, in ascending order.
     """
-    whole, delimiter = bytes(text), input_format.delimiter.encode()
+    whole = bytes(text)
+    delimiter = original = input_format.delimiter.encode()
     if whole and not whole.endswith(b"\n"):
         whole += b"\n"
-    replaced = {}
-    if len(delimiter) > 1:
-        character = _unused(whole)
-        whole, replaced[character] = whole.replace(delimiter, character), delimiter
-        delimiter = character
+    if len(original) > 1:
+        delimiter = _unused(whole)
+        whole = whole.replace(original, delimiter)
     buffer, quoted = np.frombuffer(whole, np.uint8), input_format.quoted and b'"' in whole
     rows = count_newlines(buffer)
     slots = np.full(fields, -1)
@@ -144,13 +140,9 @@ def split_rows(
         for i in range(len(wanted))
     ]
     columns = [column.view(pa.binary()) for column in columns]
-    if quoted and replaced:  # a quoted field may contain the delimiter
-        columns = [
-            pc.replace_substring(column, character, original)
-            for column in columns
-            for character, original in replaced.items()
-        ]
-    return DelimitedRows(columns, line, code, counts, starts, whole, replaced)
+    if quoted and len(original) > 1:  # a quoted field may contain the delimiter
+        columns = [pc.replace_substring(column, delimiter, original) for column in columns]
+    return DelimitedRows(columns, line, code, counts, starts, whole, (delimiter, original))
 
 
 @compiled()
