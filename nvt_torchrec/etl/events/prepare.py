@@ -154,7 +154,7 @@ def prepare(
     write_json(directory / _BLOCKS, names)
     kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
     log = EventLog(spec, files, names)
-    rows, oldest, newest = log.bounds()
+    rows, oldest, newest = log.bounds
     if earlier and oldest < earlier.record.newest:
         raise BadInputError(
             f"{blocks[0].source}: a row of {format_time(oldest)} is older than rows of the days "

@@ -169,7 +169,7 @@ def sum_up(
     done = map_in_order(lambda work: work(), tasks, threads, "events")
     for group in groups:
         kept, *states = (next(done) for _ in group.tasks())
-        report(log.bounds()[0] / len(groups))
+        report(log.bounds[0] / len(groups))
         first = states[0]
         sums = np.concatenate([state[:, : -group.others] for state in states], axis=1)
         last, *trained = first[:, -group.others :].T
@@ -208,7 +208,7 @@ class GroupSummer:
             flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
             happened = np.full(len(key), NEVER)
             self._of_histories.append(self._make_block(known, happened, flags, key))
-        kind = np.int32 if log.bounds()[0] + earlier.counts[0].sum() < 2**31 else np.int64
+        kind = np.int32 if log.bounds[0] + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
         for name in log.names:
             rows = log.map(log.files.flags(name)).shape

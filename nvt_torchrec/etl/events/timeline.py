@@ -130,8 +130,9 @@ class EventLog:
         self.map = functools.lru_cache(_OPEN)(map_array)
         self._exists = functools.cache(Path.exists)
 
+    @functools.cached_property
     def bounds(self) -> tuple[int, int, int]:
-        """Return how many rows there are, and the first and the last time."""
+        """How many rows there are, and the first and the last time."""
         found = [self._bounds(name) for name in self.names]
         if not any(rows for rows, _, _ in found):
             raise BadInputError("there is no well-formed row", "correct the input")
