@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
@@ -175,6 +175,8 @@ class Reloader:
             if tried and not asked and time.monotonic() < self._retry_at:
                 continue
             try:
+                if stamp is None:
+                    raise BadInputError(f"{self._source.bundle}: no bundle")
                 self._switch()
             except Exception as error:  # for example too little memory
                 problem = str(error) if isinstance(error, ClickLogError) else f"{error!r:.300}"
