@@ -65,13 +65,11 @@ class EtlOutput:
     def describing(self, before: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """Return the entries for the manifest's ``described``.
 
-        HugeCTR's lists of absolute paths are left out: they say where the output is.
-
         Args:
             before: Those of the generation before, whose stores of histories are linked, not read.
         """
         files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
-        files = [path for path in files if path.suffix not in (".parquet", ".txt")]
+        files = [path for path in files if path.suffix != ".parquet"]
         files += self.extension.glob("*.json")  # not of NVTabular's own operators
         names = {str(path.relative_to(self.root)): path for path in files}
         linked = {name: entry for name, entry in before.items() if _STORES in name}

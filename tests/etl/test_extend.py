@@ -129,11 +129,9 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
 
 
 def _without_previous(output: Path) -> dict[str, bytes]:
-    """Its content, but for the lists of absolute paths, which --undo writes for where OUT is."""
+    """Its content, but for what the newest day replaced."""
     files = content(output).items()
-    return {
-        name: of for name, of in files if not name.startswith(PREVIOUS) and "_file_list" not in name
-    }
+    return {name: of for name, of in files if not name.startswith(PREVIOUS)}
 
 
 def test_an_undoing_that_was_interrupted(raw, base, tmp_path: Path) -> None:
@@ -228,9 +226,6 @@ def test_parts_by_day(base, extended) -> None:
 def test_descriptions_are_of_all_days(extended) -> None:
     root = extended / "criteo_binary" / "split"
     assert pq.read_metadata(root / "_metadata").num_rows == sum(ROWS.values())
-    listed = (root / "train" / "_file_list.txt").read_text().split("\n")
-    assert int(listed[0]) == len(listed) - 2 == 8
-    assert all(Path(path).is_file() for path in listed[1:-1])
     page = (extended / "report.html").read_text()
     assert "split by days: train 0 to 4, valid 5, test 5" in page
     data = collect(

@@ -58,12 +58,6 @@ def test_descriptions(log, output: Path) -> None:
     schema = TableSchema.read(split)
     assert schema == inspect(output / "workflow").table_schema
     assert (schema.label, schema.labels, schema.weight) == ("liked", ("liked", "bought"), "w")
-    hugectr = json.loads((split / "train" / "_metadata.json").read_text())
-    assert hugectr["labels"] == [
-        {"col_name": "liked", "index": 0},
-        {"col_name": "bought", "index": 1},
-    ]
-    assert hugectr["conts"] == [{"col_name": "age", "index": 3}]
     assert bad(output) == []
 
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError
@@ -31,7 +30,6 @@ from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -73,8 +71,6 @@ def extend(settings: ExtendSettings) -> Manifest:
 
 def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
-    from nvt_torchrec.etl.parts.parquet import write_file_list
-
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
     path_inside(paths.root, PREVIOUS, paths.root, remedy)
@@ -90,9 +86,6 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     checks.check_extendable(previous, before)
     claim.end()
     work = claim.begin_undoing()
-    for split in SPLITS:  # of absolute paths, so these have no digest
-        names = [Path(part.file).name for part in before.files if part.split == split]
-        write_file_list(previous.splits / split, paths.splits / split, names)
     switch(paths.root, work, before.generation, undo=True)
     with contextlib.suppress(OSError):  # kept for trainings that read it
         os.rename(work / DISCARDED, previous.root)
@@ -243,7 +236,6 @@ class _Day:
                 splits,
                 [file["file"] for file in manifest["files"]],
                 description.table_schema,
-                listed_in=self.paths.splits,
             )
         self.stages.check_inputs([day])
         return self.stages.finish(manifest, description, plan, of_day.rows["in"])

@@ -9,14 +9,13 @@ plain pages slow to decode. Page checksums turn a flipped bit into an error inst
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.files.atomic import atomic_path, together, write_json, write_text
+from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -93,17 +92,13 @@ class PartWriter:
         self._stack.__exit__(*error)
 
 
-def write_descriptions(
-    split_root: Path, files: list[str], schema: TableSchema, *, listed_in: Path | None = None
-) -> None:
-    """Write what describes the parts: ``_metadata``, schemas, and HugeCTR's two files.
+def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) -> None:
+    """Write what describes the parts: ``_metadata`` and schemas.
 
     Args:
         split_root: the directory of train, valid and test.
         files: all parts, relative to it, in order.
         schema: columns and table sizes.
-        listed_in: the directory that the splits will be in, for HugeCTR's absolute paths; None: in
-            ``split_root``.
     """
     with together():
         _write_metadata(split_root, files, schema)
@@ -111,14 +106,12 @@ def write_descriptions(
         for split in SPLITS:
             names = [Path(file).name for file in files if file.startswith(f"{split}/")]
             directory = split_root / split
-            rows = _write_metadata(directory, names, schema)
+            _write_metadata(directory, names, schema)
             schema.write(directory)
-            _write_hugectr(directory, (listed_in or split_root) / split, names, rows, schema)
 
 
-def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> list[int]:
-    """Write ``_metadata``; the rows of each file. Holds one footer beside what it writes."""
-    rows = []
+def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> None:
+    """Write ``_metadata``. Holds one footer beside what it writes."""
     with atomic_path(directory / "_metadata") as temporary:
         pq.write_metadata(schema.arrow, temporary)
         metadata = pq.read_metadata(temporary)
@@ -126,32 +119,4 @@ def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> l
             footer = pq.read_metadata(directory / file)
             footer.set_file_path(file)
             metadata.append_row_groups(footer)
-            rows.append(footer.num_rows)
         metadata.write_metadata_file(temporary)
-    return rows
-
-
-def write_file_list(directory: Path, listed_in: Path, names: list[str]) -> None:
-    """Write ``_file_list.txt`` of a split: the absolute paths of its parts in ``listed_in``."""
-    paths = [str(listed_in.resolve() / name) for name in names]
-    write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
-
-
-def _write_hugectr(
-    directory: Path, listed_in: Path, names: list[str], rows: list[int], schema: TableSchema
-) -> None:
-    """``_file_list.txt`` and ``_metadata.json`` as HugeCTR's parquet reader wants them."""
-    write_file_list(directory, listed_in, names)
-    index = {name: i for i, name in enumerate(schema.columns)}
-
-    def described(columns: Iterable[str]) -> list[dict[str, Any]]:
-        return [{"col_name": name, "index": index[name]} for name in columns]
-
-    parts = zip(names, rows, strict=True)
-    content = {
-        "file_stats": [{"file_name": name, "num_rows": count} for name, count in parts],
-        "labels": described(schema.labels),
-        "conts": described(schema.dense),
-        "cats": described(schema.categorical),
-    }
-    write_json(directory / "_metadata.json", content)
