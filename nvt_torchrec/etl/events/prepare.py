@@ -126,7 +126,7 @@ def prepare(
         work: The directory of the run's state.
         earlier: The days before, of an extension.
         tails: Of each history, the newest events of the days before.
-        threads: How many blocks, or partitions, are in work at once.
+        threads: How many blocks, or windows of a group, are in work at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows done since the last call: read, or summed up.
 
