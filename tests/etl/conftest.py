@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from tests.etl.event_logs import BY_DAYS, DAY, make_rows, spec_of, write
 from tests.etl.runs import settings
 from tests.logs import ROWS, write_log
 
@@ -30,6 +32,19 @@ def done(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("etl") / "out"
     run(settings(raw, output))
     return output
+
+
+@pytest.fixture(scope="session")
+def event_outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A log of three days, and what a run makes of it; nothing is written there."""
+    root = tmp_path_factory.mktemp("events")
+    (root / "log").mkdir()
+    for day in range(3):
+        rows = make_rows(400, 3, seed=4)
+        write(root / f"log/day_{day}.csv", [r for r in rows if r.time // DAY == day])
+    spec = spec_of(root, BY_DAYS, 'known = "1h"')
+    run(EtlSettings(str(root / "log"), root / "out", spec, engine="cpu", workers=1))
+    return root / "log", root / "out"
 
 
 @pytest.fixture(scope="session")

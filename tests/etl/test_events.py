@@ -9,26 +9,28 @@ import json
 import math
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
-from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.commands.guess import guess
-from nvt_torchrec.etl.events import history_store, timeline
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.etl.engines import host
+from nvt_torchrec.etl.events import extract, history_store, timeline
 from nvt_torchrec.etl.events.label_rates import fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import write_bundle
@@ -334,11 +336,11 @@ def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["recent.offsets.npy", "recent.ids.npy"])
 def test_a_state_of_a_stranger_leads_to_no_other_memory(
-    tmp_path: Path, name: str, outputs: tuple[Path, Path]
+    tmp_path: Path, name: str, event_outputs: tuple[Path, Path]
 ) -> None:
     """Events that are not there, and ids outside of their table, where no digest is compared."""
     workflow = tmp_path / "workflow"
-    shutil.copytree(outputs[1] / "workflow", workflow)
+    shutil.copytree(event_outputs[1] / "workflow", workflow)
     array = np.load(workflow / "events" / name)
     row = {"user": "u1", "item": "i1", "price": 1.0, "shop": 2}
     for value in (-5, 2**30):
@@ -362,9 +364,9 @@ def test_a_state_of_a_stranger_leads_to_no_other_memory(
     ],
 )
 def test_a_run_that_fails_anywhere_goes_on_to_the_same_bytes(
-    tmp_path: Path, function: str, after: int, outputs: tuple[Path, Path]
+    tmp_path: Path, function: str, after: int, event_outputs: tuple[Path, Path]
 ) -> None:
-    log, done = outputs
+    log, done = event_outputs
     spec = load_spec(log.parent / "spec.toml")
     error = OSError(errno.EIO, "Input/output error")
     output = tmp_path / "out"
@@ -376,13 +378,13 @@ def test_a_run_that_fails_anywhere_goes_on_to_the_same_bytes(
 
 
 def test_an_extension_that_fails_anywhere_goes_on_to_the_same_bytes(
-    tmp_path: Path, outputs: tuple[Path, Path]
+    tmp_path: Path, event_outputs: tuple[Path, Path]
 ) -> None:
     day = tmp_path / "day_3.csv"
     write(day, [dataclasses.replace(row, time=row.time + 3 * DAY) for row in make_rows(150, 1)])
     clean, failed = tmp_path / "clean", tmp_path / "failed"
     for output in (clean, failed):
-        shutil.copytree(outputs[1], output)
+        shutil.copytree(event_outputs[1], output)
     extend(ExtendSettings(clean, str(day), engine="cpu"))
     error = OSError(errno.EIO, "Input/output error")
     for function in (
@@ -397,83 +399,23 @@ def test_an_extension_that_fails_anywhere_goes_on_to_the_same_bytes(
     assert {*differences(content(clean), content(failed))} <= OF_THE_RUN
     assert bad(failed) == []
     extend(ExtendSettings(failed, undo=True, engine="cpu"))
-    changed = differences(content(outputs[1]), content(failed))
+    changed = differences(content(event_outputs[1]), content(failed))
     assert [n for n in changed if n.startswith(("criteo_binary", "workflow", "extension"))] == []
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A log of three days, and what a run makes of it; nothing is written there."""
-    root = tmp_path_factory.mktemp("events")
-    (root / "log").mkdir()
-    for day in range(3):
-        rows = make_rows(400, 3, seed=4)
-        write(root / f"log/day_{day}.csv", [r for r in rows if r.time // DAY == day])
-    spec = spec_of(root, BY_DAYS, 'known = "1h"')
-    run(EtlSettings(str(root / "log"), root / "out", spec, engine="cpu", workers=1))
-    return root / "log", root / "out"
-
-
-@pytest.mark.parametrize("pad", [False, True])
-def test_an_export_has_the_newest_events_as_lists(
-    tmp_path: Path, outputs: tuple[Path, Path], pad: bool
+def test_blocks_that_are_counted_are_read_twice_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each row, oldest first, after padding if it is asked for; all else is as it was."""
-    flags = ["export", str(outputs[1]), f"--output_path={tmp_path / 'lists'}", "--max_events=3"]
-    assert main([*flags, *["--pad"] * pad]) == 0
-    for split in SPLITS:
-        table, there = (
-            pq.read_table(tmp_path / f"lists/{split}.parquet"),
-            parquet(outputs[1], split),
-        )
-        for feature, rows in read_lists(outputs[1], split).items():
-            newest = [row[-3:] for row in rows]
-            assert 3 in map(len, newest)
-            if pad:
-                newest = [[0] * (3 - len(row)) + row for row in newest]
-            assert table[feature.replace(".", "__")].to_pylist() == newest
-        for name in set(table.column_names) & there.keys():
-            np.testing.assert_array_equal(table[name].to_numpy(), there[name])
-        assert {"user_count", "item", "clicked"} <= {*table.column_names}
-    assert main(flags) == 2
+    """Their events come out of the pass that counts."""
+    blocks = []
 
+    def read(block: Block, *arguments: Any, **options: Any) -> Iterator[RawRows]:
+        blocks.append(block)
+        return read_block_chunks(block, *arguments, **options)
 
-@pytest.mark.parametrize("names", [["log.csv"], ["day_0.csv", "day_1.csv"]])
-def test_a_guess_proposes_events_as_comments(tmp_path: Path, names: list[str]) -> None:
-    rows = [dataclasses.replace(row, time=row.time + 20_000 * DAY) for row in make_rows(300, 3)]
-    for name in names:
-        write(tmp_path / name, rows)
-    spec, _, _ = guess(str(tmp_path / names[0]), label="clicked")
-    assert ('by = "days"' in spec) == (len(names) > 1)
-    head, mark, proposed = spec.partition("# What happened before a row")
-    assert mark
-    assert load_spec(_as_file(tmp_path, spec)).groups == []
-    lines = proposed.partition("\n\n")[0].splitlines()[2:]
-    uncommented = "\n".join(line.removeprefix("# ") for line in lines)
-    with_events = load_spec(_as_file(tmp_path, f"{head}\n{uncommented}\n"))
-    assert with_events.groups == [("user",), ("shop",)]  # of more values than the items
-    assert with_events.histories[0].columns == ("shop",)
-
-
-def _as_file(tmp_path: Path, text: str) -> Path:
-    (tmp_path / "guess.toml").write_text(text)
-    return tmp_path / "guess.toml"
-
-
-def test_check_finds_pointers_that_lead_nowhere(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(outputs[1], output)
-    assert bad(output) == []
-    store = next((output / "criteo_binary/split/_histories/recent").iterdir())
-    names = ("offsets", "item", "shop")
-    offsets, ids, shops = (np.load(store / f"{name}.npy") for name in names)
-    np.save(store / "offsets.npy", np.minimum(offsets, offsets[-1] - 40))
-    for name in ("item", "shop"):
-        np.save(store / f"{name}.npy", np.load(store / f"{name}.npy")[:-40])
-    assert any("events of key" in finding for finding in bad(output))
-    np.save(store / "offsets.npy", offsets)
-    np.save(store / "item.npy", np.full_like(ids, 10**6))
-    np.save(store / "shop.npy", shops)
-    assert any("outside of the table" in finding for finding in bad(output))
-    np.save(store / "item.npy", ids[::-1])  # other ids that are there
-    assert any("digest differs" in finding for finding in bad(output))
+    for module in (host, extract):
+        monkeypatch.setattr(module, "read_block_chunks", read)
+    write(tmp_path / "log.csv", make_rows(100, 1))
+    spec = spec_of(tmp_path, BY_TIME, "")
+    run(EtlSettings(str(tmp_path / "log.csv"), tmp_path / "out", spec, engine="cpu"))
+    assert len(blocks) == 2 * len(set(blocks)) > 0

@@ -12,4 +12,4 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert {"generation 0", "switch", "generation 1"} <= seen["kills"].keys()
     assert seen["kills"]["switch"] > 4  # threads decide at how many calls it is under way
     assert sum(seen["kills"].values()) > 20
-    assert seen["undone"] > 5
+    assert seen["undone"] > 10

@@ -54,9 +54,10 @@ class MappedArray:
         weakref.finalize(self, os.close, self._descriptor)
         self._stamp = _stamp(self._descriptor)
         try:  # by the descriptor, as the path may lead to another file by now
-            mapped = np.lib.format.open_memmap(
-                f"/proc/self/fd/{self._descriptor}", mode="c" if writable else "r"
-            )
+            with HEADERS:
+                mapped = np.lib.format.open_memmap(
+                    f"/proc/self/fd/{self._descriptor}", mode="c" if writable else "r"
+                )
         except Exception as error:  # NumPy parses the header as Python, which raises anything
             raise ValueError(f"is not an .npy file: {error!r:.200}") from None
         held, shape = mapped.dtype, mapped.shape
@@ -87,10 +88,13 @@ def write_array(path: Path, array: np.ndarray) -> None:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
-def map_array(path: Path) -> np.ndarray:
-    """Map an array that this program has written; what is assigned to it stays in memory."""
+def map_array(path: Path, *, write: bool = False) -> np.ndarray:
+    """Map an array that this program has written.
+
+    What is assigned to it stays in memory, or with ``write`` goes to the file.
+    """
     with HEADERS:
-        return np.load(path, mmap_mode="c").view(np.ndarray)
+        return np.load(path, mmap_mode="r+" if write else "c").view(np.ndarray)
 
 
 class ArrayWriter:

@@ -92,11 +92,8 @@ class EventValues:
         ]
 
     def _number_stored(self, group: int, first: int) -> np.ndarray:
-        keys, row_keys = (
-            map_array(self._files.keys(group)),
-            map_array(self._files.row_keys(group)),
-        )
-        place = np.searchsorted(row_keys, keys)
+        keys, row_keys = self._files.keys(group), self._files.row_keys(group)
+        place = np.searchsorted(map_array(row_keys), map_array(keys))
         return np.append(place + first, -1).astype(np.int32)
 
     def _read_sums(self, block: Block) -> list[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:

@@ -143,8 +143,12 @@ def narrow(spec: FeatureSpec) -> FeatureSpec:
 
 
 def drop_keys(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what is read of rows whose events are known: not the columns of keys."""
-    if spec.split.by == "column":  # which every key has
+    """Return the spec of what is read of rows whose events are known: not the columns of keys.
+
+    Aggregates get no key, and histories are left out, but for a spec without aggregates: one with
+    events must have either.
+    """
+    if spec.split.by == "column":  # a spec whose keys lack the split's column is refused
         return spec
     dense = [
         dataclasses.replace(column, aggregate=dataclasses.replace(column.aggregate, key=()))

@@ -35,8 +35,8 @@ from nvt_torchrec.etl.events.label_rates import (
     fit_smoothing,
     sum_keys,
 )
-from nvt_torchrec.etl.events.sums import end_of, number_keys, sum_up, sums_of_groups
-from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
+from nvt_torchrec.etl.events.timeline import EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec

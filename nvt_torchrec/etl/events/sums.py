@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,46 +101,6 @@ def end_of(spec: FeatureSpec, newest: int) -> int:
     """
     assert spec.events is not None
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
-
-
-def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
-    """Write the keys of each group, and the number of the key of each event.
-
-    Args:
-        log: The events.
-        earlier: Of each group, the events of days before.
-        threads: How many blocks are in work at once.
-    """
-    every = []
-    for group, before in enumerate(earlier):
-        names = (log.files.block_keys(name, group) for name in log.names)
-        row_keys = _merge_keys(map(map_array, names))
-        every.append(_merge_keys([row_keys, before.key]))
-        write_array(log.files.row_keys(group), row_keys)
-        write_array(log.files.keys(group), every[-1])
-
-    def number(name: str) -> None:
-        for group, keys in enumerate(every):
-            of_block = map_array(log.files.block_keys(name, group))
-            places = np.searchsorted(keys, of_block).astype(np.int32)
-            places[of_block == 0] = -1
-            codes = map_array(log.files.codes(name, group))
-            write_array(log.files.numbers(name, group), places[codes])
-
-    for _ in map_in_order(number, log.names, threads, "events"):
-        pass
-
-
-def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the different keys, rising, but for 0."""
-    merged, waiting, size = np.empty(0, np.int64), list[np.ndarray](), 0
-    for keys in several:
-        waiting.append(keys)
-        size += len(keys)
-        if size > max(len(merged), 1 << 20):  # so that each is sorted a few times only
-            merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
-    merged = np.unique(np.concatenate([merged, *waiting]))
-    return merged[merged != 0]
 
 
 def sum_up(
@@ -258,13 +218,13 @@ class GroupSummer:
             numbers = chunk.take([block.numbers for block in blocks])
             flags = chunk.take([block.flags for block in blocks])
             names = [log.names[number] for number in chunk.blocks]
-            outputs = [log.write(files.sums(name, group))[of_window] for name in names]
+            outputs = [map_array(files.sums(name, group), write=True)[of_window] for name in names]
             counts = np.zeros((len(bits), len(cuts)), outputs[0].dtype)
             last = np.full(len(cuts), NEVER)
             summer.go_on(cuts, numbers, flags, counts, last)
             chunk.put(counts, outputs)
             if not first and self.wanted.has_last:
-                chunk.put(last, [log.write(files.last(name, group)) for name in names])
+                chunk.put(last, [map_array(files.last(name, group), write=True) for name in names])
         return summer.finish(end_of(log.spec, self.newest))
 
     def _keep(self) -> EarlierEvents:

@@ -1,4 +1,4 @@
-"""Events of all blocks in the order of time, a chunk at a time."""
+"""Events of all blocks in the order of time, a chunk at a time, and the numbers of their keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import fsync_directory
-from nvt_torchrec.base.files.mapping import HEADERS, map_array
+from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 
@@ -151,11 +153,6 @@ class EventLog:
         ids = self.map(self.files.ids(name)) if with_ids else None
         return EventBlock(times[-1], times[0], self.map(flags), self.map(numbers), ids)
 
-    def write(self, path: Path) -> np.ndarray:
-        """Map an array to write to it; :meth:`sync` makes it durable."""
-        with HEADERS:
-            return np.lib.format.open_memmap(path, mode="r+").view(np.ndarray)
-
     def sync(self, paths: Iterable[Path]) -> None:
         """Make arrays that were written to durable."""
         for path in paths:
@@ -206,6 +203,46 @@ class EventLog:
         for chunk in cut_chunks(first + len(self.names), read_known):
             columns = zip(*(read(number).columns for number in chunk.blocks), strict=True)
             yield EventBlock(*(chunk.take(column) for column in columns))
+
+
+def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
+    """Write the keys of each group, and the number of the key of each event.
+
+    Args:
+        log: The events.
+        earlier: Of each group, the events of days before.
+        threads: How many blocks are in work at once.
+    """
+    every = []
+    for group, before in enumerate(earlier):
+        names = (log.files.block_keys(name, group) for name in log.names)
+        row_keys = _merge_keys(map(map_array, names))
+        every.append(_merge_keys([row_keys, before.key]))
+        write_array(log.files.row_keys(group), row_keys)
+        write_array(log.files.keys(group), every[-1])
+
+    def number(name: str) -> None:
+        for group, keys in enumerate(every):
+            of_block = map_array(log.files.block_keys(name, group))
+            places = np.searchsorted(keys, of_block).astype(np.int32)
+            places[of_block == 0] = -1
+            codes = map_array(log.files.codes(name, group))
+            write_array(log.files.numbers(name, group), places[codes])
+
+    for _ in map_in_order(number, log.names, threads, "events"):
+        pass
+
+
+def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the different keys, rising, but for 0."""
+    merged, waiting, size = np.empty(0, np.int64), list[np.ndarray](), 0
+    for keys in several:
+        waiting.append(keys)
+        size += len(keys)
+        if size > max(len(merged), 1 << 20):  # so that each is sorted a few times only
+            merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
+    merged = np.unique(np.concatenate([merged, *waiting]))
+    return merged[merged != 0]
 
 
 def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
