@@ -1,4 +1,4 @@
-"""Some rows of a file: of the head of a text, of all parts of a table."""
+"""The first rows of a file."""
 
 from __future__ import annotations
 
