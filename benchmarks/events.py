@@ -1,7 +1,8 @@
-"""Aggregates and histories of an event log, beside DuckDB and Polars, and the ETL without them.
+"""Aggregates and histories of an event log, beside DuckDB and Polars; and each without them.
 
 The peers make the same numbers and the newest 50 items of each row as lists, which is all that
-they do; ours is the whole ETL, which also fits and encodes, and stores each event once.
+they do; ours is the whole ETL, which also fits and encodes, and stores each event once. Without
+events, the peers write the columns that they read. Below the table stands what the events add.
 
     python -m benchmarks.events --rows 2000000
 """
@@ -9,6 +10,7 @@ they do; ours is the whole ETL, which also fits and encodes, and stores each eve
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ METRICS = (
     Metric("peak_rss_mb", "peak MB"),
     Metric("mb", "MB of events", ".1f"),
 )
+EVENTS, PLAIN = "events", "no events"
 DAYS, WINDOW_DAYS = 30, 7
 _SPEC = """[input]
 format = "csv"
@@ -79,14 +82,26 @@ def _run(settings: EventsSettings) -> int:
     root = BUILD / f"events-{settings.rows}"
     make_once(root, f"an event log of {settings.rows} rows", lambda: _make_log(root, settings.rows))
     table = Table("events", f"Events of {settings.rows:,} rows", METRICS, base="polars")
-    systems = [
-        _ours(root, settings.rows, "ours", "events"),
-        _ours(root, settings.rows, "ours, no events", "plain"),
-        _peer(root, settings.rows, "duckdb"),
-        _peer(root, settings.rows, "polars"),
-    ]
+    cases = EVENTS, PLAIN
+    systems = [_ours(root, settings.rows, case) for case in cases]
+    systems += [_peer(root, name, case) for name in ("duckdb", "polars") for case in cases]
     table.measure(systems, repeats=settings.repeats)
+    table.notes += _added(table)
     return table.finish()
+
+
+def _added(table: Table) -> list[str]:
+    """Return lines on the time that events add to each system, the median over the rounds."""
+    lines = ["", "added by events:"]
+    for name in ("ours", "duckdb", "polars"):
+        added = {}
+        for key in ("wall_s", "cpu_s"):
+            pairs = zip(*(table.values(name, case, key) for case in (EVENTS, PLAIN)), strict=False)
+            added[key] = [events - plain for events, plain in pairs]
+        if added["wall_s"]:
+            wall, cpu = map(statistics.median, added.values())
+            lines.append(f"  {name:6} {wall:5.2f} s, {cpu:5.2f} CPU s")
+    return lines
 
 
 def _make_log(root: Path, rows: int) -> None:
@@ -108,14 +123,15 @@ def _make_log(root: Path, rows: int) -> None:
     (root / "plain.toml").write_text(_SPEC)
 
 
-def _ours(root: Path, rows: int, name: str, spec: str) -> System:
+def _ours(root: Path, rows: int, case: str) -> System:
+    spec = {EVENTS: "events", PLAIN: "plain"}[case]
     output = root / spec
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
-    system = etl(name, output, *flags)
+    system = etl("ours", output, *flags)
 
     def result() -> dict[str, float]:
         history = (output / "criteo_binary/split/_histories").rglob("*.npy")
-        pointers = 2 * 4 * rows if spec == "events" else 0  # two columns of the parquet
+        pointers = 2 * 4 * rows if case == EVENTS else 0  # two columns of the parquet
         size = sum(file.stat().st_size for file in history) + pointers
         return {**system.result(), "mb": size / 1e6}
 
@@ -124,12 +140,13 @@ def _ours(root: Path, rows: int, name: str, spec: str) -> System:
         system.before()
         run_etl("run", *flags, "--output_path", output)
 
-    return dataclasses.replace(system, result=result, prepare=prepare)
+    return dataclasses.replace(system, case=case, result=result, prepare=prepare)
 
 
-def _peer(root: Path, rows: int, name: str) -> System:
+def _peer(root: Path, name: str, case: str) -> System:
     output = root / f"{name}.parquet"
-    program, window = Path(__file__).with_name("events_peers.py"), str(WINDOW_DAYS * 86_400)
+    program = Path(__file__).with_name("events_peers.py")
+    window = WINDOW_DAYS * 86_400 if case == EVENTS else 0
     command = [python_of("events"), program, name, root / "log.csv", output, window]
 
     def result() -> dict[str, float]:
@@ -137,14 +154,14 @@ def _peer(root: Path, rows: int, name: str) -> System:
 
         footer = pq.read_metadata(output)
         place = [footer.schema.column(i).path for i in range(footer.num_columns)]
-        lists = next(i for i, path in enumerate(place) if path.startswith("recent"))
-        groups = range(footer.num_row_groups)
-        size = sum(footer.row_group(g).column(lists).total_compressed_size for g in groups)
+        lists = [i for i, path in enumerate(place) if path.startswith("recent")]
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        size = sum(group.column(i).total_compressed_size for group in groups for i in lists)
         return {"rows": footer.num_rows, "mb": size / 1e6}
 
     return System(
         name,
-        "",
+        case,
         [str(part) for part in command],
         prepare=lambda: build_environment("events"),
         before=lambda: output.unlink(missing_ok=True),

@@ -1,25 +1,26 @@
 """The same aggregates and histories with DuckDB and Polars, as fat rows; imports nothing of ours.
 
-Strictly before: rows of the same second do not count for each other.
+Strictly before: rows of the same second do not count for each other. With a window of 0 seconds,
+neither aggregates nor histories.
 """
 
 import argparse
 import json
 import os
 
-DUCKDB = """
-COPY (
-    SELECT label, item, price,
-        count(*) OVER users AS user_count, coalesce(sum(label) OVER users, 0) AS user_clicks,
-        time - max(time) OVER users AS user_since,
-        count(*) OVER items AS item_count, coalesce(sum(label) OVER items, 0) AS item_clicks,
-        (list(item) OVER users)[-50:] AS recent
-    FROM read_csv('{log}')
-    WINDOW users AS (PARTITION BY "user" ORDER BY time
-                     RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
-           items AS (PARTITION BY item ORDER BY time
-                     RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING)
-) TO '{output}' (FORMAT parquet, COMPRESSION uncompressed)
+COPY = "COPY ({query}) TO '{output}' (FORMAT parquet, COMPRESSION uncompressed)"
+PLAIN = "SELECT label, item, price FROM read_csv('{log}')"
+EVENTS = """
+SELECT label, item, price,
+    count(*) OVER users AS user_count, coalesce(sum(label) OVER users, 0) AS user_clicks,
+    time - max(time) OVER users AS user_since,
+    count(*) OVER items AS item_count, coalesce(sum(label) OVER items, 0) AS item_clicks,
+    (list(item) OVER users)[-50:] AS recent
+FROM read_csv('{log}')
+WINDOW users AS (PARTITION BY "user" ORDER BY time
+                 RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+       items AS (PARTITION BY item ORDER BY time
+                 RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING)
 """
 
 
@@ -27,13 +28,18 @@ def with_duckdb(log: str, output: str, window: int) -> None:
     """Window functions with ranges of times."""
     import duckdb
 
-    duckdb.sql(DUCKDB.format(log=log, output=output, window=window))
+    query = (EVENTS if window else PLAIN).format(log=log, window=window)
+    duckdb.sql(COPY.format(query=query, output=output))
 
 
 def with_polars(log: str, output: str, window: int) -> None:
     """Rolling groups that are open at the row's time."""
     import polars as pl
 
+    if not window:
+        plain = pl.read_csv(log).select("label", "item", "price")
+        plain.write_parquet(output, compression="uncompressed")
+        return
     rows = pl.read_csv(log).with_row_index("row").sort("time", maintain_order=True)
 
     def roll(key: str, period: int, **values: pl.Expr) -> pl.DataFrame:
