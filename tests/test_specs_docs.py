@@ -37,7 +37,7 @@ def test_examples_load(example: str, tmp_path: Path) -> None:
 def test_every_key_has_an_example() -> None:
     keys = {key for example in EXAMPLES for key in _keys(tomllib.loads(example))}
     own = {"name", "reading", "derive", "aggregate"}
-    wanted = {"names", "from", "nulls", "trim", "lenient", "thousands", "unit", "derive"}
+    wanted = {"names", "from", "nulls", "trim", "lenient", "derive"}
     wanted |= {
         "time_format",
         "reference",

@@ -61,14 +61,10 @@ class NumberRules:
 
     Attributes:
         lenient: Whether they may also be written as ``+5``, and integers as ``260.0``.
-        thousands: The character that groups digits, which is removed; "" for none.
-        unit: A text before or behind numbers, such as ``$``, which is removed; "" for none.
         decimal: The decimal point.
     """
 
     lenient: bool = False
-    thousands: str = ""
-    unit: str = ""
     decimal: str = "."
 
 
@@ -76,7 +72,6 @@ def parse_integers(
     texts: pa.Array, missing: np.ndarray, read: NumberRules, least: float, most: float, dtype: str
 ) -> ParsedText:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
-    texts, wrong = _ungrouped(_strip_unit(texts, read), read)
     texts = use_decimal_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.int64(), _INTEGER_BYTES)
@@ -97,7 +92,6 @@ def parse_integers(
             else:
                 code[row] = RANGE
     code[(numbers < least) | (numbers > most)] = RANGE
-    code[wrong] = SYNTAX
     numbers[code != 0] = 0
     return ParsedText(numbers.astype(dtype), missing, code)
 
@@ -111,7 +105,6 @@ def exact(text: bytes, shift: int = 0) -> decimal.Decimal | None:
 
 def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> ParsedText:
     """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
-    texts, wrong = _ungrouped(_strip_unit(texts, read), read)
     texts = use_decimal_point(texts, read)
     code = np.zeros(len(texts), np.uint8)
     numbers = try_cast(texts, missing, pa.float64(), _FLOAT_BYTES)
@@ -122,37 +115,8 @@ def parse_floats(texts: pa.Array, missing: np.ndarray, read: NumberRules) -> Par
         code[~plain & ~missing] = SYNTAX
         numbers = cast(texts, ~plain, pa.float64())
     code[np.abs(numbers) > LARGEST_FLOAT32] = RANGE
-    code[wrong] = SYNTAX
     numbers[code != 0] = 0
     return ParsedText(numbers, missing, code)
-
-
-def _strip_unit(texts: pa.Array, read: NumberRules) -> pa.Array:
-    """Remove the unit before or behind numbers, and a space between."""
-    if read.unit:
-        unit = f"(?:{re.escape(read.unit)})"
-        pattern = f"^([+-]?)(?:{unit} ?([^ ].*)|(.*[^ ]) ?{unit})$"
-        return pc.replace_substring_regex(texts, pattern=pattern, replacement=r"\1\2\3")
-    return texts
-
-
-def _ungrouped(texts: pa.Array, read: NumberRules) -> tuple[pa.Array, np.ndarray]:
-    """Remove the character that groups digits.
-
-    Returns:
-        The fields without it; and where it is elsewhere than between groups of three digits before
-        the decimal point.
-    """
-    mark = read.thousands
-    if not mark:
-        return texts, np.zeros(len(texts), bool)
-    marked = mask_to_numpy(pc.match_substring(texts, pattern=mark))
-    if not marked.any():
-        return texts, marked
-    escaped = re.escape(mark)
-    grouped = rf"^[+-]?[1-9][0-9]{{0,2}}(?:{escaped}[0-9]{{3}})+(?:[^{escaped}0-9][^{escaped}]*)?$"
-    wrong = marked & ~matches(texts, grouped)
-    return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
 
 
 def use_decimal_point(texts: pa.Array, read: NumberRules) -> pa.Array:

@@ -1,6 +1,5 @@
-"""Operators that fail on today's stack or on valid data, or return wrong values silently.
+"""Operators that return wrong values silently.
 
-* ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
 * ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
   computes the variance as Σx² − (Σx)²/n: where values are large compared with their spread, or all
@@ -12,9 +11,10 @@
   and that of close values is exact. Chunks are merged in order, whatever the workers.
 * ``FillMedian`` asks Dask for approximate quantiles: over several partitions it fills with values
   that are far from the median.
-* ``Bucketize`` puts a missing value into the top bucket. Here it raises an error.
-* ``HashBucket`` fails on lists of pandas frames.
-* ``ListSlice(pad=True)`` does not pad lists that are arrays, and drops the index of the frame.
+
+Those that specs and the example do not use are as released: ``DifferenceLag`` fails in pandas 3,
+``Bucketize`` puts a missing value into the top bucket, ``HashBucket`` and ``ListSlice(pad=True)``
+fail on lists of pandas frames. docs/nvtabular.md has the table.
 """
 
 from __future__ import annotations
@@ -30,18 +30,6 @@ import pandas as pd
 from dask import delayed
 
 from nvt_torchrec.base.errors import SchemaError
-
-
-def _difference_lag(self, col_selector, df):
-    """Subtract the row ``shift`` rows before; missing where that row is of another group."""
-    output = {}
-    for shift in self.shifts:
-        keys = df[self.partition_cols]
-        same = (keys == keys.shift(shift)).fillna(False).all(axis=1)
-        for column in col_selector.names:
-            difference = (df[column] - df[column].shift(shift)).where(same)
-            output[self._column_name(column, shift)] = difference.astype(self.output_dtype)
-    return type(df)(output)
 
 
 def _checked(function: Callable, check: Callable) -> Callable:
@@ -154,70 +142,16 @@ def _medians(self, col_selector, ddf):
     return delayed(pd.Series)(medians)
 
 
-def _refuse_missing(col_selector, df) -> None:
-    for name in col_selector.names:
-        if missing := int(df[name].isna().sum()):
-            raise SchemaError(
-                f"Bucketize: column {name}: {missing} of {len(df)} values are missing, and would "
-                "get the top bucket",
-                "put FillMissing or FillMedian before Bucketize",
-            )
-
-
-def _hash_bucket(self, col_selector, df):
-    from merlin.core.dispatch import encode_list_column, hash_series, is_list_dtype
-
-    buckets = self.num_buckets
-    if isinstance(buckets, int):
-        buckets = dict.fromkeys(col_selector.names, buckets)
-    for name, count in buckets.items():
-        hashed = hash_series(df[name]) % count
-        if is_list_dtype(df[name]):
-            df[name] = encode_list_column(df[name], hashed, dtype=self.output_dtype)
-        else:
-            df[name] = hashed.astype(self.output_dtype)
-    return df
-
-
-def _use_pandas(transform):
-    @functools.wraps(transform)
-    def list_slice(self, col_selector, df):
-        if not isinstance(df, pd.DataFrame):
-            return transform(self, col_selector, df)
-        sliced = {}
-        for name in col_selector.names:
-            rows = [row[self.start : self.end] for row in df[name]]
-            if self.pad:
-                rows = [_padded(row, self.max_elements, self.pad_value) for row in rows]
-            sliced[name] = pd.Series(rows, df.index, dtype=object)
-        return type(df)(sliced, index=df.index)
-
-    return list_slice
-
-
-def _padded(row, length: int, value: float):
-    padding = [value] * (length - len(row))
-    if isinstance(row, np.ndarray):
-        return np.concatenate([row, np.array(padding, row.dtype)])
-    return [*row, *padding]
-
-
 def apply() -> None:
     """Replace methods of the operators, and the three steps of their moments."""
     from nvtabular import ops
     from nvtabular.ops import moments
 
-    replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
     log_op = _checked(ops.LogOp.transform, _warn_of_nan)
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
     finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)
     replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
     replace(ops.FillMedian, "fit", _medians, expect='method="dask"')
-    bucketize = _checked(ops.Bucketize.transform, _refuse_missing)
-    replace(ops.Bucketize, "transform", bucketize, expect="np.digitize")
-    replace(ops.HashBucket, "transform", _hash_bucket, expect="is_list_dtype(df[col].dtype)")
-    list_slice = _use_pandas(ops.ListSlice.transform)
-    replace(ops.ListSlice, "transform", list_slice, expect="xp.append(v, padding)")
     for name, function, expect in (
         ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),
         ("_tree_node_moments", _tree_node_moments, "squaredsum"),

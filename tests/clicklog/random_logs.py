@@ -135,8 +135,6 @@ def _sources(draw: st.DrawFn, name: str, kind: str) -> Source:
         nulls=tuple(draw(st.lists(st.sampled_from(_NULLS), max_size=2, unique=True))),
         trim=draw(st.booleans()),
         lenient=numeric and draw(st.booleans()),
-        thousands="_" if numeric and draw(st.booleans()) else "",
-        unit="$" if numeric and draw(st.booleans()) else "",
     )
     return Source(name, kind, reading, draw(st.sampled_from(TIME_FORMATS)))
 
@@ -273,10 +271,6 @@ def _texts(source: Source) -> st.SearchStrategy[str]:
             texts.append(st.sampled_from(["1.", ".5", "-0", "0.1E-3", "00012.50", "1e-400"]))
         if source.reading.lenient:
             texts += [st.integers(0, 99).map("+{}".format), st.integers(-9, 99).map("{}.0".format)]
-        if source.reading.thousands:
-            texts.append(st.integers(-(10**7), 10**7).map("{:_}".format))
-        if source.reading.unit:
-            texts += [st.integers(0, 99).map(form.format) for form in ("${}", "{} $")]
         return st.one_of(*texts)
     if source.kind == "hex":
         return st.integers(0, 2**32 - 1).map("{:x}".format)

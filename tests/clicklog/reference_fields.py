@@ -26,25 +26,7 @@ _EXCHANGED = str.maketrans(",.", ".,")
 BAD = "malformed"
 
 
-def _strip_unit(text: str, unit: str) -> str:
-    sign = text[:1] if text.startswith(("+", "-")) else ""
-    rest = text[len(sign) :]
-    if rest.startswith(unit):
-        number = rest.removeprefix(unit).removeprefix(" ")
-        if number[:1] not in ("", " "):
-            return sign + number
-    number = rest.removesuffix(unit).removesuffix(" ")
-    return sign + number if rest.endswith(unit) and number[-1:] not in ("", " ") else text
-
-
 def _number(text: str, read: Read):
-    if read.unit:
-        text = _strip_unit(text, read.unit)
-    if read.thousands and read.thousands in text and read.raw != "weight":
-        sep = re.escape(read.thousands)
-        if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):
-            return BAD
-        text = text.replace(read.thousands, "")
     if read.decimal == ",":
         text = text.translate(_EXCHANGED)
     sign = "[+-]?" if read.lenient else "-?"

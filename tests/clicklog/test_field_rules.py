@@ -64,7 +64,7 @@ _NUMBERS = st.one_of(
     st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
     st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,0"]),
     st.sampled_from(["1.234,5", "12.345,67", "0,5e3", "1,5,0"]),
-    st.sampled_from(["$5", "-$1,000.5", "5 $", "$ 7", "$  7", "$", "$5$", "$$5", "+5$", "€1,5"]),
+    st.sampled_from(["$5", "5 $", "€1,5"]),
 )
 _BOOLEANS = st.sampled_from(
     ["TRUE", "True", "false", "F", "Yes", "n", "1", "0", "1.0", "tru", "on"]
@@ -85,10 +85,6 @@ def _reads(draw) -> Read:
         nulls=tuple(draw(_NULLS)),
         trim=draw(st.booleans()),
         lenient=raw != "weight" and draw(st.booleans()),
-        thousands=draw(st.sampled_from(["", "", {",": ".", ".": ","}[decimal], "_", "."]))
-        if raw != "weight"
-        else "",
-        unit=draw(st.sampled_from(["", "$", "€"])) if raw != "weight" else "",
         decimal=decimal,
     )
 
@@ -249,7 +245,7 @@ def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> Non
     st.booleans(),
 )
 def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
-    read = Read("x", "int", True, ("NA", "?"), trim, lenient=lenient, thousands=",")
+    read = Read("x", "int", True, ("NA", "?"), trim, lenient=lenient)
 
     def bare(text: str) -> str | None:
         text = text.strip(" \t") if trim else text

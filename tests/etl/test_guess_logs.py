@@ -125,11 +125,11 @@ SAMPLES = {
     ),
     "amounts are no ids": Sample(
         "visit=bit; conversion=rare; MntWines=amount; CreditScore=score; person_income=due; "
-        'mortgage_due=due; price=$5|$7.5|"$1,000"; discount=5%|10%|0%; note=remark',
+        'mortgage_due=due; price=5|7.5|1000; discount=$5|$7.5|"$1,000"; note=remark',
         "visit|conversion",
-        "MntWines|CreditScore|person_income|mortgage_due|price|discount",
+        "MntWines|CreditScore|person_income|mortgage_due|price",
         "note=string",
-        ('unit = "$" thousands = ","', 'unit = "%"'),
+        ("discount: numbers with signs: write them without",),
     ),
     "bank marketing": Sample(
         "age=18..90; job=admin|services|retired; default=yes|no; housing=yes|no; "

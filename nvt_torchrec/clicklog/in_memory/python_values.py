@@ -36,8 +36,8 @@ _TEXT, _INTEGERS, _FLOATS, _TIMES = range(4)
 
 def has_rules(read: Read) -> bool:
     """Whether a column is read by rules, so that strings are taken as fields of text."""
-    ruled = read.nulls or read.trim or read.lenient or read.thousands or read.unit
-    return bool(ruled) or read.raw == "time" or read.decimal != "."
+    ruled = read.nulls or read.trim or read.lenient or read.raw == "time"
+    return bool(ruled) or read.decimal != "."
 
 
 def read_as_text(reads: Sequence[Read]) -> set[str]:

@@ -23,8 +23,11 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
-#: The signs of currencies, and of a percentage, before or behind a number.
-_UNIT = re.compile(r"[-+]?([$€£¥₹₽₩%]) ?[\d.,-]*\d|[-+]?\d[\d.,]* ?([$€£¥₹₽₩%])")
+#: Signs that are no part of a number, and numbers with them: $5, 5 %, 1,000, 1.234,5.
+_SIGN = re.compile("[,$€£¥₹₽₩%]")
+_AMOUNT = re.compile(
+    r"[-+]?[$€£¥₹₽₩%]? ?-?(\d+|\d{1,3}([.,])\d{3}(\2\d{3})*)([.,]\d*)? ?[$€£¥₹₽₩%]?"
+)
 _INT, _LEADING_ZERO = re.compile(r"-?\d+"), re.compile(r"-?0\d+")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
@@ -56,7 +59,7 @@ class Profile:
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
         missing: how many values are missing.
-        reading: how values are written, as keys of the spec: nulls, trim, lenient, thousands, unit.
+        reading: how values are written, as keys of the spec: nulls, trim, lenient.
         numbers: the numbers that the values are, of times microseconds since 1970.
         time_format: of times; "" for parquet's own.
         separator: of lists in text.
@@ -138,11 +141,11 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
         return dataclasses.replace(column, kind="bool")
-    commas = any("," in text for text in counts)
-    if commas and _reads(
-        list(counts), "float", **_unit(counts), decimal=",", thousands=".", lenient=True
-    ):
-        why = 'numbers with a decimal comma: decimal = "," in [input] and thousands = "." read them'
+    if any(map(_SIGN.search, counts)) and all(map(_AMOUNT.fullmatch, counts)):
+        why = (
+            "numbers with signs: write them without $, % or a comma between thousands; "
+            'decimal = "," in [input] reads a decimal comma'
+        )
         return dataclasses.replace(column, unread=why)
     separator = _list_separator(counts) if lists else ""
     return (
@@ -171,27 +174,18 @@ def _null_texts(counts: Counter[str]) -> list[str]:
     return sorted(nulls)
 
 
-def _unit(texts: Sequence[str] | Counter[str]) -> dict[str, str]:
-    """Return the unit of numbers as a key of the spec; {} without one."""
-    unit = next(filter(None, map(_UNIT.fullmatch, texts)), None)
-    return {"unit": unit[1] or unit[2]} if unit else {}
-
-
 def _find_numbers(column: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
     texts = list(column.counts)
-    keys: dict[str, Any] = _unit(texts)
-    if any("," in text for text in texts):
-        keys["thousands"] = ","
     for kind, lenient in itertools.product(("int", "float"), ({}, {"lenient": True})):
-        parsed = _parse(texts, kind, **keys, **lenient)
+        parsed = _parse(texts, kind, **lenient)
         if parsed.code.any():
             if kind == "float" or lenient or (parsed.code == SYNTAX).any():
                 continue
             kind = "bigint"
         if kind != "float" and any(map(_LEADING_ZERO.fullmatch, texts)):
             return None  # 00501 is not 501
-        reading = column.reading | keys | lenient
+        reading = column.reading | lenient
         return dataclasses.replace(column, kind=kind, reading=reading, numbers=parsed.values)
     return None
 

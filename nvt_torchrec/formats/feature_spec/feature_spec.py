@@ -30,6 +30,8 @@ from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransf
 #: parquet 0.3 MB, opening the workflow takes seconds, and batches of 64 rows need more than the
 #: loader's default memory.
 MAX_COLUMNS = 1000
+#: Keys that specs saved by earlier versions have, at the values at which they had no effect.
+_REMOVED_KEYS = [("quoted_newlines", False), ("thousands", ""), ("unit", "")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +81,6 @@ class FeatureSpec:
         names = self.columns
         for name in (*names, *self.vocabularies):
             _check_name(name)
-        for column in self.features:
-            if self.input.decimal == column.reading.thousands == ",":
-                raise SettingsError(
-                    f'column {column.name}: thousands = ",", but decimal = "," in [input]',
-                    'remove one of them; thousands = "." takes 1.234,56',
-                )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -310,11 +306,16 @@ class FeatureSpec:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
-        given = value.get("input") if isinstance(value, dict) else None
-        if isinstance(given, dict) and given.get("quoted_newlines") is False:  # of older specs
-            value = {**value, "input": {**given}}
-            del value["input"]["quoted_newlines"]
-        return parse(cls, value, "a feature spec")
+        return parse(cls, _drop_removed_keys(value), "a feature spec")
+
+
+def _drop_removed_keys(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_drop_removed_keys(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if (key, item) not in _REMOVED_KEYS}
+    return {key: _drop_removed_keys(item) for key, item in kept.items()}
 
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
@@ -331,8 +332,6 @@ def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
             reading.trim,
             column.derive.time_format if column.derive else "",
             lenient=reading.lenient,
-            thousands=reading.thousands,
-            unit=reading.unit,
         )
         for source in reading.sources or (column.name,)
     ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from nvt_torchrec.base.number_text import NumberRules
 from nvt_torchrec.formats.feature_spec.field_checks import check
 
 #: Of ``nulls``: each takes a comparison of every value of a column of numbers.
 _MOST_NULLS = 1000
-_GROUPING = (",", ".", "'", " ", "_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,24 +20,18 @@ class Reading:
         nulls: Texts that mean a missing value, besides the empty one.
         trim: Whether spaces and tabs around a value are removed.
         lenient: Whether numbers may also be written as ``+5``, and integers as ``260.0``.
-        thousands: The character that groups the digits of numbers, which is removed; "" for none.
-        unit: A text before or behind numbers, such as ``$``, which is removed; "" for none.
     """
 
     sources: tuple[str, ...] = ()
     nulls: tuple[str, ...] = ()
     trim: bool = False
     lenient: bool = False
-    thousands: str = ""
-    unit: str = ""
 
     def __post_init__(self) -> None:
         check(
             self,
             "",
             ("sources", all(self.sources), "give the name of a column of the file"),
-            ("thousands", self.thousands in ("", *_GROUPING), "give one of , . ' _ or a space"),
-            ("unit", not re.search(r"[\d\s+.,-]", self.unit), "give a sign or a word, such as $"),
             ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
             ("nulls", len(self.nulls) <= _MOST_NULLS, f"give at most {_MOST_NULLS} texts"),
         )
@@ -95,7 +87,7 @@ class Read(NumberRules):
         source: The name of the column in the file.
         raw: A key of ``RAW_TYPES``.
         multi_hot: Whether its values are lists.
-        nulls: See :class:`Reading`; so are trim, lenient, thousands and unit.
+        nulls: See :class:`Reading`; so are trim and lenient.
         time_format: Of raw type time.
         label: Of raw type label, the rule.
     """

@@ -80,8 +80,6 @@ All keys of a spec; those that are optional say so, or show their default::
     nulls = ["?", "NA"]           # texts that mean a missing value
     trim = true                   # remove spaces and tabs around values
     lenient = true                # numbers also as +5, integers also as 260.0
-    thousands = ","               # 1,000 is 1000
-    unit = "$"                    # $5 and 5 $ are 5
     derive = "hour"               # categorical: hour, weekday, day, month of a time; bucket,
                                   # log_square of a number; cross of from = ["a", "b"];
                                   # dense: age in days of a time
@@ -96,8 +94,7 @@ How values are read, in text and in parquet's text columns:
   field that is one as a whole is a missing list. Lists of numbers may be in brackets: [1, 2].
   Of parquet's numbers, those that a text in ``nulls`` stands for are missing.
 - ``lenient`` takes an integer in any form whose value is one (``260.0``, ``2.6e2``) and in range,
-  and a plus sign. ``thousands`` must stand between groups of three digits: with ``","``, 1,5 is
-  malformed. Neither matters for hex32, strings and times.
+  and a plus sign. It does not matter for hex32, strings and times.
 - ``decimal`` is that of all columns, labels and the weight: with ``","``, 1.5 is malformed.
 - Labels are 0, 1, 0.0 or 1.0; with ``threshold`` any number. ``positive`` and ``negative`` are
   compared with the text, after ``trim``; of parquet's numbers and booleans (``true``, ``false``)
@@ -158,7 +155,7 @@ _MOST = 4 << 20
 _MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
 _OF_ALL_COLUMNS = ("nulls", "trim")
-_READING = ("from", "nulls", "trim", "lenient", "thousands", "unit")
+_READING = ("from", "nulls", "trim", "lenient")
 _DERIVATION = ("derive", "time_format", "reference", "boundaries")
 
 

@@ -80,7 +80,7 @@ class Int32(Integer):
 
     name, dtype, dense = "int32", "int32", True
     least, most = -(2**31), 2**31 - 1
-    keys = 'nulls, trim, lenient, thousands, unit or raw = "float"'
+    keys = 'nulls, trim, lenient or raw = "float"'
     wider = "float"
 
 
@@ -89,7 +89,7 @@ class Int(Integer):
 
     name, dtype, categorical = "int", "int64", True
     least, most = -(2**53), 2**53
-    keys = 'nulls, trim, lenient, thousands, unit or raw = "string"'
+    keys = 'nulls, trim, lenient or raw = "string"'
     wider = "string"
     probes = (least, most, -1, 0)
 

@@ -29,7 +29,7 @@ class Float(base.RawType):
     beyond = "expected a finite number that fits float32"
     least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
-    keys = "nulls, trim, lenient, thousands, unit, or decimal in [input]"
+    keys = "nulls, trim, lenient, or decimal in [input]"
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         return parse_floats(texts, missing, read)
