@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.warm import VARIABLE, start
+
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
 _OF_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **_OF_TIME)
@@ -50,6 +52,12 @@ _LONG = (
     "tests/lookalikes/test_recipes.py",
 )
 _TURNS = {name: turn for turn, name in enumerate(_LONG)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes of ``-n`` share one server of warm programs; it imports while they do."""
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        os.environ[VARIABLE] = start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,29 +6,34 @@ Variables say what they hold, and functions what they return.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "nvt_torchrec"
 FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 #: What a function's name does not begin with.
 _NO_VERB = re.compile(r"_?(of|by|with|without|in|on|at|for)(_|$)")
 #: Names that others give: what NVTabular calls.
 _GIVEN = {"by_count"}
 
 
+@functools.cache
+def _trees() -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+
+
 def _named(kind: type[ast.AST]) -> list[str]:
     return [
-        node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kind)
+        node.name for tree in _trees().values() for node in ast.walk(tree) if isinstance(node, kind)
     ]
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
     """Classes that are made in a function are of that function alone."""
     names = Counter(
-        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+        node.name for tree in _trees().values() for node in tree.body if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -52,7 +57,7 @@ def test_variables_say_what_they_hold() -> None:
     """None is called ``of``, and ``one`` is a number, not what a loop or a call returns."""
     vague = [
         f"{file.relative_to(PACKAGE)}:{name.lineno} {name.id}"
-        for file, tree in TREES.items()
+        for file, tree in _trees().items()
         for node in ast.walk(tree)
         for target in _targets(node)
         for name in ast.walk(target)
@@ -83,7 +88,7 @@ def test_functions_say_what_they_return() -> None:
     """
     silent = [
         f"{file.relative_to(PACKAGE)}:{function.lineno} {function.name}"
-        for file, tree in TREES.items()
+        for file, tree in _trees().items()
         for owner in ast.walk(tree)
         if isinstance(owner, ast.Module | ast.ClassDef)
         if not getattr(owner, "name", "").startswith("_")

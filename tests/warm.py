@@ -6,7 +6,8 @@ environment, limits and standard files to a server, which forks; the fork runs t
 a process group of its own. Signals are passed on, and the program ends as the fork does: with its
 status or by its signal. The fork of a program that is killed is killed, too.
 
-``python -m tests.warm SOCKET`` is the server, which ends when its standard input does.
+``python -m tests.warm`` is the server: its first argument is the descriptor of the socket on which
+it listens. It ends when its standard input does. The processes of a pytest share one, see conftest.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+#: Names the directory of the programs to processes of this one.
+VARIABLE = "NVT_TESTS_WARM"
 #: Program → what it runs.
 PROGRAMS = {
     "nvt-etl": ["console", "nvt_torchrec.etl"],
@@ -38,6 +41,7 @@ PROGRAMS = {
     "nvt-train": ["console", "nvt_torchrec.train_torchrec"],
     "nvt-workflows": ["console", "nvt_torchrec.workflows"],
     "torchrun": ["console", "torch.distributed.run"],
+    "torchx": ["console", "torchx.cli.main"],
     "python": [],  # of scripts; tests of the process itself name the interpreter by its path
     "warm-python": [],
 }
@@ -76,7 +80,14 @@ _LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
 
 @functools.cache
 def programs() -> str:
-    """Start the server; return the directory of the programs."""
+    """Return the directory of the programs when their server has imported; start it if needed."""
+    directory = os.environ.get(VARIABLE) or start()
+    subprocess.run([Path(directory, "warm-python"), "-c", ""], check=True)
+    return directory
+
+
+def start() -> str:
+    """Start the server; return the directory of the programs, which wait until it has imported."""
     directory = Path(tempfile.mkdtemp(prefix="warm-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     address = str(directory / "socket")
@@ -86,15 +97,17 @@ def programs() -> str:
         )
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", address],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"},
-    )
-    assert server.stdout is not None
-    assert server.stdout.read(1) == b"+"  # it listens
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(listener.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"},
+            pass_fds=[listener.fileno()],
+        )
     _servers.append(server)
     return str(directory)
 
@@ -112,16 +125,14 @@ def process_of(program: int) -> int:
 _servers: list[subprocess.Popen] = []  # their standard inputs stay open
 
 
-def _serve(address: str) -> list[str]:
-    """Fork for each request; return, in a fork, what it shall run."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
+def _serve(number: int) -> list[str]:
+    """Fork for each request at a socket; return, in a fork, what it shall run."""
+    with socket.socket(fileno=number) as listener:
+        listener.set_inheritable(False)
         for module in _IMPORTED:
             importlib.import_module(module)
         logging.root.handlers.clear()  # of an import; commands set up their own
         gc.freeze()
-        os.write(1, b"+")
         kept: dict[int, socket.socket] = {}  # connections by the processes that keep them
         while True:
             ready, _, _ = select.select([listener, 0], [], [])
@@ -201,4 +212,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _run(_serve(sys.argv[1]))
+    _run(_serve(int(sys.argv[1])))

@@ -1,8 +1,9 @@
-"""The benchmarks of loader and training, small: real processes, and sums checked by hand."""
+"""The benchmarks of loader and training, small: processes of their own, and sums by hand."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,12 @@ from benchmarks import regression, train
 from benchmarks.process import run
 from benchmarks.train_worker import BARE, OURS, Stamps
 from nvt_torchrec.nvt_loader import KJTLoader
+from tests.warm import warm_python
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("system", [OURS, BARE])
 def test_a_system_is_measured(system: str, data: Path) -> None:
     settings = train.BenchmarkSettings(warm_up=2, steps=5)
-    systems = train._systems(settings, data, 64, ["--interaction_type", "dcn"])
+    flags = ["--no-boosted_trees"] if system == OURS else []
+    systems = train._systems(settings, data, 64, ["--interaction_type=dcn", *flags])
     [command] = [one.command for one in systems if one.name == system]
     done = run(command, timeout=800)
     assert done.error == ""

@@ -1,10 +1,9 @@
-"""`make demo` in small, but for the training's launcher; .ci/run runs it whole."""
+"""`make demo` in small, with programs that have imported already; .ci/run runs it whole."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import pytest
 
 from demo.__main__ import main
 from tests.layout import find_overflows
+from tests.shell import warm_environment
+from tests.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,18 +32,17 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, capsys) -> N
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("demo") / "demo"
-    flags = ["--output", str(output), "--rows_per_day", "300"]
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", *flags], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "AUROC" in done.stdout
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", warm_python())
+        for name, value in warm_environment().items():
+            monkeypatch.setenv(name, value)
+        assert main(["--output", str(output), "--rows_per_day", "100"]) == 0
     return output
 
 
 def test_summary(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
-    assert summary["rows_in"] == summary["rows_out"] == 24 * 300
+    assert summary["rows_in"] == summary["rows_out"] == 24 * 100
     assert summary["rows_rejected"] == 0
     assert summary["predict_max_abs_diff"] < 1e-5
     assert summary["predict_log_loss_diff"] < 1e-5
@@ -90,7 +90,7 @@ def test_the_readme_scores_raw_rows_of_the_demo(
     expected = pa.concat_tables(parts).to_pandas()
     features = shown["features"]
     assert set(features) == set(expected) - {"label"}
-    assert len(features) == len(expected) == 300
+    assert len(features) == len(expected) == 100
     for name in features:
         tolerance = 3e-7 if name.startswith("int") else 0  # NVTabular's logarithms are float64
         np.testing.assert_allclose(features[name], expected[name], rtol=tolerance, atol=tolerance)
