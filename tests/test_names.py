@@ -33,7 +33,10 @@ def _named(kind: type[ast.AST]) -> list[str]:
 def test_a_class_name_stands_for_one_thing() -> None:
     """Classes that are made in a function are of that function alone."""
     names = Counter(
-        node.name for tree in _trees().values() for node in tree.body if isinstance(node, ast.ClassDef)
+        node.name
+        for tree in _trees().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
 

@@ -6,8 +6,8 @@ environment, limits and standard files to a server, which forks; the fork runs t
 a process group of its own. Signals are passed on, and the program ends as the fork does: with its
 status or by its signal. The fork of a program that is killed is killed, too.
 
-``python -m tests.warm`` is the server: its first argument is the descriptor of the socket on which
-it listens. It ends when its standard input does. The processes of a pytest share one, see conftest.py.
+``python -m tests.warm DESCRIPTOR`` is the server, which listens on that socket and ends when its
+standard input does. The processes of one pytest share it, see ``conftest.py``.
 """
 
 from __future__ import annotations

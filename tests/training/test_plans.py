@@ -16,16 +16,16 @@ EPOCHS = 7  # of 30 steps: more than 200
 CHANGED = 168  # the first step at the other rate
 FLAGS = ["--first_order=0.5", "--seed=5", "--change_lr", "--lr_change_point=0.8"]
 FLAGS += ["--throughput_check_freq_within_epoch=1"]
-SHORT = ["--max_steps=60", "--lr_change_point=1"]
-#: These take all steps, and the others 60 at one rate.
-LONG = [("adagrad", "table_wise"), ("rowwise_adagrad", "row_wise"), ("adam", "column_wise")]
+SHORT = ["--max_steps=20", "--lr_change_point=1"]
+#: This one takes all steps, and the others 20 at one rate.
+LONG = [("rowwise_adagrad", "row_wise")]
 CASES = [
     (optimizer, sharding)
     for optimizer in ("adagrad", "rowwise_adagrad", "adam")
     for sharding in SHARDINGS
     if (optimizer, sharding) != ("rowwise_adagrad", "column_wise")  # a moment per column shard
 ]
-CASES.append(("sgd", "row_wise"))  # the others: on four ranks
+CASES.append(("sgd", "row_wise"))
 
 
 def _flags(data: Path, optimizer: str, *more: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_one_rank(data, references, tmp_path, optimizer):
 
 def _compare(references: dict[str, list[float]], logs: dict[tuple[str, str], Path]) -> None:
     for case, log in logs.items():
-        expected = references[case[0]][: None if case in LONG else 60]
+        expected = references[case[0]][: None if case in LONG else 20]
         np.testing.assert_allclose(losses(log), expected, rtol=0, atol=1e-5, err_msg=str(case))
 
 
@@ -74,7 +74,7 @@ def test_every_plan(data, references, tmp_path):
 
 def test_a_plan_of_two_kinds(data, references, tmp_path):
     """On four ranks; of t_cat_3's three rows no rank would get its share, so it stays whole."""
-    logs = {(name, "mixed"): tmp_path / name for name in RATES}
+    logs = {(name, "mixed"): tmp_path / name for name in ("sgd", "rowwise_adagrad")}
     more = ["--sharding=row_wise", "--batch_size=8", *SHORT]
     runs = [_flags(data, name, *more, f"--log_path={log}") for (name, _), log in logs.items()]
     train_many(runs, 4)
