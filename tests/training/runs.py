@@ -25,7 +25,7 @@ from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
 from tests.ranks import run_ranks
 from tests.shell import free_port
-from tests.warm import warm_python
+from tests.warm import programs, warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,10 +111,10 @@ def passed(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
 
 def environment() -> dict[str, str]:
     """Of a process that imports this repository; torchrun starts its ranks by PYTHON_EXEC."""
-    first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}
+    first = {"PATH": [programs(), str(Path(sys.executable).parent)], "PYTHONPATH": [str(ROOT)]}
     paths = {
-        name: os.pathsep.join([str(folder), *filter(None, [os.environ.get(name)])])
-        for name, folder in first.items()
+        name: os.pathsep.join([*folders, *filter(None, [os.environ.get(name)])])
+        for name, folders in first.items()
     }
     return {**os.environ, **paths, "PYTHON_EXEC": warm_python()}
 

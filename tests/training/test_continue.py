@@ -26,7 +26,6 @@ from tests.training.continuing import (
 from tests.training.generations import DIGESTS, SPEC, sources, table_sizes
 from tests.training.runs import assert_same, events, losses, train_here, train_many
 
-
 #: Optimizers by what they keep of a table: a moment for each weight and a row, or two moments.
 KEPT = ("adagrad", "rowwise_adagrad", "adam")
 
