@@ -110,13 +110,7 @@ def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDes
 
 def _log_plan(plan: UnitPlan, spec: FeatureSpec) -> None:
     if spec.split.by not in ("days", "files"):
-        log.info(
-            "rows of %d files (%.1f MB in %d blocks) are divided by %s",
-            len(plan.days),
-            plan.text_bytes() / 1e6,
-            len(plan.blocks),
-            spec.split.by,
-        )
+        log.info("%.1f MB, divided by %s", plan.text_bytes() / 1e6, spec.split.by)
         return
     titles = {day.day: day.name for day in plan.days}
     for split in SPLITS:
@@ -124,6 +118,6 @@ def _log_plan(plan: UnitPlan, spec: FeatureSpec) -> None:
         days = [titles[day] for day in sorted({unit.day for unit in units})]
         names = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         size = plan.text_bytes(split) / 1e6
-        log.info("%-5s %s: %.1f MB in %d parts", split, names, size, len(units))
+        log.info("%-5s %s: %.1f MB", split, names, size)
     if len(plan.days) == 1 and spec.split.by == "days":
         log.info("one day only: 80 % for training, 10 % each for validation and test")

@@ -22,7 +22,10 @@ from nvt_torchrec.formats.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from tests.spec_logs import stream_rows
+
+TEXTS = LabelRule("y", positive=("yes",), negative=("no",))
 
 
 @pytest.mark.parametrize("names", [["y", "int_9", "a"], ["y", "int_9", "a", "Int_3"]])
@@ -67,7 +70,9 @@ def _spec(raw: str = "int", **options) -> FeatureSpec:
     [
         (b"1,2,?,x\n", _spec(header=False), r'set nulls, trim, .* for column a in the spec, or'),
         (b'y,n,a,b\n1,2,3,"x\ny"\n', _spec(), "write the log as parquet"),
-        (b"y,n,a,b\n1,2,3,\xfc\n", _spec(), r'set encoding = "latin-1" in \[input\]'),
+        (b"y,n,a,b\n1,2,3,\xfc\n", _spec(), r'set encoding = "latin-1" or "cp1252" in \[input\]'),
+        (b"y,n,a,b\n,2,3,x\n", dataclasses.replace(_spec(), label_rules=(TEXTS,)),
+         r'add "" to negative in \[label\]'),
         (b"y;n;a;b\n1;2;3;x\n", _spec(), r'header\n.*check delimiter, skip_lines and'),
         (b"a log\n\ny,n,a,b\n1,2,3,x\n", _spec(), r"check delimiter, skip_lines"),
         (b"y,n,a,b\n1,2,3,x\n\n", _spec(), "set skip_empty_lines = true in .* if no row follows"),

@@ -255,9 +255,26 @@ def test_latin_1_byte_order_mark_and_preamble(tmp_path: Path) -> None:
     assert spec.input.skip_lines == 2
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert guessed(path).label == "clicked"
+    path.write_bytes(text.replace("fr", "10 €").encode("cp1252"))  # in Latin-1 a control character
+    spec = guessed(path)
+    assert spec.input.encoding == "cp1252"
+    assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "spec.toml")) == 0
+    (file,) = (tmp_path / "out" / "workflow").rglob("unique.country.parquet")
+    assert "10 €" in pq.read_table(file)["country"].to_pylist()
     path.write_bytes(text.encode("utf-16"))
     with pytest.raises(BadInputError, match="UTF-16"):
         guess(str(path))
+
+
+def test_a_word_among_numbers_is_a_missing_one(tmp_path: Path) -> None:
+    """One typing error made a category of a column of prices."""
+    rows = clicks(400)
+    rows[7][3] = "cheap"
+    path = write(tmp_path / "log.csv", rows)
+    assert columns_of(guessed(path))["price"].reading.nulls == ("cheap",)
+    for row in rows[1:40]:
+        row[3] = "cheap"  # so often it is a value
+    assert columns_of(guessed(write(path, rows)))["price"].raw == "string"
 
 
 def test_columns_named_twice_are_named_by_position(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def test_what_is_no_file_is_no_spec(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").symlink_to("/dev/zero")
     with pytest.raises(SettingsError, match=r"spec\.toml: not a feature spec: not a regular file"):
         load_spec(tmp_path / "spec.toml")
+    with pytest.raises(SettingsError, match="not a regular file"):
+        load_spec(tmp_path)  # a directory
+    with pytest.raises(SettingsError, match=r"none\.toml: no such file\n.*avazu"):
+        load_spec(tmp_path / "none.toml")
 
 
 def test_toml_that_is_deep(tmp_path: Path) -> None:

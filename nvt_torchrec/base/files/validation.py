@@ -37,10 +37,9 @@ def open_regular(path: Path | str) -> IO[bytes]:
         OSError: It cannot be opened, or is another kind of file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = open(descriptor, "rb")  # noqa: SIM115  # the caller closes it
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return file
-    file.close()
+        return open(descriptor, "rb")
+    os.close(descriptor)
     raise OSError("not a regular file")
 
 

@@ -195,7 +195,7 @@ class LogFormat(abc.ABC):
             first: The number of their first line in the file.
         """
         bad = rows.bad[0]
-        more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
+        more = f" (one of {rows.bad_count} malformed rows near it)" if rows.bad_count > 1 else ""
         remedy = bad.remedy or "correct the file"
         return BadRowError(
             f"{source}, {self.unit} {first + bad.line}: {bad.what}{more}",

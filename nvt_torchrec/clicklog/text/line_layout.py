@@ -117,7 +117,7 @@ def _name_by_position(names: list[str], spec: FeatureSpec) -> str:
 def _where_else(name: str, names: list[str], read: list[str]) -> str:
     hint = similar_column(name, names, read)
     listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-    return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
+    return f"{hint}its columns are: {listed}; name them in the spec as in the header"
 
 
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:

@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 REMEDIES = {
     codes.SYNTAX: "set {keys} for column {source} in the spec",
     codes.RANGE: 'set raw = "{wider}" for column {source} in the spec',
-    codes.NOT_UTF8: 'set encoding = "latin-1" in [input] of the spec if the file is in it',
+    codes.NOT_UTF8: 'set encoding = "latin-1" or "cp1252" in [input] of the spec, if it is that',
     codes.EMPTY_ITEM: "check list_separator in [input] of the spec",
     codes.NULL_ITEM: "leave missing values out of the lists of column {source}, in SQL "
     "filter({source}, x -> x is not null)",
@@ -30,6 +30,7 @@ REMEDIES = {
 MISSING_LABEL = (
     'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
 )
+ADD_MISSING_LABEL = 'add "" to negative in [label] of the spec if a missing label is 0'
 #: Of an empty line, which has one field.
 EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
 #: Of a file that is not in Criteo's format, where no other spec was given.
@@ -49,7 +50,7 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     """Return what to do about a value that was read wrongly; "" for nothing but to correct it."""
     kind = RAW_TYPES[read.raw]
     if missing and read.raw == "label":
-        return MISSING_LABEL
+        return ADD_MISSING_LABEL if read.label.positive else MISSING_LABEL
     if code == codes.RANGE and not kind.wider:
         return ""
     remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)

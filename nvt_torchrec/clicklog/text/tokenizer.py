@@ -43,7 +43,7 @@ def parse_rows(
 
 def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
     """Return text in one of the encodings of a spec as UTF-8, which is not checked."""
-    return text if encoding == "utf-8" else bytes(text).decode(encoding).encode()
+    return text if encoding == "utf-8" else bytes(text).decode(encoding, "replace").encode()
 
 
 def parse_criteo(

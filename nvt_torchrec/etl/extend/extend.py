@@ -138,10 +138,9 @@ class _Day:
         checks.check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
         plan = self.stages.divide(plan)
         log.info(
-            "%s: %.1f MB in %d blocks for %s",
+            "%s: %.1f MB for %s",
             self.day.name,
             plan.text_bytes() / 1e6,
-            len(plan.blocks),
             " and ".join(dict.fromkeys(unit.split for unit in plan.units)),
         )
         results = self.stages.count_and_encode(

@@ -19,6 +19,8 @@ _ENOUGH = 0.9  # of the rows have the same number of fields
 _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
 #: A number, a time or signs, but no name of a column.
 _VALUE = re.compile(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?|[\W_]+")
+#: Bytes that are signs such as € and “ in Windows' encoding, and control characters in Latin-1.
+_WINDOWS = re.compile(rb"[\x80-\x9f]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,8 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
     try:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
-        return data.decode("latin-1"), "latin-1"
+        encoding = "cp1252" if _WINDOWS.search(data) else "latin-1"
+        return data.decode(encoding, "replace"), encoding
 
 
 def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:

@@ -23,7 +23,7 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     if sample.positional and sample.named:
         lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
-        lines.append(f"# {sample.malformed} more rows are malformed as lines, see --on_bad_rows.")
+        lines.append(f"# Malformed lines besides: {sample.malformed}, see --on_bad_rows.")
     columns = _columns(guess, sample)
     keys = {key: value for key, value in sample.input.items() if not columns or key != "header"}
     if keys := keys | columns:

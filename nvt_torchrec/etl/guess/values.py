@@ -23,6 +23,8 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
+#: So few words, in a hundredth of the rows at most, are missing values among so many numbers.
+_FEW_WORDS, _MANY_NUMBERS = 3, 20
 #: Signs that are no part of a number, and numbers with them: $5, 5 %, 1,000, 1.234,5.
 _SIGN = re.compile("[,$€£¥₹₽₩%]")
 _AMOUNT = re.compile(
@@ -168,9 +170,12 @@ def _null_texts(counts: Counter[str]) -> list[str]:
     """Return the texts among the values that mean a missing value."""
     nulls = {text for text in NULLS if text in counts}
     signs = {text for text in _NULLS_OF_NUMBERS if text in counts}
-    others = [text for text in counts if text not in nulls | signs]
-    if signs and others and _reads(others, "float", lenient=True):
-        nulls |= signs
+    others = [text for text in counts if text and text not in nulls | signs]
+    words = {text for text in others if not re.search(r"\d", text)}
+    numbers = [text for text in others if text not in words]
+    rare = len(words) <= _FEW_WORDS and sum(counts[text] for text in words) <= 0.01 * counts.total()
+    if not words or (rare and len(numbers) >= _MANY_NUMBERS):
+        nulls |= signs | words if numbers and _reads(numbers, "float", lenient=True) else set()
     return sorted(nulls)
 
 

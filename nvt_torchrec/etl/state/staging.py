@@ -53,7 +53,7 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFi
     if left:
         for day in left:
             format_of(settings.spec).check_head(day, reject=settings.reject)
-        log.info("%d compressed days are decompressed below %s", len(left), work)
+        log.info("decompressing %s below %s", ", ".join(day.name for day in left), work)
         _decompress_all({day: copies[day] for day in left}, min(settings.threads, len(left)))
     return [
         dataclasses.replace(day, path=str(copies[day]), size=copies[day].stat().st_size)

@@ -32,7 +32,7 @@ _MOST["freq_threshold"] = 2**63 - 1
 #: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
 MAX_DELIMITER, MAX_SKIP_LINES = 8, 1000
-ENCODINGS = ("utf-8", "latin-1")
+ENCODINGS = ("utf-8", "latin-1", "cp1252")  # cp1252: Western European Windows
 
 
 @dataclasses.dataclass(frozen=True)

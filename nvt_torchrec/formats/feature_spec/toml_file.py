@@ -12,7 +12,7 @@ All keys of a spec; those that are optional say so, or show their default::
     delimiter = ";"               # csv only, 1 to 8 characters; default ","
     list_separator = "|"          # text only: between the values of a multi-hot column
     max_line_kb = 1024            # text only: a longer line is an error
-    encoding = "latin-1"          # text only; default "utf-8"
+    encoding = "latin-1"          # text only, or "cp1252" of Windows; default "utf-8"
     skip_lines = 1                # text only: lines before the header or the first row; default 0
     comment = "|"                 # text only: lines before the first row that begin so are skipped
     skip_empty_lines = true       # text only: empty lines at the end of a file are skipped
@@ -176,6 +176,9 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     try:
         content = read_regular(source, _MOST) if isinstance(source, Path) else source.read_bytes()
         value = tomllib.loads(content.decode())
+    except FileNotFoundError as error:
+        shipped = ", ".join(shipped_specs())
+        raise SettingsError(f"{source}: no such file", f"write one by `python -m etl guess`, or use {shipped}") from error
     except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
     try:

@@ -66,7 +66,7 @@ def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
     if rows := predict(pipeline, run, padded_batches(loader, run.group)):
         logits, labels, weights = rows
         shifts = [find_shift(*pair, weights) for pair in zip(logits, labels, strict=True)]
-        log.info("bias + %s, fitted to training rows", ", ".join(f"{s:.4f}" for s in shifts))
+        log.info("bias %s, fitted to training rows", ", ".join(f"{s:+.4f}" for s in shifts))
     with torch.no_grad():
         bias.add_(torch.tensor(from_rank_0(run.group, shifts)).to(bias))
 

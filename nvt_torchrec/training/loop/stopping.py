@@ -75,4 +75,4 @@ class Stopping:
             progress.step, progress.samples = self.best["step"], self.best["samples"]
             run.load(self.state)
             if self._group.rank == 0:
-                log.info("the model is the best one, that of step %d", progress.step)
+                log.info("the best model is taken, that of step %s", f"{progress.step:,}")
