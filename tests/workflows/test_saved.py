@@ -237,6 +237,10 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
         load(directory("list", "[]"))
     with pytest.raises(BadInputError, match="cannot be read"):
         load(directory("text", "{"))
+    older = shutil.copytree(saved, tmp_path / "older")
+    old_keys = {"thousands": "", "unit": ""}  # these were refused as damage
+    edit_json(older / "metadata.json", lambda v: v["spec"]["dense"][0]["reading"].update(old_keys))
+    assert load(older).output_schema.column_names == load(saved).output_schema.column_names
     newer = shutil.copytree(saved, tmp_path / "newer")
     edit_json(newer / "metadata.json", lambda v: v.update(format_version=3))
     edit_json(newer / "metadata.json", lambda v: v["versions"].update({"nvt-torchrec": "7.0"}))

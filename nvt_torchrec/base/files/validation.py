@@ -112,7 +112,7 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
         kind: A dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
             ``int`` (64 bits), ``float`` (finite), ``str`` or ``Any``. Dataclasses may raise
             ValueError or errors of this project in ``__post_init__``; an instance of one is taken
-            as it is.
+            as it is. Its ``removed_keys`` may occur with the values that had no effect.
         value: The value that was read.
         source: The file, for errors.
         remedy: What to do about a damaged file.
@@ -158,7 +158,9 @@ def _convert_dataclass(kind: type, value: dict[str, Any], where: str) -> Any:
     types_of, needed = _fields(kind)
     for key in needed - value.keys():
         raise ValueError(f"{_join(where, key)} is missing")
-    for key in value.keys() - types_of.keys():
+    removed: dict[str, Any] = getattr(kind, "removed_keys", {})
+    value = {key: item for key, item in value.items() if removed.get(key, ...) != item}
+    for key in sorted(value.keys() - types_of.keys()):
         raise ValueError(f"{_join(where, key)[:80]} is unknown")
     return kind(**{key: convert(types_of[key], value[key], _join(where, key)) for key in value})
 

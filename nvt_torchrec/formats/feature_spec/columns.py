@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
@@ -55,6 +56,8 @@ class InputFormat:
         skip_empty_lines: Of text and JSON, whether empty lines at the end of a file are skipped.
         decimal: The decimal point of numbers as text: "." or ",".
     """
+
+    removed_keys: ClassVar = {"quoted_newlines": False}
 
     format: str = "tsv"
     header: bool | None = None

@@ -30,8 +30,6 @@ from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransf
 #: parquet 0.3 MB, opening the workflow takes seconds, and batches of 64 rows need more than the
 #: loader's default memory.
 MAX_COLUMNS = 1000
-#: Keys that specs saved by earlier versions have, at the values at which they had no effect.
-_REMOVED_KEYS = [("quoted_newlines", False), ("thousands", ""), ("unit", "")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,16 +304,7 @@ class FeatureSpec:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
-        return parse(cls, _drop_removed_keys(value), "a feature spec")
-
-
-def _drop_removed_keys(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_drop_removed_keys(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: item for key, item in value.items() if (key, item) not in _REMOVED_KEYS}
-    return {key: _drop_removed_keys(item) for key, item in kept.items()}
+        return parse(cls, value, "a feature spec")
 
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from nvt_torchrec.base.number_text import NumberRules
 from nvt_torchrec.formats.feature_spec.field_checks import check
@@ -21,6 +22,8 @@ class Reading:
         trim: Whether spaces and tabs around a value are removed.
         lenient: Whether numbers may also be written as ``+5``, and integers as ``260.0``.
     """
+
+    removed_keys: ClassVar = {"thousands": "", "unit": ""}
 
     sources: tuple[str, ...] = ()
     nulls: tuple[str, ...] = ()

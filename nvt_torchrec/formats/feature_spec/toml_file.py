@@ -177,8 +177,8 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
         content = read_regular(source, _MOST) if isinstance(source, Path) else source.read_bytes()
         value = tomllib.loads(content.decode())
     except FileNotFoundError as error:
-        shipped = ", ".join(shipped_specs())
-        raise SettingsError(f"{source}: no such file", f"write one by `python -m etl guess`, or use {shipped}") from error
+        remedy = f"write one by `python -m etl guess`, or use {', '.join(shipped_specs())}"
+        raise SettingsError(f"{source}: no such file", remedy) from error
     except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
     try:
