@@ -24,7 +24,7 @@ TABLE_SIZES = (
 DENSE, FILE_ROWS, ROW_GROUP_ROWS = 13, 1_000_000, 91_000
 #: Keys of a history, and the most events of one; half as many on average.
 KEYS, EVENTS = 100_000, 200
-#: As the ETL writes (etl.parts.parquet), but for smaller row groups: 44 of them in 4 M rows.
+#: As the ETL writes (etl.units.part_files), but for smaller row groups: 44 of them in 4 M rows.
 _WRITER = {
     "compression": "none",
     "use_dictionary": True,

@@ -54,7 +54,7 @@ def run(settings: EtlSettings) -> Manifest:
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
-    from nvt_torchrec.etl.parts.parquet import write_descriptions
+    from nvt_torchrec.etl.units.part_files import write_descriptions
     from nvt_torchrec.workflows.description import inspect
 
     settings, work, paths = stages.settings, stages.work, stages.target
@@ -93,7 +93,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
 
 def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDescription:
     """Write the workflow and, unless it is NVTabular's, its state for extensions."""
-    from nvt_torchrec.workflows.extension.extend_workflow import write_base_state
+    from nvt_torchrec.workflows.extend_workflow import write_base_state
     from nvt_torchrec.workflows.writer import Descent, write_workflow
 
     description = write_workflow(

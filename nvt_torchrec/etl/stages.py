@@ -338,7 +338,7 @@ class Stages:
         from nvt_torchrec.etl.events.prepare import EarlierDays
         from nvt_torchrec.workflows import compiled
         from nvt_torchrec.workflows.description import inspect
-        from nvt_torchrec.workflows.extension.state import read_state
+        from nvt_torchrec.workflows.extension_state import read_state
 
         try:
             description = inspect(self.target.workflow)

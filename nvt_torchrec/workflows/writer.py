@@ -53,7 +53,7 @@ class Fitted:
         vocabularies: By ``column.vocabulary_name``.
         pending: By vocabulary, the values that were seen and have no id; vocabularies without such
             values may be left out. Not part of the saved workflow, see
-            :mod:`workflows.extension.state`.
+            :mod:`workflows.extension_state`.
     """
 
     statistics: dict[str, dict[str, float]]

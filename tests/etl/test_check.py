@@ -17,9 +17,9 @@ from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.check_files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state.output import UNFINISHED_FILE
+from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.findings import bad, only, set_value
 from tests.etl.runs import change_json, settings

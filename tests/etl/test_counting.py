@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.units.counting import Counts, count, merge, moments
+from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, statistics
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import add_missing, empty_mask
-from nvt_torchrec.workflows.moments import merge_moments, statistics
 from tests.logs import CRITEO
 
 #: The first call compiles.

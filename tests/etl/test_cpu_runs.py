@@ -15,8 +15,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.engines import runs as cpu_runs
 from nvt_torchrec.etl.engines.runs import Runs, SortedRun
-from nvt_torchrec.etl.units.counting import count, merge
-from nvt_torchrec.workflows.moments import merge_moments
+from nvt_torchrec.etl.units.counting import count, merge, merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
 

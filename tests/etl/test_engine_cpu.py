@@ -105,7 +105,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     write_log(tmp_path / "raw", [60, 6])
     plan = plan_of(tmp_path / "raw")
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
-    monkeypatch.setattr("nvt_torchrec.etl.parts.parquet.ROW_GROUP_ROWS", 25)
+    monkeypatch.setattr("nvt_torchrec.etl.units.part_files.ROW_GROUP_ROWS", 25)
     monkeypatch.setattr(counting, "PIECE_BYTES", 2000)
     results = encode(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file

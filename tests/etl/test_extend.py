@@ -85,7 +85,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
 ) -> None:
     """What was counted stays counted."""
     output, other = copy_of(base, tmp_path), copy_of(base, tmp_path / "other")
-    extend_workflow = "nvt_torchrec.workflows.extension.extend_workflow.extend_workflow"
+    extend_workflow = "nvt_torchrec.workflows.extend_workflow.extend_workflow"
     with failing(extend_workflow, OutputError("stop here")):
         add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))

@@ -15,9 +15,8 @@ from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.device.device_blocks import Card, count_block, merge_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import merge
+from nvt_torchrec.etl.units.counting import merge, merge_moments
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice
 
 SPEC = FeatureSpec(

@@ -82,7 +82,7 @@ def simulate(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice
     monkeypatch.setattr(device, "gpu_memory", lambda: 1 << 30)
     # so that a block has several pieces and its part several row groups
     monkeypatch.setattr(counting, "PIECE_BYTES", 400)
-    monkeypatch.setattr("nvt_torchrec.etl.parts.parquet.ROW_GROUP_ROWS", GROUP_ROWS)
+    monkeypatch.setattr("nvt_torchrec.etl.units.part_files.ROW_GROUP_ROWS", GROUP_ROWS)
     return simulated
 
 

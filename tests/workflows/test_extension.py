@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.units.counting import moments
+from nvt_torchrec.etl.units.counting import merge_moments, moments, normalized, statistics
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.extension.extend_workflow import (
+from nvt_torchrec.workflows.extend_workflow import (
     DayCounts,
     extend_workflow,
     write_base_state,
 )
-from nvt_torchrec.workflows.extension.state import read_state
-from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
+from nvt_torchrec.workflows.extension_state import read_state
 from nvt_torchrec.workflows.vocabulary import PendingValues, apply_policy
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 from tests.workflows.random_specs import (

@@ -14,8 +14,8 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
-from nvt_torchrec.workflows.extension.state import read_state
+from nvt_torchrec.workflows.extend_workflow import DayCounts
+from nvt_torchrec.workflows.extension_state import read_state
 from nvt_torchrec.workflows.inspection import report
 from nvt_torchrec.workflows.lookup import id_of, meaning_of
 from nvt_torchrec.workflows.vocabulary import apply_policy
@@ -176,7 +176,7 @@ def test_a_state_of_an_earlier_version(copy: Path) -> None:
 def test_full_tables_are_logged(
     line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "nvt_torchrec.workflows.extension")
+    caplog.set_level(logging.INFO, "nvt_torchrec.workflows.extend_workflow")
     extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
     assert "generation 1, day 6: 0 values added" in caplog.messages
     assert (

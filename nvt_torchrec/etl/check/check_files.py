@@ -304,7 +304,7 @@ def _check_generations(
         what = f"generation {description.generation}, the manifest says {manifest.generation}"
         output.add("generations", paths.workflow, what, _SAME_COPY)
     elif manifest.settings.get("engine") != "nvtabular":
-        from nvt_torchrec.workflows.extension.state import read_state
+        from nvt_torchrec.workflows.extension_state import read_state
 
         try:
             read_state(paths.extension, description)

@@ -28,12 +28,11 @@ from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, merge
+from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.workflows.extension.extend_workflow import DayCounts
-from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
+from nvt_torchrec.workflows.extend_workflow import DayCounts
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 

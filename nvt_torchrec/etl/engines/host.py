@@ -25,7 +25,7 @@ from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles, drop_keys
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, count, merge, moments
+from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
@@ -38,7 +38,6 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.moments import merge_moments, normalized
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow

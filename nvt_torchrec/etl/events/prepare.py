@@ -25,7 +25,6 @@ from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
@@ -36,7 +35,7 @@ from nvt_torchrec.etl.events.label_rates import (
     sum_keys,
 )
 from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
-from nvt_torchrec.etl.events.timeline import EventLog, number_keys
+from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec

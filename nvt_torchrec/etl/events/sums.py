@@ -17,9 +17,15 @@ import numpy as np
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.earlier_events import BEFORE_ALL, EarlierEvents
 from nvt_torchrec.etl.events.extract import EVENT, FIRST_LABEL, TRAIN, flag_type, history_bit
-from nvt_torchrec.etl.events.timeline import NO_EVENTS, EventBlock, EventLog, sort_by_key
+from nvt_torchrec.etl.events.timeline import (
+    BEFORE_ALL,
+    NO_EVENTS,
+    EarlierEvents,
+    EventBlock,
+    EventLog,
+    sort_by_key,
+)
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.formats.feature_spec.events import parse_duration

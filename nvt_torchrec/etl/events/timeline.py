@@ -15,9 +15,40 @@ from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+
+#: The time of what is known before every row.
+BEFORE_ALL = -(2**62)
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierEvents:
+    """What is kept of a group's events of earlier days; of a key, those long ago are summed up.
+
+    Attributes:
+        key: int64 [n], rising.
+        known: int64 [n], from when it is known; rising for each key.
+        happened: int64 [n], the time of the last one.
+        counts: int64 [1 + labels, n]: how many events there are, and how many with each label.
+    """
+
+    key: np.ndarray
+    known: np.ndarray
+    happened: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def none(cls, labels: int) -> EarlierEvents:
+        """Return no events."""
+        empty = np.empty(0, np.int64)
+        return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
+
+    def take(self, places: slice | np.ndarray) -> EarlierEvents:
+        """Return the events at some places."""
+        counts = np.ascontiguousarray(self.counts[:, places])
+        return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
+
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17

@@ -21,7 +21,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import size
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.parts.part_sample import count_ids, ids_and_rows, read_sample, values_of
+from nvt_torchrec.etl.finish.part_sample import count_ids, ids_and_rows, read_sample, values_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES

@@ -3,14 +3,20 @@
 Numbers are sorted and counted in one pass: numpy's vectorized sort takes 1–4 ns per value, a hash
 table 2–14 ns. Counts stay sorted by value, so those of two blocks are merged in one pass too.
 Sorting more values at once is cheaper than merging counts, so whole blocks are counted. Strings
-are counted by Arrow's hash tables. :mod:`workflows.moments` merges moments; the mean and the
-standard deviation that they give equal those of NVTabular's Normalize with ``nvt_compat.operators``
-up to the rounding of float64. All of it releases the interpreter lock.
+are counted by Arrow's hash tables. All of it releases the interpreter lock.
+
+Moments are float64 [dense columns, 4]: count, origin (the first value), mean − origin, and the sum
+of squared deviations from the mean (M2); all 0 of columns that are not normalized. They are merged
+by the formula of Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing
+sample variances, 1979), in the order of the rows, so that the result does not depend on who
+computed which. The mean and the standard deviation equal those of NVTabular's Normalize with
+``nvt_compat.operators`` up to the rounding of float64.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -162,6 +168,8 @@ def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
 
 # ---- moments
 
+COUNT, ORIGIN, OFFSET, M2 = range(4)
+
 #: The smallest value whose logarithm is taken.
 _MINIMUM = TRANSFORMS["log"].minimum
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.
@@ -256,3 +264,40 @@ def _moments(values):
     for i in range(even, count):
         a += (values[i] - origin - offset) ** 2
     return count, origin, offset, (a + b) + (c + d)
+
+
+def normalized(spec: FeatureSpec) -> bool:
+    """Return whether moments are counted; without dense columns, as for the spec's transform."""
+    if spec.dense:
+        return bool(spec.normalized_names)
+    return TRANSFORMS[spec.dense_transform].normalized
+
+
+def merge_moments(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Merge the moments of disjoint rows, at least one, in their order."""
+    merged = parts[0].copy()
+    for other in parts[1:]:
+        for j in range(len(merged)):
+            merged[j] = _add_moments(merged[j], other[j])
+    return merged
+
+
+def _add_moments(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not a[COUNT] or not b[COUNT]:
+        return a if a[COUNT] else b
+    count = a[COUNT] + b[COUNT]
+    share = b[COUNT] / count
+    delta = b[ORIGIN] - a[ORIGIN] + (b[OFFSET] - a[OFFSET])
+    m2 = a[M2] + b[M2] + delta**2 * a[COUNT] * share
+    return np.array([count, a[ORIGIN], a[OFFSET] + delta * share, m2])
+
+
+def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
+    """Return mean and std of each normalized column; std divides by n − 1, 0 below two rows."""
+    result, wanted = {}, set(spec.normalized_names)
+    for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
+        if name not in wanted:
+            continue
+        std = math.sqrt(m2 / (count - 1)) if count > 1 else 0.0
+        result[name] = {"mean": float(origin + offset), "std": std}
+    return result

@@ -23,8 +23,8 @@ from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.assemble import take
-from nvt_torchrec.etl.parts.parquet import PartWriter
 from nvt_torchrec.etl.state.output import PARTS, REJECTED
+from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, Unit
 from nvt_torchrec.formats.rows import WORD_BITS, RawRows
 from nvt_torchrec.formats.splits import SPLITS

@@ -30,7 +30,7 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, moments
+from nvt_torchrec.etl.units.counting import Counts, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -38,7 +38,6 @@ from nvt_torchrec.formats.rows import CategoryValues, Ids, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
 from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow, count_missing
-from nvt_torchrec.workflows.moments import merge_moments, normalized
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Extend a saved workflow by a day: new values get new ids, and no value gets another one.
 
-:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension.state`);
+:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension_state`);
 :func:`extend_workflow` makes the next generation, workflow and state, of the one before and the
 counts of a day. Days are added one by one, so that the result does not depend on how days are
 grouped into commands.
@@ -16,23 +16,33 @@ from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.day_names import day_text
+from nvt_torchrec.formats.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.extension.grow_vocabulary import (
-    DayOfVocabulary,
-    ExtendedVocabulary,
-    extend_vocabulary,
-)
-from nvt_torchrec.workflows.extension.state import (
+from nvt_torchrec.workflows.extension_state import (
     ExtensionState,
     no_values,
     read_state,
     remembered,
     write_state,
 )
-from nvt_torchrec.workflows.vocabulary import Values, empty_values, finish, read_vocabulary
+from nvt_torchrec.workflows.vocabulary import (
+    FittedVocabulary,
+    PendingValues,
+    Values,
+    concatenate,
+    empty_values,
+    finish,
+    keep_pending,
+    order_by_value,
+    read_vocabulary,
+    take,
+    unequal,
+)
 from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
 
 log = logging.getLogger(__name__)
@@ -119,9 +129,9 @@ def extend_workflow(
         column = columns[name]
         known = read_vocabulary(description, column)
         values, numbers = counts.values.get(name, (empty_values(column.raw), np.empty(0, np.int64)))
-        places = encoder.find(column.name, values)
-        counted = DayOfVocabulary(values, numbers, places, int(counts.nulls.get(name, 0)))
-        return extend_vocabulary(column, known, before.pending[name], counted)
+        places, nulls = encoder.find(column.name, values), int(counts.nulls.get(name, 0))
+        pending = before.pending[name]
+        return _extend_vocabulary(column, known, pending, values, numbers, places, nulls)
 
     with ThreadPoolExecutor(threads) as pool:
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
@@ -173,3 +183,105 @@ def _log(
         log.warning(
             "too many values wait for an id; the rarest were forgotten: %s", ", ".join(forgotten)
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtendedVocabulary:
+    """A vocabulary after a day.
+
+    Attributes:
+        vocabulary: The values with ids.
+        pending: The values without an id.
+        forgotten: How many pending values were forgotten, because there were too many.
+    """
+
+    vocabulary: FittedVocabulary
+    pending: PendingValues
+    forgotten: int
+
+
+def _extend_vocabulary(
+    column: CategoricalColumn,
+    before: FittedVocabulary,
+    pending: PendingValues,
+    values: Values,
+    numbers: np.ndarray,
+    places: np.ndarray,
+    nulls: int,
+) -> ExtendedVocabulary:
+    """Add a day to a vocabulary.
+
+    Values that qualify for an id by the column's policy are appended by falling count over all
+    days, ties by value. With ``max_table_size`` every value has, while there is room.
+
+    Args:
+        column: The column.
+        before: The vocabulary before the day.
+        pending: The values without an id before the day.
+        values: The distinct values of the day, in any order.
+        numbers: How often each occurred, int64 [n], at least 1.
+        places: The place of each value in the vocabulary, int64 [n]; -1 if it is not in it.
+        nulls: Rows of the day in which a single-hot column was missing.
+
+    Raises:
+        SchemaError: The vocabulary needs more ids than there are.
+        SettingsError: Its strings have more than 2 GiB.
+    """
+    inside = places >= 0
+    counts = before.counts.copy()
+    counts[places[inside]] += numbers[inside]
+    unseen = take(values, np.flatnonzero(~inside))
+    pending = _added_up(
+        concatenate([pending.values, unseen], column.name),
+        np.concatenate([pending.counts, numbers[~inside]]),
+    )
+
+    earned = _earned(column, len(counts), pending.counts)
+    added = pending.take(earned)
+    values = before.values
+    if len(added):
+        values = concatenate([values, added.values], column.name)
+        counts = np.concatenate([counts, added.counts])
+        pending = pending.take(np.delete(np.arange(len(pending)), earned))
+    size = column.reserved_ids + len(counts)
+    if size > LARGEST_TABLE:
+        raise SchemaError(
+            f"column {column.name}: its vocabulary needs {size} ids, and ids are 32-bit integers",
+            "set max_table_size or hash_buckets for this column in the spec, and fit again",
+        )
+    kept = keep_pending(pending)
+    total = before.observed["oov"] + before.observed["unique"] + int(numbers.sum())
+    unique = int(counts.sum())
+    observed = {
+        "null": before.observed["null"] + nulls,
+        "oov": total - unique,
+        "unique": unique,
+    }
+    vocabulary = FittedVocabulary(values, counts, observed)
+    return ExtendedVocabulary(vocabulary, kept, forgotten=len(pending) - len(kept))
+
+
+def _added_up(values: Values, counts: np.ndarray) -> PendingValues:
+    """Return the distinct values in ascending order, with the sum of their counts."""
+    if not len(counts):
+        return PendingValues(values, counts)
+    ordered = PendingValues(values, counts).take(order_by_value(values))
+    first = np.flatnonzero(
+        np.concatenate([[True], unequal(ordered.values[1:], ordered.values[:-1])])
+    )
+    return PendingValues(take(ordered.values, first), np.add.reduceat(ordered.counts, first))
+
+
+def _earned(column: CategoricalColumn, values: int, counts: np.ndarray) -> np.ndarray:
+    """Return the indices of the pending values that get new ids, in the order of the ids.
+
+    Args:
+        column: The column.
+        values: The number of values with an id.
+        counts: Those of the pending values, which are in ascending order.
+    """
+    earned = np.flatnonzero(counts >= column.freq_threshold)
+    earned = earned[np.argsort(-counts[earned], kind="stable")]
+    if column.max_table_size:
+        earned = earned[: max(0, column.max_table_size - column.reserved_ids - values)]
+    return earned

@@ -1,1 +1,0 @@
-"""The parquet parts of the splits: written, sampled."""
