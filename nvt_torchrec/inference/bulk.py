@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
-from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
@@ -91,7 +91,9 @@ def predict_file(
     spec = input_spec(predictor.spec, input_path, file_format)
     pieces = format_of(spec).stream(input_path, piece_bytes)
     with name_fitted_spec():
-        first = next(pieces)
+        first = next(pieces, None)
+    if first is None:
+        raise BadInputError(f"{input_path}: no rows", "pass a file with rows to score")
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
     _check_id_columns(id_columns, first, predictor.labels)

@@ -31,7 +31,8 @@ def test_the_next_command_is_printed(raw: Path, tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.INFO):
         assert etl_run(raw, tmp_path / "out", "--engine", "cpu") == 0
     splits = tmp_path / "out" / "criteo_binary" / "split"
-    assert caplog.messages[-1] == f"python train_torchrec.py --binary_path {splits}"
+    command = f"python train_torchrec.py --binary_path {splits} --save_checkpoint_path CKPT"
+    assert caplog.messages[-1] == command
 
 
 def test_the_readme_makes_a_model_of_a_log(tmp_path: Path) -> None:

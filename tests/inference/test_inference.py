@@ -85,6 +85,9 @@ def test_csv_parquet_and_id_columns(shop: Trained, shop_predictor: Predictor, tm
     bulk.predict_file(shop_predictor, str(tmp_path / "rows.jsonl"), tmp_path / "of_json")
     got = pq.read_table(tmp_path / "of_json")["probability"].to_numpy()
     np.testing.assert_allclose(got, expected, atol=1e-6)
+    (tmp_path / "bare.csv").write_text(",".join(frame) + "\n")  # a header, which was a traceback
+    with pytest.raises(BadInputError, match=r"bare\.csv: no rows"):
+        bulk.predict_file(shop_predictor, str(tmp_path / "bare.csv"), tmp_path / "none")
 
 
 def test_without_labels_with_unseen_and_missing_values(trained: Trained, tmp_path: Path) -> None:
@@ -224,6 +227,7 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
         (["--bundle", "b"], "no model, or two\n.*--bundle, or both"),
         (["--device", "cuda:77"], "--device cuda:77: .*\n.*cpu"),
         (["--format", "csv"], "column .* is not in the header"),
+        (["--output", "scores.csv"], r"scores are parquet\n.*scores\.parquet"),
     ],
 )
 def test_flags(trained: Trained, tmp_path: Path, capsys, flags: list[str], message: str) -> None:

@@ -79,4 +79,5 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)
-    logger.info(as_called("python train_torchrec.py --binary_path %s"), paths.splits)
+    command = "python train_torchrec.py --binary_path %s --save_checkpoint_path CKPT"
+    logger.info(as_called(command), paths.splits)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import ModelSettings
 
@@ -36,6 +37,12 @@ class PredictSettings(Settings):
     workers: int | None = flag("number of threads (default: one per core)", None, least=1)
     evaluate: bool = flag("print metrics; the rows must have labels", False)
     # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output.suffix in (".csv", ".tsv", ".json", ".jsonl", ".txt"):
+            better = self.output.with_suffix(".parquet")
+            raise SettingsError(f"--output {self.output}: scores are parquet", f"name it {better}")
 
 
 SETTINGS = (ModelSettings, PredictSettings)

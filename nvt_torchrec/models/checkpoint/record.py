@@ -61,7 +61,7 @@ class CheckpointRecord:
         """
         path = Path(path)
         if not path.is_dir():
-            raise BadInputError(f"{path}: no such checkpoint directory")
+            raise BadInputError(f"{path}: no such checkpoint directory", "check the path")
         record = FORMAT.read(
             cls,
             path / MODEL_FILE,
