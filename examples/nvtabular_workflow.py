@@ -22,7 +22,7 @@ frame["weekday"] = pd.to_datetime(frame.time).dt.weekday
 
 single = ["user", "item", "weekday"] >> ops.Categorify(freq_threshold=2)
 pairs = [["category", "device"]] >> ops.Categorify(encode_type="combo")
-price = ["price"] >> ops.FillMedian() >> ops.LogOp() >> ops.Normalize()
+price = ["price"] >> ops.FillMissing() >> ops.LogOp() >> ops.Normalize()
 rate = [["category"]] >> ops.TargetEncoding("clicked", kfold=5, p_smooth=20) >> ops.Normalize()
 label = ["clicked"] >> ops.AddTags([Tags.TARGET])
 workflow = nvtabular.Workflow(single + pairs + price + rate + label)

@@ -9,12 +9,11 @@
   LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979). The
   mean is stored as an offset from the chunk's first value, so that the spread of equal values is 0
   and that of close values is exact. Chunks are merged in order, whatever the workers.
-* ``FillMedian`` asks Dask for approximate quantiles: over several partitions it fills with values
-  that are far from the median.
 
 Those that specs and the example do not use are as released: ``DifferenceLag`` fails in pandas 3,
-``Bucketize`` puts a missing value into the top bucket, ``HashBucket`` and ``ListSlice(pad=True)``
-fail on lists of pandas frames. docs/nvtabular.md has the table.
+``Bucketize`` puts a missing value into the top bucket, ``FillMedian`` is far from the median over
+several partitions, ``HashBucket`` and ``ListSlice(pad=True)`` fail on lists of pandas frames.
+docs/nvtabular.md has the table.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 import pandas as pd
-from dask import delayed
 
 from nvt_torchrec.base.errors import SchemaError
 
@@ -118,30 +116,6 @@ def _finalize_moments(inp: pd.DataFrame, ddof: int = 1) -> pd.DataFrame:
     )
 
 
-def _counted(column) -> pd.Series:
-    counts = column.value_counts()  # without missing values
-    return counts if isinstance(counts, pd.Series) else counts.to_pandas()
-
-
-def _median(counts: list[pd.Series]) -> float:
-    """Return the median of all rows, from the counts of the distinct values in each partition."""
-    merged = pd.concat(counts).groupby(level=0).sum()
-    if not len(merged):
-        return np.nan
-    last = merged.cumsum().to_numpy()  # the number of the last row of each value, from 1
-    middle = np.searchsorted(last, [(last[-1] + 1) // 2, last[-1] // 2 + 1])
-    return float(merged.index.to_numpy(np.float64)[middle].mean())
-
-
-def _medians(self, col_selector, ddf):
-    """Return a task for the exact medians, a series by column."""
-    medians = {
-        name: delayed(_median)([delayed(_counted)(part) for part in ddf[name].to_delayed()])
-        for name in col_selector.names
-    }
-    return delayed(pd.Series)(medians)
-
-
 def apply() -> None:
     """Replace methods of the operators, and the three steps of their moments."""
     from nvtabular import ops
@@ -151,7 +125,6 @@ def apply() -> None:
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
     finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)
     replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
-    replace(ops.FillMedian, "fit", _medians, expect='method="dask"')
     for name, function, expect in (
         ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),
         ("_tree_node_moments", _tree_node_moments, "squaredsum"),

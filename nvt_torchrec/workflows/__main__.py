@@ -18,7 +18,7 @@ COMMANDS = {
     ),
     "lookup": (
         "nvt_torchrec.workflows.lookup",
-        "show what an id of a column stands for, or which id a value has",
+        "show what an id of a column stands for",
     ),
     "compile": (
         "nvt_torchrec.workflows.compiled.compiler",

@@ -17,7 +17,7 @@ from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extend_workflow import DayCounts
 from nvt_torchrec.workflows.extension_state import read_state
 from nvt_torchrec.workflows.inspection import report
-from nvt_torchrec.workflows.lookup import id_of, meaning_of
+from nvt_torchrec.workflows.lookup import meaning_of
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 from tests.mutations import edit_json, expect_own_errors, flip_bit
@@ -95,7 +95,7 @@ def test_generations(line: Path) -> None:
     assert last.ancestor("0" * 64) is None
     assert descriptions[0].ancestor(last.digest) is None
     workflow = line / "2" / "workflow"
-    assert [id_of(workflow, "item", item) for item in "abe"] == [3, 4, 2]
+    assert [meaning_of(workflow, "item", item) for item in (3, 4)] == ["a", "b"]
     assert meaning_of(workflow, "user", 5) == "9"
     assert last.statistics == descriptions[0].statistics
 
