@@ -79,5 +79,5 @@ def dask_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """A client of two worker processes; not Dask's default client unless a test makes it so."""
     from nvt_torchrec.etl.engines.cluster import local_cluster
 
-    with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
+    with local_cluster(2, tmp_path_factory.mktemp("dask"), frames=True) as client:
         yield client

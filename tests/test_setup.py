@@ -13,6 +13,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.warm import warm_python
+
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
 PACKAGE = ROOT / "nvt_torchrec"
@@ -227,7 +229,7 @@ def test_each_file_of_the_gpu_tests_has_one(run):
     recipe = run("make", "-n", "test-gpu").stdout
     patterns = re.search(r"for file in (.+?); do", recipe)[1].split()
     files = [str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)]
-    done = run(sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", *files)
+    done = run(warm_python(), "-m", "pytest", "-m", "gpu", "--collect-only", *files)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {line.partition("::")[0] for line in done.stdout.split("\n") if "::" in line} == {*files}
 

@@ -14,8 +14,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-import nvt_torchrec.nvt_compat  # noqa: F401
-
 import dask
 from distributed import Client, KilledWorker, LocalCluster
 from distributed.comm import CommClosedError
@@ -50,7 +48,8 @@ def cluster(
             :func:`local_cluster`.
         workers: See :func:`local_cluster`.
         work: The directory of the run's state, which every worker must see.
-        frames: Whether the client and the scheduler handle frames of cuDF, too.
+        frames: Whether NVTabular's operators run, on frames. With GPUs, the client and the
+            scheduler handle frames of cuDF, too.
 
     Yields:
         A client of the cluster, and whether its workers have GPUs.
@@ -61,7 +60,7 @@ def cluster(
             one where there is none.
     """
     if not scheduler:
-        with local_cluster(workers, work / DASK) as client:
+        with local_cluster(workers, work / DASK, frames) as client:
             yield client, gpu_count() > 0
         return
     try:
@@ -116,12 +115,13 @@ def _check_workers(client: Client, name: str, shared: Path, frames: bool) -> boo
 
 
 @contextlib.contextmanager
-def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
+def local_cluster(workers: int | None, directory: Path, frames: bool = False) -> Iterator[Client]:
     """Start workers on this machine, and stop them at the end of the context.
 
     Args:
         workers: The number of workers; None for one per GPU, or one per core without GPUs.
         directory: The directory for data that they spill.
+        frames: Whether they run NVTabular's operators.
 
     Yields:
         A client, which is Dask's default client during the context.
@@ -134,6 +134,8 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
     for name in ("distributed", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     gpus = gpu_count()
+    if frames or gpus:  # NVTabular takes seconds to import, in each worker
+        import nvt_torchrec.nvt_compat  # noqa: F401  # workers then import it, too
     options = {
         "n_workers": workers or gpus or count_cores(),
         "threads_per_worker": 1,
