@@ -7,12 +7,10 @@ errors.
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import resource  # now: when memory is short, it may not be loaded any more
 import sys
-import time
 from _collections_abc import Callable  # is loaded already, unlike collections.abc
 from types import TracebackType
 
@@ -32,7 +30,6 @@ _NO_MEMORY = (
     "cuda out of memory", "can't start new thread", "failed to map segment from shared object",
 )  # fmt: skip
 
-_MAIN_THREAD = _thread.get_ident()
 #: Whether Ctrl-C came during an import in C, which raises another error instead.
 _interrupted = False
 
@@ -139,18 +136,8 @@ def _excepthook(
 
 
 def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise Ctrl-C again that came in a destructor, where Python would print and ignore it."""
-    if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        _thread.start_new_thread(_interrupt_again, ())
-    elif not isinstance(unraisable.exc_value, BrokenPipeError):  # of stdout, when Python exits
+    if not isinstance(unraisable.exc_value, BrokenPipeError):  # of stdout, when Python exits
         sys.__unraisablehook__(unraisable)
-
-
-def _interrupt_again() -> None:
-    import signal
-
-    time.sleep(0.01)  # until the destructor has returned
-    signal.pthread_kill(_MAIN_THREAD, signal.SIGINT)
 
 
 sys.excepthook = _excepthook

@@ -9,7 +9,6 @@ suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, TypeAlias
@@ -39,6 +38,8 @@ ETL = {
 }
 #: Packages that pip cannot install together with the rest, because their pins contradict it.
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
+#: This project as pip takes it: by the file, as anybody may register its name.
+_PACKAGE = "/PATH/OF/nvt_torchrec-….whl"
 #: Packages of a single feature, with the extra that asks for them.
 _EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"),
@@ -86,7 +87,7 @@ def missing_package(error: ModuleNotFoundError, module: str) -> ImportError:
         return error
     extras = _EXTRAS | {"torch": _TORCH_EXTRAS.get(module.split(".")[1], "")}
     if (extra := extras.get(package)) and not IS_CHECKOUT:  # whose lock files have all of them
-        remedy = f"run `pip install '{_own_package(extra)}'`"
+        remedy = f"run `pip install '{_PACKAGE}[{extra}]'`"
     else:
         remedy = f"run `{_install(installed_version)}`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)
@@ -147,21 +148,9 @@ def _install(version: VersionLookup) -> str:
 def install_command(kind: str) -> str:
     """Return the command that installs the packages of ``cpu`` or ``gpu``."""
     if not IS_CHECKOUT:
-        return f"pip install '{_own_package(kind)}' && pip install --no-deps {_APART}"
+        return f"pip install '{_PACKAGE}[{kind}]' && pip install --no-deps {_APART}"
     return (
         "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
         f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"
         f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
     )
-
-
-def _own_package(extra: str) -> str:
-    """Return this project as pip takes it: by the file, as anybody may register its name."""
-    try:
-        package = metadata.distribution("nvt-torchrec")
-        source = json.loads(package.read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        source = {}
-    if "url" in source:
-        return f"nvt-torchrec[{extra}] @ {source['url']}"
-    return f"/PATH/OF/nvt_torchrec-….whl[{extra}]"

@@ -94,14 +94,14 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
 def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDescription:
     """Write the workflow and, unless it is NVTabular's, its state for extensions."""
     from nvt_torchrec.workflows.extend_workflow import write_base_state
-    from nvt_torchrec.workflows.writer import Descent, write_workflow
+    from nvt_torchrec.workflows.writer import write_workflow
 
     description = write_workflow(
         stages.target.workflow,
         stages.settings.spec,
         fitted,
         threads=stages.settings.threads,
-        descent=Descent(tuple(plan.train_days)),
+        days=tuple(plan.train_days),
     )
     if stages.settings.engine != "nvtabular":
         write_base_state(stages.target.extension, description, fitted, plan.train_days)

@@ -43,7 +43,7 @@ from nvt_torchrec.workflows.vocabulary import (
     take,
     unequal,
 )
-from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +142,14 @@ def extend_workflow(
         for name, (column, *_) in spec.vocabularies.items()
     }
     fitted = Fitted(description.statistics, vocabularies)
-    descent = Descent((counts.day,), description.lineage)
-    after = write_workflow(to_workflow, spec, fitted, threads=threads, descent=descent)
+    after = write_workflow(
+        to_workflow,
+        spec,
+        fitted,
+        threads=threads,
+        days=(counts.day,),
+        ancestors=description.lineage,
+    )
     pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
     generation = ExtensionState(after.digest, after.generation, counts.day, pending)
     write_state(to_state, spec, generation)

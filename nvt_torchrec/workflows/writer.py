@@ -61,34 +61,14 @@ class Fitted:
     pending: dict[str, PendingValues] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """What is new in a generation, and what it descends from.
-
-    Attributes:
-        days: The days that were counted in it, increasing, and in none before.
-        ancestors: The generations before it.
-    """
-
-    days: tuple[int, ...]
-    ancestors: tuple[Generation, ...] = ()
-
-    def lineage(self, digest: str, values: dict[str, int]) -> tuple[Generation, ...]:
-        """Return the generations, the one with this digest and these numbers of values last."""
-        return (*self.ancestors, Generation(len(self.ancestors), digest, self.days, values))
-
-
-#: Of a workflow that no run of the ETL fitted.
-DAY_0 = Descent((0,))
-
-
 def write_workflow(
     path: Path | str,
     spec: FeatureSpec,
     fitted: Fitted,
     *,
     threads: int = 1,
-    descent: Descent = DAY_0,
+    days: tuple[int, ...] = (0,),
+    ancestors: tuple[Generation, ...] = (),
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -101,7 +81,8 @@ def write_workflow(
         fitted: Their statistics and vocabularies.
         threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        descent: The days it was fitted on, and what it descends from.
+        days: The days that were counted in this generation, increasing, and in none before.
+        ancestors: The generations before it.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -136,7 +117,10 @@ def write_workflow(
             versions=_versions(),
             digest=digest.result(),
             files=files,
-            lineage=descent.lineage(digest.result(), values),
+            lineage=(
+                *ancestors,
+                Generation(len(ancestors), digest.result(), days, values),
+            ),
         )
         with atomic.deferred() as others:
             atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))

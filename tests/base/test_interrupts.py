@@ -67,22 +67,6 @@ def test_control_c_while_numpy_is_loaded() -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-def test_control_c_in_a_destructor_is_not_lost() -> None:
-    code = (
-        "import nvt_torchrec.base.interrupts, sys, time\n"
-        "from nvt_torchrec.base.errors import run_command\n"
-        "class Slow:\n"
-        "    def __del__(self):\n"
-        "        raise KeyboardInterrupt\n"
-        "def main():\n"
-        "    Slow()\n"
-        "    time.sleep(60)\n"
-        "sys.exit(run_command(main))"
-    )
-    done = _python("-c", code)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
 @pytest.mark.parametrize("early", [False, True])
 def test_too_little_memory(early: bool) -> None:
     """Under ``ulimit -v``: a message that names the limit and a remedy, and status 2."""

@@ -110,6 +110,6 @@ def test_a_missing_package_is_named_with_the_smallest_extra_that_has_it(blocked,
     wheel = "from nvt_torchrec.base import versions; versions.IS_CHECKOUT = False"
     result = python("-c", f"import sys; {wheel}; sys.modules[{blocked!r}] = None; {code}")
     assert result.returncode
-    remedy = f"run `pip install 'nvt-torchrec[{extra}] @"
+    remedy = f"run `pip install '/PATH/OF/nvt_torchrec-….whl[{extra}]'"
     assert f"the package {blocked} is not installed\n  -> {remedy}" in result.stderr
     assert "ModuleNotFoundError" not in result.stderr

@@ -23,7 +23,7 @@ from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
-from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.training.shapes import dlrm
 
 SPEC = FeatureSpec(
@@ -70,7 +70,7 @@ def make_workflow(
         digests[-1] = parent
     counts = {name: len(vocabulary) for name, vocabulary in vocabularies.items()}
     ancestors = [Generation(n, other, (n,), counts, {}) for n, other in enumerate(digests)]
-    write_workflow(path, spec, fitted, descent=Descent((generation,), tuple(ancestors)))
+    write_workflow(path, spec, fitted, days=(generation,), ancestors=tuple(ancestors))
     return path
 
 

@@ -22,7 +22,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.models.checkpoint.record import FORMAT
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
-from nvt_torchrec.workflows.writer import DAY_0, Descent, Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 from tests.mutations import edit_json, flip_bit
@@ -145,7 +145,7 @@ def rewritten(
     *,
     dense: int = 13,
     another: int | None = None,
-    descent: Descent = DAY_0,
+    **line: tuple,
 ) -> Path:
     """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
     description = inspect(source)
@@ -158,7 +158,7 @@ def rewritten(
         vocabularies[column.name] = FittedVocabulary(values, counts, vocabulary.observed)
     spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
     state = Fitted(description.statistics, vocabularies)
-    write_workflow(target, spec, state, descent=descent)
+    write_workflow(target, spec, state, **line)
     return target
 
 

@@ -15,7 +15,6 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
 from nvt_torchrec.inference.model.bundle import bundle_digest, describe, write_bundle
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.writer import Descent
 from tests.inference.bundles import make_bundle, make_origin
 from tests.inference.conftest import Trained
 from tests.inference.test_bundle import rewritten
@@ -64,8 +63,8 @@ def test_what_the_command_prints(tmp_path: Path, capsys) -> None:
 
 def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path) -> None:
     """The remedy is to train on, not to look for another workflow."""
-    descent = Descent((9,), inspect(trained.workflow).lineage)
-    later = rewritten(trained.workflow, tmp_path / "later", another=2**32 - 1, descent=descent)
+    line = {"days": (9,), "ancestors": inspect(trained.workflow).lineage}
+    later = rewritten(trained.workflow, tmp_path / "later", another=2**32 - 1, **line)
     with pytest.raises(
         SchemaError, match=r"trained on generation 0 .* is at generation 1\n.*--continue_from"
     ):

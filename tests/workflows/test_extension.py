@@ -24,7 +24,7 @@ from nvt_torchrec.workflows.extend_workflow import (
 )
 from nvt_torchrec.workflows.extension_state import read_state
 from nvt_torchrec.workflows.vocabulary import PendingValues, apply_policy
-from nvt_torchrec.workflows.writer import Descent, Fitted, write_workflow
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import (
     Oracle,
     as_columns,
@@ -75,7 +75,7 @@ def fit(spec: FeatureSpec, rows: list[RawRows]) -> Fitted:
 
 
 def write_base(directory: Path, spec: FeatureSpec, fitted: Fitted, days: list[int]) -> Path:
-    description = write_workflow(directory / "workflow", spec, fitted, descent=Descent(tuple(days)))
+    description = write_workflow(directory / "workflow", spec, fitted, days=tuple(days))
     write_base_state(directory / "extension", description, fitted, days)
     return directory
 

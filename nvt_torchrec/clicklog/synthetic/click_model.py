@@ -194,24 +194,14 @@ def plant(settings: SyntheticSettings) -> SyntheticModel:
     ]
     dense = np.concatenate([block[1] for block in sample], axis=1)
     categorical = np.concatenate([block[2] for block in sample], axis=1)
-    terms = [
-        _calibrated(
-            term,
-            [_function(settings.seed, term, column, dense, categorical) for column in term.columns],
-        )
-        for term in _weighted_terms(settings)
-    ]
+    terms = []
+    for term in _weighted_terms(settings):
+        functions = [_function(settings.seed, term, c, dense, categorical) for c in term.columns]
+        centres = tuple(float(values.mean()) for values in functions)
+        scales = tuple(float(1 / values.std()) for values in functions)
+        terms.append(dataclasses.replace(term, centres=centres, scales=scales))
     model = SyntheticModel(settings, tuple(terms))
     return dataclasses.replace(model, bias=_bias_of(model.logits(dense, categorical), settings))
-
-
-def _calibrated(term: Term, functions: list[np.ndarray]) -> Term:
-    """Return a term with the centres and scales of its functions on a sample."""
-    return dataclasses.replace(
-        term,
-        centres=tuple(float(values.mean()) for values in functions),
-        scales=tuple(float(1 / values.std()) for values in functions),
-    )
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

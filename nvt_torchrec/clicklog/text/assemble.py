@@ -68,6 +68,11 @@ def assemble(
     key = None if plan.key is None else converted[plan.key].values
     if isinstance(key, pa.Array):
         key = hash_texts(key)
+    times = None
+    if plan.times and spec.events:
+        happened, *known = (converted[index].values for index in plan.times)
+        known = known[0] if known else happened + spec.events.delay
+        times = np.stack([happened, np.maximum(happened, known)])  # no row knows its own label
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -90,7 +95,7 @@ def assemble(
         lines=rows,
         weight=weight,
         key=key,
-        times=_event_times(spec, [converted[index].values for index in plan.times]),
+        times=times,
         groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
@@ -117,14 +122,6 @@ def assemble(
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
     )
-
-
-def _event_times(spec: FeatureSpec, times: list[np.ndarray]) -> np.ndarray | None:
-    """Return ``RawRows.times`` of the columns with times."""
-    if not times or spec.events is None:
-        return None
-    known = times[1] if len(times) > 1 else times[0] + spec.events.delay
-    return np.stack([times[0], np.maximum(times[0], known)])  # no row knows its own label
 
 
 def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:

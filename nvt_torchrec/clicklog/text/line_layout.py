@@ -92,32 +92,21 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     label = set(spec.sources(label=True)) <= set(names)
     columns = spec.sources(label=label)
     for name in columns:
-        if names.count(name) != 1:
-            if name in names:
-                raise BadInputError(
-                    f"{source}: column {name} is twice in the header",
-                    _name_by_position(names, spec),
-                )
+        if name in names and names.count(name) > 1:
+            raise BadInputError(
+                f"{source}: column {name} is twice in the header",
+                f"name its {len(names)} fields by position in [input] of the spec: header = false, "
+                f"skip_lines = {spec.input.skip_lines + 1}, columns = "
+                f'["{columns[0]}", "", …], with "" for those that are not read',
+            )
+        if name not in names:
+            listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
-                f"{_where_else(name, names, columns)}; {HEADER}",
+                f"{similar_column(name, names, columns)}its columns are: {listed}; name them in "
+                f"the spec as in the header; {HEADER}",
             )
     return LineLayout(tuple(names), label, len(first) + 1)
-
-
-def _name_by_position(names: list[str], spec: FeatureSpec) -> str:
-    other = list(spec.file_columns(label=True))[:2]
-    return (
-        f"name its {len(names)} fields by position in [input] of the spec: header = false, "
-        f"skip_lines = {spec.input.skip_lines + 1}, columns = "
-        f'["{other[0]}", "", …], with "" for those that are not read'
-    )
-
-
-def _where_else(name: str, names: list[str], read: list[str]) -> str:
-    hint = similar_column(name, names, read)
-    listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-    return f"{hint}its columns are: {listed}; name them in the spec as in the header"
 
 
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:

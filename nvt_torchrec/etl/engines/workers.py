@@ -71,7 +71,9 @@ class Workers(Engine):
 
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`."""
-        saved = _identified(workflow)
+        # workers keep what they have loaded, and the path may come to hold another workflow;
+        # its own digest is the same for specs that differ in the file format
+        saved = str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256)
         on_cards = self._uses_cards(unit.block for unit in units)
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
@@ -139,15 +141,6 @@ class Workers(Engine):
                 self.client.cancel([future for future in futures if not future.done()])
 
 
-def _identified(workflow: Path) -> tuple[str, str]:
-    """Return the path of a saved workflow and the digest of its description.
-
-    Workers keep the workflow that they have loaded, and the path may come to hold another one. The
-    workflow's own digest would not do: it is the same for specs that differ in the file format.
-    """
-    return str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256)
-
-
 def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     index, block = numbered
@@ -169,5 +162,5 @@ def _encode_block(
 
 @functools.lru_cache(maxsize=1)
 def _load_once(path: str, digest: str) -> CompiledWorkflow:
-    """Load a workflow; keep the last one loaded. See :func:`_identified` for ``digest``."""
+    """Load a workflow; keep the last one loaded. See :meth:`Workers.encode` for ``digest``."""
     return compiled.load(path)

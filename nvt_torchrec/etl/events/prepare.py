@@ -216,13 +216,12 @@ def _fit_rates(
     return smoothing, rate
 
 
+@functools.lru_cache(1)
 def open_values(work: Path, spec: FeatureSpec) -> EventValues | None:
     """Open the aggregates of a run's rows; None for a spec without."""
-    return _open_values(work / EVENTS, spec) if spec.events else None
-
-
-@functools.lru_cache(1)
-def _open_values(directory: Path, spec: FeatureSpec) -> EventValues:
+    if not spec.events:
+        return None
+    directory = work / EVENTS
     days = EarlierDays.read(directory, spec)
     return EventValues(spec, directory, _rates(days, spec), first_keys(days, directory, spec))
 

@@ -163,13 +163,10 @@ class Claim:
         work = state.state_of(self.output, self.marker)
         return Journal(work).plan(DayRecord, state.RESTART) if work else None
 
-    def begin(self) -> Path:
-        """Return the directory of the state of the day that is being, or will be, added."""
-        return state.begin_state(self.output, self.marker)
-
-    def begin_undoing(self) -> Path:
-        """Return the directory of the state in which the newest day is taken back."""
-        state.name_state(self.marker, _UNDOING)
+    def begin(self, *, undoing: bool = False) -> Path:
+        """Return the directory of the state of the day that is being added, or taken back."""
+        if undoing:
+            state.name_state(self.marker, _UNDOING)
         return state.begin_state(self.output, self.marker)
 
     def end(self) -> None:

@@ -94,7 +94,7 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
         )
     check_extendable(previous, before)
     claim.end()
-    work = claim.begin_undoing()
+    work = claim.begin(undoing=True)
     switch(paths.root, work, before.generation, undo=True)
     with contextlib.suppress(OSError):  # kept for trainings that read it
         os.rename(work / DISCARDED, previous.root)
@@ -218,7 +218,8 @@ class _Day:
                 "correct the file, and begin again with --restart",
             )
         with self.stages.timer("describe"), named_errors(self.next.splits):
-            dropped = stage.left_out(before, day, self.settings.keep_days)
+            days = sorted({*map(int, before.by_day), day.day})
+            dropped = set(days[: -self.settings.keep_days] if self.settings.keep_days else ())
             files = [part.file for part in before.files if part.day not in dropped]
             splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
             link_histories([self.paths.splits, self.stages.work / EVENTS], splits)

@@ -18,7 +18,6 @@ import shutil
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.extend.claim import NEXT
 from nvt_torchrec.etl.finish.make_manifest import add_counts, summed
 from nvt_torchrec.etl.state.output import PARTS
@@ -54,12 +53,6 @@ def link_parts(
     for file, name in new.items():
         os.link(work / PARTS / file, splits / name)
     return splits
-
-
-def left_out(before: Manifest, day: DayFile, keep: int | None) -> set[int]:
-    """Return the training days older than the newest ``keep`` days; None: all are kept."""
-    days = sorted({*map(int, before.by_day), day.day})
-    return set(days[:-keep]) if keep else set()
 
 
 def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
@@ -143,17 +136,12 @@ def renamed_parts(
         parts after that.
     """
     names, following = {}, dict(next_parts)
-    for file in sorted(files, key=_log_position):
+    # a day's first half is in valid; parts of a split are numbered in the order of the rows
+    for file in sorted(files, key=lambda part: (part.day, *split_and_number(part.file))):
         if file.split != "train":
             names[file.file] = f"train/part.{following['train']}.parquet"
             following["train"] += 1
     return names, following
-
-
-def _log_position(file: PartFile) -> tuple[int, int, int]:
-    """A day's first half is in valid; parts of a split are numbered in the order of the rows."""
-    split, number = split_and_number(file.file)
-    return file.day, split, number
 
 
 def split_and_number(file: str) -> tuple[int, int]:

@@ -293,7 +293,9 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         schema=description.table_schema,
         digest=description.digest,
         path=path.resolve(),
-        events=_open_events(path, description, verify) if events else None,
+        events=EventState.load(path, description.spec, description.digest, verify=verify)
+        if events and description.spec.events
+        else None,
         _dense=dense,
         _words=words,
         _text=text,
@@ -302,11 +304,6 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
     )
-
-
-def _open_events(path: Path, description: WorkflowDescription, verify: bool) -> EventState | None:
-    spec, digest = description.spec, description.digest
-    return EventState.load(path, spec, digest, verify=verify) if spec.events else None
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:
