@@ -171,7 +171,7 @@ class ExtendSettings(ReadSettings):
         "MiB of text per unit of work (default: as in the run)", None, least=1, most=MOST_BLOCK_MB
     )
     engine: str = flag(
-        "as in `etl run`: cpu, dask, or auto", "auto", choices=ENGINES
+        "as in `python -m etl run`: cpu, dask, or auto", "auto", choices=ENGINES
     )
     resume: bool = flag(
         "without --input_path, finish a switch that was interrupted; otherwise not needed: the "

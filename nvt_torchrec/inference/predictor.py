@@ -185,7 +185,7 @@ class Predictor:
                 "aggregates and histories hold events after them, so metrics are too good\n  -> "
                 "evaluate later rows, or take the metrics of the training",
                 format_time(oldest),
-                format_time(events.as_of),
+                format_time((events.as_of - 1) // 1_000_000 * 1_000_000),  # to the second
             )
 
     @torch.inference_mode()

@@ -93,7 +93,7 @@ def _oov_ids(column: CategoricalColumn) -> str:
 
 
 def _dense(description: WorkflowDescription) -> list[list[str]]:
-    rows = [["column", "raw", "missing", "transform", "mean", "std"]]
+    rows = [["column", "raw", "missing as", "transform", "mean", "std"]]
     for column in description.spec.dense:
         values = description.statistics.get(column.name)
         shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]

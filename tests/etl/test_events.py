@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
@@ -223,7 +225,7 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
             assert looked_up == [row[-50:] for row in written]
 
 
-def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Path) -> None:
+def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Path, caplog) -> None:
     """From the log to a score: aggregates and histories by the bundle's own state."""
     rows = make_rows(500, 4, seed=5)
     (tmp_path / "log").mkdir()
@@ -238,6 +240,8 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     assert write_bundle(output / "workflow", checkpoint, bundle)
     assert not write_bundle(output / "workflow", checkpoint, bundle)
     scores = Predictor.load(bundle).predict(frame_of([r for r in rows if r.time // DAY == 3]))
+    predict_file(Predictor.load(bundle), str(tmp_path / "log/day_2.csv"), tmp_path / "scores")
+    assert re.search(r"until \S+ \d\d:\d\d:\d\d: .* metrics are too good", caplog.text)
     scorer = Scorer.load(bundle)
     sizes = dict(zip(scorer.schema.categorical, scorer.schema.table_sizes, strict=True))
     extend(ExtendSettings(output, str(tmp_path / "log/day_3.csv"), engine="cpu"))

@@ -168,7 +168,7 @@ def test_the_newest_event_is_in_the_last_place(data: Path) -> None:
 def test_models_that_take_no_events(data: Path, tmp_path: Path) -> None:
     """A sentence, before anything is trained."""
     for more, text in {
-        ("--sequences=recnt", DIN): "--sequences recnt: the model has no such history",
+        ("--sequences=recnt", DIN): "--sequences recnt: the data have no such history",
         ("--sequences=seen", "--model=deepfm"): "--sequences has no effect with --model deepfm",
         (DIN, "--max_events=9000"): "9000 events in 3 columns of sequences: a model gets at most",
         (DIN, "--max_events=0"): "attends to the events of histories, and there are",

@@ -21,8 +21,8 @@ class PredictSettings(Settings):
 
     # fmt: off
     input: str = flag(
-        "raw rows, with or without labels: TSV, CSV (also compressed), parquet; local or URL",
-        metavar="FILE"
+        "raw rows, with or without labels: TSV, CSV, JSON lines (all also compressed) or parquet; "
+        "local or URL", metavar="FILE"
     )
     output: Path = flag("file to write", metavar="PARQUET")
     format: str | None = flag(

@@ -259,7 +259,7 @@ def build_parser() -> Parser:
     return Parser(
         prog="python train_torchrec.py",
         usage="python train_torchrec.py FLAGS",
-        description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
+        description="Train a sharded model on the parquet that `python -m etl run` wrote.",
         epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
         "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",

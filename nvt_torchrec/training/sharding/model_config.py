@@ -83,7 +83,7 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
     for name in given:
         if name not in known:
             raise SettingsError(
-                f"--sequences {name}: the model has no such history", did_you_mean(name, known)
+                f"--sequences {name}: the data have no such history", did_you_mean(name, known)
             )
     if given and model in MODELS and not attends:
         models = ", ".join(name for name, other in MODELS.items() if other.attends)
