@@ -95,9 +95,6 @@ def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
     for name in names[:2]:
         yield system(name, "multi-hot B=2048", "--form", "lists")
     yield system(OURS, "shuffled histories of 2 columns", "--form", "histories", "--shuffle")
-    if settings.device == "cpu":
-        for name in names:
-            yield system(name, "2 ranks B=2048", "--ranks", 2)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -40,13 +38,10 @@ def main() -> None:
     add("--form", choices=("int32", "lists", "histories"), default="int32")
     add("--batch_size", type=int, default=2048)
     add("--shuffle", action="store_true")
-    add("--ranks", type=int, default=1)
-    add("--rank", type=int, default=0)
     add("--device", default="cpu")
     args = parser.parse_args()
     prepare_torch()
-    measure = _all_ranks if args.ranks > 1 and args.rank == 0 else measure_rates
-    print(json.dumps(measure(args)))
+    print(json.dumps(measure_rates(args)))
 
 
 def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,13 +54,12 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
     iterator, first, _ = _first_batch(batches)
     figures = _rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
     _stop(batches)
-    ours_alone = args.system == OURS and args.ranks == 1
-    if ours_alone:
+    if args.system == OURS:
         del iterator
         figures |= _next_epochs(batches)
     # here, because decoding alone takes memory of its own
     figures["loading_mb"] = high_water(os.getpid()) / 1e6
-    if ours_alone and args.form == "int32" and not args.shuffle:
+    if args.system == OURS and args.form == "int32" and not args.shuffle:
         figures |= _beside_decoding(batches, args)
     return figures
 
@@ -132,23 +126,6 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
     return {name: statistics.median(values) for name, values in shares.items()}
 
 
-def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure in this process and in one more for each further rank, all at once."""
-    command = [sys.executable, "-m", "benchmarks.loader_worker", *sys.argv[1:]]
-    others = [
-        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
-        for rank in range(1, args.ranks)
-    ]
-    ranks = [measure_rates(args)]
-    ranks += [json.loads(other.communicate()[0].splitlines()[-1]) for other in others]
-    return {
-        "samples_per_s": sum(rank["samples_per_s"] for rank in ranks),
-        "samples_per_cpu_s": sum(rank["samples_per_cpu_s"] for rank in ranks) / len(ranks),
-        "first_batch_ms": max(rank["first_batch_ms"] for rank in ranks),
-        "loading_mb": sum(rank["loading_mb"] for rank in ranks),
-    }
-
-
 def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
     """Return the batches of a system, and import only what it needs."""
     makers = {OURS: _ours, CPU_DECODING: _ours, STOCK: _stock, NPY: _npy, DECODE: _Decoded}
@@ -166,8 +143,6 @@ def _ours(args: argparse.Namespace) -> Iterable[Any]:
     return KJTLoader(
         args.data / args.form / "train",
         args.batch_size,
-        rank=args.rank,
-        world_size=args.ranks,
         shuffle=args.shuffle,
         device=args.device,
         cpu_decoding=args.system == CPU_DECODING,
@@ -204,14 +179,7 @@ def _stock(args: argparse.Namespace) -> Iterable[Any]:
     data = Dataset(list(map(str, _files(args))), engine="parquet")
     schema = args.data / args.form / "train" / ".merlin" / "schema.json"
     data.schema = TensorflowMetadata.from_json_file(schema).to_merlin_schema()
-    loader = Loader(
-        data,
-        batch_size=args.batch_size,
-        shuffle=args.shuffle,
-        global_size=args.ranks,
-        global_rank=args.rank,
-    )
-    return loader.map(to_batch)
+    return Loader(data, batch_size=args.batch_size, shuffle=args.shuffle).map(to_batch)
 
 
 def _npy(args: argparse.Namespace) -> Iterable[Any]:
@@ -222,8 +190,8 @@ def _npy(args: argparse.Namespace) -> Iterable[Any]:
         "train",
         *npy_files(args.data / "npy"),
         batch_size=args.batch_size,
-        rank=args.rank,
-        world_size=args.ranks,
+        rank=0,
+        world_size=1,
         shuffle_batches=args.shuffle,
         mmap_mode=True,
     )

@@ -2,8 +2,8 @@
 
 Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
 regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
-of the run (``training.baselines.trees``). Oracle is the AUROC of the probabilities that the clicks
-were drawn with.
+of the run (``training.baselines``). Oracle is the AUROC of the probabilities that the clicks were
+drawn with.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -52,7 +52,7 @@ METRICS = (
     Metric("regression_calibration", "regression's", ".3f"),
     Metric("samples_per_s", "samples/s"),
 )
-OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
 #: The rows that the regression is fitted to, at most: it takes all at once.
 _FITTED = 800_000
 

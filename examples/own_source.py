@@ -1,5 +1,5 @@
-"""Train plain PyTorch, without TorchRec, from a source of your own: Arrow IPC files, a row group
-each. Any object with the four members of ``IpcFiles`` is a source."""
+"""Train plain PyTorch from a source of your own: Arrow IPC files, a row group each.
+Any object with the four members of ``IpcFiles`` is a source."""
 
 import tempfile
 from pathlib import Path

@@ -46,7 +46,7 @@ PROGRAMS = {
     "warm-python": [],
 }
 _IMPORTED = (
-    "nvt_torchrec.training.loop.train",
+    "nvt_torchrec.training.loop.trainer",
     "nvt_torchrec.etl.run",
     "nvt_torchrec.inference.publish.steps",
     "nvt_torchrec.inference.server.app",

@@ -46,7 +46,7 @@ _EXTRAS = {
     **dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve"),
 }  # fmt: skip
 #: The extra that has torch, by the room that needs it.
-_TORCH_EXTRAS = {"inference": "serve", "nvt_loader": "loader"}
+_TORCH_EXTRAS = {"inference": "serve"}
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 

@@ -13,8 +13,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, ClassVar
 
-from nvt_torchrec.base.command_line import as_text, flag
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.command_line import flag
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,9 +30,6 @@ class Interaction:
 
     NAME: ClassVar[str]
     LEAST_VECTORS: ClassVar[int] = 1
-
-    def check_width(self, dim: int) -> None:
-        """Check that the sizes go with vectors of width ``dim``. Raises SettingsError."""
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         """Return the module, and the width of its output.
@@ -82,41 +78,9 @@ class LowRankCross(Interaction):
         return CrossNetwork(width, self.dcn_num_layers, self.dcn_low_rank_dim), width
 
 
-_projection = functools.partial(flag, least=1, needs="--interaction_type projection", group="model")
-
-
-@dataclasses.dataclass(frozen=True)
-class Projection(Interaction):
-    """The products of two projections of the vectors."""
-
-    NAME = "projection"
-
-    interaction_branch1_layer_sizes: tuple[int, ...] = _projection(
-        "layers of the first projection; ends with a multiple of embedding_dim", (2048, 2048)
-    )
-    interaction_branch2_layer_sizes: tuple[int, ...] = _projection(
-        "layers of the second projection; ends with a multiple of embedding_dim", (2048, 2048)
-    )
-
-    def check_width(self, dim: int) -> None:
-        for name, sizes in vars(self).items():
-            if sizes[-1] % dim:
-                raise SettingsError(
-                    f"--{name} {as_text(sizes)} ends with {sizes[-1]}",
-                    f"a projection makes vectors of --embedding_dim: end with a multiple of {dim}",
-                )
-
-    def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
-        from nvt_torchrec.models.layers import Projections
-
-        sizes = self.interaction_branch1_layer_sizes, self.interaction_branch2_layer_sizes
-        width = has_dense * dim + sizes[0][-1] // dim * (sizes[1][-1] // dim)
-        return Projections(vectors * dim, dim, *sizes), width
-
-
 #: By the value of ``--interaction_type``.
 INTERACTIONS: dict[str, type[Interaction]] = {
-    kind.NAME: kind for kind in (DotProducts, LowRankCross, Projection)
+    kind.NAME: kind for kind in (DotProducts, LowRankCross)
 }
 
 

@@ -234,27 +234,3 @@ class CrossNetwork(nn.Module):
         for inner, outer in zip(self.inner, self.outer, strict=True):
             y = x0 * outer(inner(y)) + y
         return y
-
-
-class Projections(nn.Module):
-    """The dense vector, and the products of two projections of all vectors.
-
-    Args:
-        width: V · D.
-        dim: D.
-        first, second: The layers of each projection; the last is a multiple of D.
-    """
-
-    def __init__(
-        self, width: int, dim: int, first: tuple[int, ...], second: tuple[int, ...]
-    ) -> None:
-        super().__init__()
-        self.first, self.second = Layers(width, first), Layers(width, second)
-        self._dim = dim
-
-    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return [B, width] of the dense vectors [B, D] or [B, 0], and embeddings [B, F, D]."""
-        flat = joined(dense, vectors).flatten(1)
-        left = self.first(flat).unflatten(1, (-1, self._dim))
-        right = self.second(flat).unflatten(1, (self._dim, -1))
-        return torch.cat([dense, torch.bmm(left, right).flatten(1)], 1)

@@ -165,10 +165,8 @@ class _RankEpoch:
         return [end - begin for _, begin, end in self._extents[first : first + count]]
 
     def _read(self, ranges: list[planning.Range], decode: Decoder) -> ShardReader:
-        slices = (
-            self._dataset.locate(part)
-            for ends in ranges
-            for part in planning.row_group_slices(self._starts, self._groups, *ends)
+        slices = itertools.chain.from_iterable(
+            planning.row_group_slices(self._starts, self._groups, *ends) for ends in ranges
         )
         rows = self._budget.decode_rows
         return ShardReader(decode, slices, min(self._budget.first_rows, rows), rows)

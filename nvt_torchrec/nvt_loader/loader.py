@@ -31,7 +31,6 @@ from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import count_kept
 from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
-from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 class KJTLoader:
@@ -99,7 +98,6 @@ class KJTLoader:
             256 MiB, or 1 GiB where libcudf decodes, and up to four times that if large batches or
             rows of many columns take more. Row groups in use are not counted.
         decode_threads: Threads that decode; by default two where there are two processors.
-        selection: The files of the split to read, and those to sample; by default all files.
         transforms: Functions of a batch, applied in order before those of :meth:`map`.
         label: The label that ``labels`` holds, if the data have several; by default the main one.
             Several names give [B, names].
@@ -141,7 +139,6 @@ class KJTLoader:
         limit_batches: int | None = None,
         loader_memory: int | None = None,
         decode_threads: int | None = None,
-        selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
         label: str | Sequence[str] | None = None,
         strict_gpu: bool = False,
@@ -154,8 +151,6 @@ class KJTLoader:
             shuffle = "rows" if shuffle else "none"
         dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
         options.check_manifest(dataset)
-        if selection is not None:
-            dataset = select(dataset, selection)
         if undersampling_rate is not None:
             dataset = count_kept(dataset, undersampling_rate, seed)
         self._dataset = dataset
@@ -190,12 +185,6 @@ class KJTLoader:
     input_schema = output_schema = schema
 
     @property
-    def label(self) -> str | tuple[str, ...]:
-        """The label that the batches hold, or the labels."""
-        schema = self._dataset.schema
-        return schema.labels if self._dataset.several_labels else schema.label
-
-    @property
     def num_rows(self) -> int:
         """Rows of the split, over all ranks (after undersampling)."""
         return self._plan.rows
@@ -204,11 +193,6 @@ class KJTLoader:
     def device(self) -> torch.device:
         """Device of the batches."""
         return self._device
-
-    @property
-    def transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """The functions applied to each batch, in order."""
-        return tuple(self._functions)
 
     def map(self, function: Callable[[Any], Any]) -> KJTLoader:
         """Apply ``function`` to each batch, after those given before; return the loader."""
@@ -223,11 +207,6 @@ class KJTLoader:
         """Return the rows that each rank gets in a step."""
         size = self._order.world_size
         return [self._plan.rank_rows(rank, size, step, step + 1) for rank in range(size)]
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Epoch and step at which the next ``iter()`` starts."""
-        return self._next.epoch, self._next.step
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` epoch ``epoch``, from its first step."""

@@ -15,7 +15,6 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
@@ -26,7 +25,7 @@ from merlin.io import Dataset as MerlinDataset
 from merlin.schema import Tags
 from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
@@ -37,7 +36,6 @@ from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
 from nvt_torchrec.nvt_loader.parquet import dataset as datasets
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
-from nvt_torchrec.nvt_loader.selection import Selection, select
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +104,7 @@ class MerlinLoader:
     @classmethod
     def from_split(
         cls,
-        data: Path | str,
+        data: Any,
         batch_size: int,
         *,
         rank: int = 0,
@@ -115,24 +113,18 @@ class MerlinLoader:
         device: torch.device | str | None = None,
         table_sizes: Iterable[int] | None = None,
         limit_batches: int | None = None,
-        selection: Selection | None = None,
         label: str | Sequence[str] | None = None,
     ) -> MerlinLoader:
-        """Make a Loader of a split's parquet files, with a partition for each row group.
+        """Make a Loader of parquet files, with a partition for each row group.
 
         The number of partitions is otherwise a share of the machine's memory, which may differ
         between ranks. The arguments are those of :class:`nvt_loader.KJTLoader`.
 
         Raises:
-            BadInputError, SchemaError, SettingsError: As ``KJTLoader``; a selection that samples
-                rows is refused.
+            BadInputError, SchemaError, SettingsError: As ``KJTLoader``.
         """
         dataset = datasets.read_dataset(data, None, label, table_sizes)
         options.check_manifest(dataset)
-        if selection is not None:
-            if selection.sampled:
-                raise SettingsError("Merlin's Loader cannot read a sample", "name whole files")
-            dataset = select(dataset, selection)
         files = dataset.files
         assert files is not None
         target = options.choose_device(device)

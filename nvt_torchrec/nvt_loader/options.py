@@ -18,7 +18,6 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
-from nvt_torchrec.nvt_loader.selection import Selection
 
 #: The types of arguments, how errors name them, and the least number.
 _RULES: dict[str, tuple[Any, str, int]] = {
@@ -29,7 +28,6 @@ _RULES: dict[str, tuple[Any, str, int]] = {
     **dict.fromkeys(["virtual_shards", "loader_memory"], (Integral | None, "an integer", 0)),
     "undersampling_rate": (Real | None, "a number from 0 to 1", 0),
     "schema": (TableSchema | None, "a TableSchema", 0),
-    "selection": (Selection | None, "a Selection", 0),
     "table_sizes": (Iterable | None, "an integer for each categorical column", 0),
     "transforms": (Iterable, "a list of functions of a batch", 0),
     "histories": (str | Path | None, "a directory", 0),

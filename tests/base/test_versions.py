@@ -98,7 +98,7 @@ def test_the_locks_are_a_supported_stack(lock):
 @pytest.mark.parametrize(
     ("blocked", "extra", "code"),
     [
-        ("torch", "loader", "from nvt_torchrec.nvt_loader import KJTLoader"),
+        ("torchrec", "cpu", "from nvt_torchrec.nvt_loader import KJTLoader"),
         ("torch", "serve", "from nvt_torchrec import Predictor"),
         ("torchrec", "cpu", "from nvt_torchrec import Encoder; Encoder.encode(None, [])"),
         ("uvicorn", "serve", "from nvt_torchrec.inference.__main__ import main; "

@@ -25,7 +25,7 @@ from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
-from tests.mutations import edit_json, flip_bit
+from tests.mutations import flip_bit
 
 
 def test_a_bundle_scores_as_its_parts(
@@ -60,27 +60,6 @@ def test_what_is_there_already(bundle: Path, trained: Trained, tmp_path: Path, c
             write_bundle(trained.workflow, trained.checkpoint, path, tables=tables)
     with pytest.raises(OutputError, match="cannot be written"):
         write_bundle(trained.workflow, trained.checkpoint, "/proc/none/bundle")
-
-
-def test_bundles_are_kept(trained: Trained, tmp_path: Path) -> None:
-    """And what is not a bundle, or not a bundle alone: bundle.json was enough to be removed."""
-    checkpoints = tmp_path / "checkpoints"
-    (tmp_path / "bundles" / "webapp").mkdir(parents=True)
-    (tmp_path / "bundles" / "webapp" / "bundle.json").write_text("{}")
-    for day in range(4):
-        checkpoint = shutil.copytree(trained.checkpoint, checkpoints / str(day))
-        os.utime(checkpoint / "model.json", (1000 * day, 1000 * day))
-        flags = ["--workflow", str(trained.workflow), "--checkpoint", str(checkpoint)]
-        output = tmp_path / "bundles" / f"day_{day}"
-        assert main(["bundle", *flags, "--output", str(output), "--keep", "2"]) == 0
-        (tmp_path / "bundles" / "notes").mkdir(exist_ok=True)
-        if not day:
-            mixed = shutil.copytree(output, output.with_name("mixed"))
-            (mixed / "mine.txt").touch()
-            forged = shutil.copytree(output, output.with_name("forged"))
-            edit_json(forged / "bundle.json", lambda value: value.update(generation=7))
-    left = {"notes", "webapp", "mixed", "forged"}
-    assert {path.name for path in output.parent.iterdir()} == {"day_2", "day_3", *left}
 
 
 def test_only_what_a_workflow_lists_is_copied(trained: Trained, tmp_path: Path) -> None:

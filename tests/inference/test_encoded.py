@@ -14,7 +14,6 @@ import torch
 from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.nvt_loader.cpu import plain
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts
 from tests.logs import CRITEO
@@ -95,11 +94,7 @@ def test_encoded_lists_score_as_raw_ones(shop: Trained, shop_predictor: Predicto
     dense, ids = Encoder.load(shop.workflow).encode(rows)
     scorer, expected = Scorer.load(shop.workflow, shop.checkpoint), shop_predictor.predict(rows)
     table = last_day(shop.parquet).select(scorer.schema.categorical)
-    offsets = {"offset_per_key": ids.offset_per_key(), "offsets": ids.offsets()}
-    of_loader = plain.KeyedJaggedTensor(
-        ids.keys(), ids.values(), ids.stride(), **offsets, lengths=ids.lengths()
-    )
-    for form in (ids, of_loader, table.to_pandas(), [[*row.values()] for row in table.to_pylist()]):
+    for form in (ids, table.to_pandas(), [[*row.values()] for row in table.to_pylist()]):
         np.testing.assert_array_equal(scorer.predict(dense, form), expected)
 
 

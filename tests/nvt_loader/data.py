@@ -18,7 +18,14 @@ from nvt_torchrec.formats.splits import SPLITS
 #: power of two, so that float32 holds row numbers below 2**24 exactly.
 ROW_STEP = 2.0**-20
 
-WRITER = {"compression": "snappy", "use_dictionary": True, "write_page_checksum": True}
+#: As the ETL writes.
+WRITER = {"compression": "none", "use_dictionary": True, "write_page_checksum": True}
+
+
+def without_nulls(columns: dict | pa.Table) -> pa.Table:
+    """A table whose schema says, as that of the ETL's, that no value is missing."""
+    table = pa.table(columns)
+    return table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
 
 
 def row_numbers(dense) -> np.ndarray:
@@ -123,7 +130,8 @@ def write_split(
             columns |= make_lists(columns, multi_hot, seed=seed + first_row)
             first_row += rows
             path = root / split / f"part.{number}.parquet"
-            pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)
+            table = without_nulls(columns)
+            pq.write_table(table, path, row_group_size=row_group_rows, **WRITER)
         schema.write(root / split)
     schema.write(root)
     write_metadata(root)
@@ -163,7 +171,7 @@ def add_history(
         table = table.set_column(0, "label", pa.array(labels))
         for name, values in zip(history.pointers, (chosen.astype(np.int32), events), strict=True):
             table = table.append_column(name, pa.array(values))
-        pq.write_table(table, path, row_group_size=64, **WRITER)
+        pq.write_table(without_nulls(table), path, row_group_size=64, **WRITER)
     for first, end in ((0, keys * 2 // 3), (keys * 2 // 3, keys)):
         with write_history(root, history, first) as writer:
             for of_key in past[first:end]:

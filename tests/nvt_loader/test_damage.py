@@ -16,8 +16,8 @@ from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same
 
 ENCODINGS = {
-    "snappy, dictionaries": {},
-    "plain": {"compression": "none", "use_dictionary": False},
+    "dictionaries": {},
+    "plain": {"use_dictionary": False},
     "small dictionaries, lz4": {"compression": "lz4", "dictionary_pagesize_limit": 64},
 }
 

@@ -58,12 +58,13 @@ def test_rows_have_their_label_and_weight(
         ranks = all_ranks(root / "train", batch_size, world_size, label=label, **options)
         plain = all_ranks(root / "plain" / "train", batch_size, world_size, **options)
         for loader, without in zip(ranks, plain, strict=True):
-            assert loader.label == (tuple(label) if several else label or "label")
             batches, others = list(loader), list(without)
             for batch, other in zip(batches, others, strict=True):
                 rows = row_numbers(batch.dense_features).tolist()
                 labels = [
-                    [expected[i][name] for name in label] if several else expected[i][loader.label]
+                    [expected[i][name] for name in label]
+                    if several
+                    else expected[i][label or "label"]
                     for i in rows
                 ]
                 assert batch.labels.tolist() == labels

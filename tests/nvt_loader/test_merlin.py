@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.merlin import Loader, MerlinDataset, MerlinLoader
-from nvt_torchrec.nvt_loader.selection import Selection
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, rows_of
 from tests.nvt_loader.weighted import write_weighted
@@ -76,15 +75,12 @@ def test_labels_and_weights(tmp_path):
             assert torch.equal(a.weights, b.weights)
 
 
-def test_whole_files_can_be_selected_and_no_share_of_one(tmp_path):
+def test_some_files(tmp_path):
+    """Those of some days, and no others."""
     write_split(tmp_path, {"train": [100, 70, 30]})
-    (loader,) = ranks_of(
-        tmp_path / "train", 60, 1, selection=Selection(("part.0.parquet", "part.2.parquet"))
-    )
+    files = [tmp_path / "train" / f"part.{number}.parquet" for number in (0, 2)]
+    (loader,) = ranks_of(files, 60, 1)
     assert rows_of(loader) == [*range(100), *range(170, 200)]
-    share = Selection((), (("part.0.parquet",),), 0.3, (0,))
-    with pytest.raises(SettingsError, match="cannot read a sample"):
-        ranks_of(tmp_path / "train", 60, 1, selection=share)
 
 
 def test_no_rows(tmp_path):

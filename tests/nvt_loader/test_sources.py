@@ -20,11 +20,10 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet import sources
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.selection import Selection
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same
-from tests.shell import ROOT, python, run
+from tests.shell import ROOT, run
 
 LISTS = ("cat_0", "cat_2")
 
@@ -188,7 +187,6 @@ def test_data_that_cannot_be_read(tmp_path, uploaded, train) -> None:
         ([], {"schema": schema}, "data of type list"),
         ([1, 2], {}, r"data of type list: \[1, 2\]\n.*a list of paths"),
         (3, {"schema": schema}, "data of type int: 3\n.*a path, a list of paths, an Arrow table"),
-        (rows, {"schema": schema, "selection": Selection(("part.0.parquet",))}, "a table of 1000"),
     ):
         with pytest.raises(SettingsError, match=what):
             KJTLoader(data, 40, device="cpu", **options)
@@ -215,47 +213,6 @@ def test_remote_files_that_change(train, uploaded) -> None:
     files.rm("/bucket/train/.merlin/schema.json")
     with pytest.raises(BadInputError, match=r"memory://.*schema\.json: not a schema.*\n.*schema="):
         KJTLoader(uploaded, 40, device="cpu")
-
-
-def test_without_torchrec_ids_are_plain_tensors(train, tmp_path) -> None:
-    """The same numbers, by the same names; nothing imports TorchRec or FBGEMM."""
-    code = f"""
-import sys
-for name in ("torchrec", "fbgemm_gpu"):
-    sys.modules[name] = None  # importing it fails
-import torch
-from nvt_torchrec.nvt_loader import KJTLoader
-loader = KJTLoader({str(train)!r}, 64, shuffle=True, device="cpu").map(lambda batch: batch)
-parts = []
-for batch in loader:
-    batch = batch.to(torch.device("cpu"), non_blocking=True)
-    ids = batch.sparse_features
-    def copied(part):
-        return [tensor.clone() for tensor in (part.values(), part.lengths(), part.offsets())]
-    each = [(key, *copied(ids[key])) for key in ids.keys()]
-    whole = *copied(ids), ids.stride()
-    parts.append((batch.dense_features.clone(), batch.labels.clone(), batch.weights, whole, each))
-torch.save(parts, {str(tmp_path / "parts.pt")!r})
-"""
-    done = python("-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = torch.load(tmp_path / "parts.pt")
-    expected = list(KJTLoader(train, 64, shuffle=True, device="cpu"))
-    assert len(found) == len(expected) == 16
-    for (dense, labels, weights, whole, each), batch in zip(found, expected, strict=True):
-        ids = batch.sparse_features
-        assert torch.equal(dense, batch.dense_features)
-        assert torch.equal(labels, batch.labels)
-        assert weights is None
-        assert whole[3] == ids.stride() == len(labels)
-        for tensor, other in zip(whole, (ids.values(), ids.lengths(), ids.offsets()), strict=False):
-            assert torch.equal(tensor, other)
-        assert [key for key, *_ in each] == ids.keys()
-        for key, values, lengths, offsets in each:
-            assert torch.equal(values, ids[key].values())
-            assert torch.equal(lengths, ids[key].lengths())
-            assert torch.equal(offsets - offsets[0], ids[key].offsets() - ids[key].offsets()[0])
-            assert len(offsets) == len(labels) + 1
 
 
 def test_the_example_trains_from_a_source_of_its_own(tmp_path) -> None:

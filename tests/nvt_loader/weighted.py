@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.formats.schema import TableSchema
-from tests.nvt_loader.data import write_metadata, write_split
+from tests.nvt_loader.data import WRITER, without_nulls, write_metadata, write_split
 
 
 def write_weighted(root: Path, files: dict[str, list[int]], **options) -> TableSchema:
@@ -31,7 +31,8 @@ def write_weighted(root: Path, files: dict[str, list[int]], **options) -> TableS
         target = root / path.parent.name / path.name
         target.parent.mkdir(exist_ok=True)
         rows = pq.ParquetFile(path).metadata.row_group(0).num_rows if len(table) else 1
-        pq.write_table(pa.table({name: columns[name] for name in order}), target, rows)
+        table = without_nulls({name: columns[name] for name in order})
+        pq.write_table(table, target, rows, **WRITER)
         schema.write(target.parent)
     schema.write(root)
     write_metadata(root)

@@ -11,7 +11,7 @@ import torch
 from tests.nvt_loader.data import write_split
 from tests.training.generations import write_output
 from tests.training.runs import (
-    adam_flags,
+    adagrad_flags,
     early_flags,
     flags_of,
     train_here,
@@ -53,7 +53,7 @@ def whole(data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_ranks(data, whole, tmp_path_factory) -> Path:
-    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``adam``.
+    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``adagrad``.
 
     ``early`` stops early; ``wider``: the second half of ``whole``, begun by one rank.
     """
@@ -64,7 +64,7 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
     runs = [
         flags_of(data, path / "same", batch_size=16),
         [*flags_of(data, path / "wider", batch_size=16), "--resume"],
-        adam_flags(data, path / "adam", batch_size=16),
+        adagrad_flags(data, path / "adagrad", batch_size=16),
         early_flags(data, path / "early", batch_size=16),
     ]
     train_many(runs, 2)

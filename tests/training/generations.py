@@ -24,7 +24,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.vocabularies import Generation, VocabularyCounts, describe_vocabularies
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from tests.manifests import write_manifest
-from tests.nvt_loader.data import WRITER, make_columns, write_metadata
+from tests.nvt_loader.data import WRITER, make_columns, without_nulls, write_metadata
 
 SPEC = FeatureSpec(
     label="label",
@@ -91,7 +91,7 @@ def write_output(root: Path, generation: int, *, shuffle: str = "none") -> Path:
                     ids = sources(column, generation)[columns[column.name]]
                     columns[column.name] = ids.astype(np.int32)
             path = output.splits / split / f"part.{number}.parquet"
-            pq.write_table(pa.table(columns), path, row_group_size=64, **WRITER)
+            pq.write_table(without_nulls(columns), path, row_group_size=64, **WRITER)
             size, footer = path.stat().st_size, footer_digest(path)
             files.append(PartFile(f"{split}/{path.name}", rows, size, day, max(0, day - 1), footer))
             first_row += rows

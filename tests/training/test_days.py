@@ -1,4 +1,4 @@
-"""``--days`` and ``--replay``: which files of the training set a run reads."""
+"""``--days``: which files of the training set a run reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.data.training_days import TrainingDays, choose_days
-from nvt_torchrec.training.loop.train import TrainResult
+from nvt_torchrec.training.data.choices import TrainingDays, choose_days
+from nvt_torchrec.training.loop.trainer import TrainResult
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.extended import SMALL, add, make_base, write_days
 from tests.training.generations import PARTS, write_output
@@ -34,13 +34,13 @@ def choose(data: Path, *flags: str, trained: list[int] | None = None) -> Trainin
 
 
 def files(chosen: TrainingDays) -> list[int]:
-    return [int(name.split(".")[1]) for name in chosen.selection.files]
+    return [int(path.name.split(".")[1]) for path in chosen.files]
 
 
 def test_all_days(output):
     for flags in ([], ["--days=all"]):
         chosen = choose(output, *flags)
-        assert (chosen.days, chosen.selection) == ((0, 1, 2), None)
+        assert (chosen.days, chosen.files) == ((0, 1, 2), None)
 
 
 @pytest.mark.parametrize(
@@ -61,27 +61,7 @@ def test_new_days(output, trained, days, parts):
     chosen = choose(output, "--days=new", trained=trained)
     assert chosen.days == days
     assert files(chosen) == parts
-    assert chosen.replayed == ()
     assert chosen.add_earlier(trained) == sorted({*trained, *days})
-
-
-def test_replayed_days_are_those_that_are_not_new(output):
-    chosen = choose(output, "--days=new", "--replay=0.1", trained=[0, 2])
-    assert (chosen.days, chosen.replayed) == ((1,), (0, 2))
-    assert chosen.selection.sampled == (
-        ("part.0.parquet", "part.1.parquet"),
-        ("part.3.parquet", "part.4.parquet"),
-    )
-    assert chosen.selection.share == 0.1
-
-
-def test_each_new_day_has_a_sample_of_its_own(output):
-    seeds = {
-        choose(output, "--days=new", "--replay=0.1", *flags, trained=trained).selection.seed
-        for flags in ([], ["--seed=1"])
-        for trained in ([0, 1], [0, 2])
-    }
-    assert len(seeds) == 4
 
 
 def train(data: Path, checkpoint: Path, *flags: str) -> tuple[TrainResult, list[int]]:
@@ -98,10 +78,10 @@ def train(data: Path, checkpoint: Path, *flags: str) -> tuple[TrainResult, list[
 def test_the_rows_that_a_run_trains(output, tmp_path):
     result, days = train(output, tmp_path / "before", "--days=0,1")
     assert (result.samples, days) == (ROWS[0] + ROWS[1], [0, 1])
-    assert train(output, tmp_path / "new", "--days=new")[0].samples == ROWS[2]
-    result, days = train(output, tmp_path / "replayed", "--days=new", "--replay=0.2")
-    assert result.samples == ROWS[2] + round(0.2 * ROWS[0]) + round(0.2 * ROWS[1])
-    assert days == [0, 1, 2]
+    result, days = train(output, tmp_path / "new", "--days=new")
+    assert (result.samples, days) == (ROWS[2], [0, 1, 2])
+    result, days = train(output, tmp_path / "listed", "--days=1-2")
+    assert (result.samples, days) == (ROWS[1] + ROWS[2], [1, 2])
     assert result.metrics["test"]["samples"] == 201, "evaluations read all rows"
 
 

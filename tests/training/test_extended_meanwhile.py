@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.etl_output import PREVIOUS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.training.loop import trainer
-from nvt_torchrec.training.loop.train import TrainResult
+from nvt_torchrec.training.loop.trainer import TrainResult
 from tests.etl.extended import add, copy_of, make_base, write_days
 from tests.training.runs import events, train_here
 

@@ -15,7 +15,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.checkpoint.growth import grow_tables
+from nvt_torchrec.training.checkpoint.restoring import grow_tables
 from tests.training.shapes import dlrm
 
 

@@ -12,7 +12,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.optim.adam import lookups_of
+from nvt_torchrec.training.optim.combined import lookups_of
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.build import build
 from nvt_torchrec.training.sharding.model_config import model_config
@@ -51,7 +51,7 @@ def test_fbgemm_gets_it(data):
     assert lookup.stochastic_rounding
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""
     same = [f"--optimizer={optimizer}", "--learning_rate=0.02"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.data.order import choose_order
+from nvt_torchrec.training.data.choices import choose_order
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.plays import DAYS, SHARE, SHARES, TIME, write_plays
 from tests.training.runs import train_here

@@ -21,7 +21,7 @@ SHORT = ["--max_steps=20", "--lr_change_point=1"]
 LONG = [("rowwise_adagrad", "row_wise")]
 CASES = [
     (optimizer, sharding)
-    for optimizer in ("adagrad", "rowwise_adagrad", "adam")
+    for optimizer in ("adagrad", "rowwise_adagrad")
     for sharding in SHARDINGS
     if (optimizer, sharding) != ("rowwise_adagrad", "column_wise")  # a moment per column shard
 ]

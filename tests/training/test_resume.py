@@ -27,7 +27,7 @@ from tests.training.generations import DIGESTS, write_workflow
 from tests.training.runs import (
     MODEL,
     STEPS,
-    adam_flags,
+    adagrad_flags,
     assert_same,
     early_flags,
     events,
@@ -60,16 +60,6 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, whole, tmp_path, m
     assert_same(tmp_path / "final", whole / "final")
     expected = losses(whole / "log")
     assert losses(tmp_path / "log")[-(STEPS - resumed) :] == expected[resumed:]
-
-
-def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
-    """Its moments, and the count of steps that corrects their bias; evaluations count for none."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_here(*adam_flags(data, whole))
-    step = int(np.random.default_rng(6).integers(8, 29))
-    train_until_pulled(monkeypatch, step, *adam_flags(data, broken))
-    train_here(*adam_flags(data, broken), "--resume", "--validation_freq_within_epoch=5")
-    assert_same(whole / "final", broken / "final")
 
 
 def test_a_run_that_stops_early_resumes_bitwise_to_its_best_model(
@@ -123,25 +113,17 @@ def _fit_bias_and_terminate(*args) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_an_evaluation_before_the_first_step_changes_no_step(data, tmp_path):
-    """Of Adam, whose state is made for it; the rate is too high, and no step is kept."""
-    flags = ["--optimizer=adam", "--learning_rate=1"]
-    plain = train_losses(data, tmp_path / "plain", *flags)
-    assert train_losses(data, tmp_path / "early", *flags, "--early_stopping=99") == plain
-    assert CheckpointRecord.read(tmp_path / "early" / "final").training["steps"] == 0
-
-
 def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
     """On two machines, SIGKILL for a rank at a random step: both are started again and go on."""
     step = str(np.random.default_rng(7).integers(9, 29))
-    flags = [*MODEL, *adam_flags(data, tmp_path, batch_size=16), "--resume"]
+    flags = [*MODEL, *adagrad_flags(data, tmp_path, batch_size=16), "--resume"]
     command = ["tests/training/disturbed.py", "killed", step, str(tmp_path / "places"), *flags]
     for result in two_machines(*command, launcher=["--max-restarts=1"]):
         passed(result)
     for place in (tmp_path / "places").iterdir():
         assert len({line.split()[0] for line in place.read_text().splitlines()}) == 2, "processes"
     assert len(events(tmp_path / "log", "resume")) == 1
-    assert_same(tmp_path / "final", two_ranks / "adam" / "final")
+    assert_same(tmp_path / "final", two_ranks / "adagrad" / "final")
 
 
 def test_from_one_rank_to_two(whole, two_ranks):
@@ -153,12 +135,12 @@ def test_from_one_rank_to_two(whole, two_ranks):
 
 def test_from_two_ranks_to_one(data, two_ranks, tmp_path):
     """The losses are those of the ranks that would have gone on."""
-    shutil.copytree(two_ranks / "adam" / "steps", tmp_path / "steps")
+    shutil.copytree(two_ranks / "adagrad" / "steps", tmp_path / "steps")
     assert CheckpointRecord.read(finished(tmp_path / "steps")[-1]).world_size == 2
     for path in finished(tmp_path / "steps")[1:]:
         shutil.rmtree(path)
-    train_here(*adam_flags(data, tmp_path), "--resume")
-    expected = losses(two_ranks / "adam" / "log")[resumed_step(tmp_path) :]
+    train_here(*adagrad_flags(data, tmp_path), "--resume")
+    expected = losses(two_ranks / "adagrad" / "log")[resumed_step(tmp_path) :]
     assert len(expected) > 10
     np.testing.assert_allclose(losses(tmp_path / "log"), expected, rtol=0, atol=1e-5)
 

@@ -44,23 +44,16 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
             "--lr_decay_start 5 is before the warm-up ends",
         ),
         ("--dcn_num_layers 2", "no effect without --interaction_type dcn"),
-        (
-            "--interaction_type projection --interaction_branch1_layer_sizes 64,100 "
-            "--embedding_dim 128",
-            "ends with 100\n.*end with a multiple of 128",
-        ),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
         ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
         ("--continue_from a --load_checkpoint_path b", "are both set"),
         ("--days new", "--days new without --continue_from"),
         ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),
-        ("--days 0-3 --replay 0.1 --continue_from a", "no effect without --days new"),
         (
             "--loader merlin --shuffle_training_set",
             "--loader merlin cannot do --shuffle_training_set\n.*docs/loader.md",
         ),
-        ("--loader merlin --days new --replay 0.1 --continue_from a", "cannot do --replay"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(flags, message):

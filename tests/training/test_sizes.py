@@ -11,12 +11,16 @@ import pytest
 from nvt_torchrec.base.auroc import auroc
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.metrics import compute_metrics
-from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION, compute_baselines
+from nvt_torchrec.training.baselines.baselines import (
+    CLICK_RATE,
+    REGRESSION,
+    Trees,
+    compute_baselines,
+)
 from nvt_torchrec.training.baselines.regression import Column, RowSample
-from nvt_torchrec.training.baselines.trees import Trees
 from nvt_torchrec.training.data.choices import choose_sizes, read_schema
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop.train import train
+from nvt_torchrec.training.loop.trainer import train
 from nvt_torchrec.training.optim.learning_rates import learning_rates
 from nvt_torchrec.training.settings.train_settings import (
     fill_sizes,
@@ -81,11 +85,11 @@ def test_epochs_by_rows(flags, rows, expected):
 
 def test_a_checkpoint_knows_its_sizes(split, tmp_path):
     data = [f"--binary_path={split}", f"--log_path={tmp_path}"]
-    flags = ["--batch_size=500", "--optimizer=adam", "--eps=1e-5"]
+    flags = ["--batch_size=500", "--optimizer=rowwise_adagrad", "--eps=1e-5"]
     directory = ["--checkpoint_freq=2", f"--checkpoint_dir={tmp_path / 'steps'}"]
     train_here(*data, *flags, *directory, f"--save_checkpoint_path={tmp_path / 'end'}")
     schema = read_schema(parse_settings(data))
-    expected = (8, (16, 8), (16, 1), "adam", 250)
+    expected = (8, (16, 8), (16, 1), "rowwise_adagrad", 250)
     for start in (f"--continue_from={tmp_path / 'end'}", *directory[1:]):
         given = parse_settings([*data, start, *(directory[:1] if start in directory else [])])
         found = choose_sizes(given, schema, ranks=2)
@@ -94,6 +98,8 @@ def test_a_checkpoint_knows_its_sizes(split, tmp_path):
     assert found.dense_learning_rate == recorded["dense_learning_rate"]
     loaded = parse_settings([*data, f"--load_checkpoint_path={tmp_path / 'end'}"])
     assert _sizes(choose_sizes(loaded, schema, ranks=1))[:3] == expected[:3]
+    tested = parse_settings([*data, f"--continue_from={tmp_path / 'end'}", "--mode=test"])
+    assert choose_sizes(tested, schema, ranks=1).optimizer == "adagrad", "as a CPU may have it"
     with process_group() as group:  # without a flag of the model
         resumed = parse_settings([*data, *directory, "--resume", "--epochs=2"])
         assert train(resumed, group).steps == 12

@@ -18,10 +18,6 @@ class BundleSettings(Settings):
     checkpoint: Path = flag("training checkpoint", metavar="CKPT")
     output: Path = flag("directory to make", metavar="BUNDLE")
     tables: str = flag("type of the embeddings", "float32", choices=TABLES)
-    keep: int | None = flag(
-        "remove the bundles beside the output but the N last trained, itself included (default: "
-        "keep all)", None, least=1
-    )
     # fmt: on
 
 
@@ -34,7 +30,6 @@ def run(settings: BundleSettings) -> None:
 
     prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
-    from nvt_torchrec.inference.publish.directory import prune_bundles
 
     output = settings.output
     if write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables):
@@ -42,6 +37,3 @@ def run(settings: BundleSettings) -> None:
         print(f"{output}: {size / 2**20:.1f} MiB")
     else:
         print(f"{output}: made from this workflow and checkpoint already")
-    if settings.keep is not None:
-        for path in prune_bundles(output, settings.keep):
-            print(f"removed {path}")

@@ -29,13 +29,12 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base import __version__
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.artifact import (
     FileEntry,
     Format,
     check_digests,
     check_sizes,
-    holds_only,
 )
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
@@ -254,14 +253,6 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
             "scores would be NaN",
             "make the bundle again, from an earlier checkpoint",
         )
-
-
-def is_bundle_alone(path: Path) -> bool:
-    """Whether a directory is a bundle by its record, without other files: it may be removed."""
-    try:
-        return holds_only(path, [*describe(path).files, BUNDLE_FILE])
-    except ClickLogError:
-        return False
 
 
 def is_bundle(path: Path | str) -> bool:

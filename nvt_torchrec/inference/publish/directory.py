@@ -31,8 +31,6 @@ from nvt_torchrec.inference.model.bundle import (
     bundle_digest,
     bundle_name,
     describe,
-    is_bundle,
-    is_bundle_alone,
 )
 
 log = logging.getLogger(__name__)
@@ -280,30 +278,6 @@ def _link(source: Path, target: Path) -> bool:
         pass
     shutil.copy2(source, target)  # with its time, which is that of the training
     return False
-
-
-def prune_bundles(path: Path, keep: int) -> list[Path]:
-    """Remove the bundles beside one but it and the last trained, so that ``keep`` are left.
-
-    What is not a bundle by its record and digest, or holds another file, is left.
-
-    Returns:
-        The directories that were removed.
-
-    Raises:
-        OutputError: One cannot be removed.
-    """
-    parent = path.absolute().parent
-    _remove_left(parent, f".*.old{TEMPORARY}")
-    others = [p for p in parent.iterdir() if is_bundle(p) and not p.is_symlink()]
-    others = [other for other in others if not other.samefile(path)]
-    for other in [other for other in others if not is_bundle_alone(other)]:
-        log.warning("left %s: not a bundle of this program and nothing else", other)
-        others.remove(other)
-    others.sort(key=lambda other: (other / BUNDLE_FILE).stat().st_mtime, reverse=True)
-    for other in others[keep - 1 :]:
-        remove_bundle(other)
-    return others[keep - 1 :]
 
 
 def remove_bundle(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Scoring over HTTP: ``python -m inference serve``.
 
 :mod:`.app` reads a request and encodes its rows, :mod:`.batching` scores the rows of waiting
-requests together, :mod:`.reload` follows the bundle, and :mod:`.run` starts a process or several.
+requests together, :mod:`.reload` follows the bundle, and :mod:`.processes` starts one or several.
 A process has one event loop, one thread for the model and two for parsing large requests. What a
 proxy does (keys, TLS, limits of each client) is in ``deploy/nginx.conf``.
 """

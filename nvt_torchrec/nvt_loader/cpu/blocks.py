@@ -14,17 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
-
-try:
-    from torchrec.datasets.utils import Batch
-    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-except ModuleNotFoundError:  # the loader is of use without TorchRec, too
-    from nvt_torchrec.nvt_loader.cpu.plain import Batch, JaggedTensor, KeyedJaggedTensor
 
 
 @dataclasses.dataclass

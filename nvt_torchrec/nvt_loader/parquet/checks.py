@@ -29,7 +29,7 @@ class Checker:
         schema = dataset.schema
         self._first_id = len(schema.floats)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
-        self._known: tuple[pa.Schema | None, dict[int, tuple[int, int]]] = (None, {})
+        self._known: tuple[pa.Schema | None, dict[int, int]] = (None, {})
         #: What each number must stay below: an unsigned id, the bits of a weight or a magnitude.
         #: The pointers of histories are checked where the events are read.
         pointers = len(schema.integers) - len(schema.categorical)
@@ -38,18 +38,17 @@ class Checker:
         #: Whether a column may hold negative numbers: all floats but the weight.
         self.signed = np.array([name != schema.weight for name in schema.floats])
 
-    def plain_leaves(self, footer: Footer) -> dict[int, tuple[int, int]]:
-        """Find the columns of the loader's own types: for each the number of its leaf in the file,
-        and whether its values may be missing."""
+    def plain_leaves(self, footer: Footer) -> dict[int, int]:
+        """Find the columns of the loader's own types, none of whose values may be missing: for each
+        the number of its leaf in the file."""
         known, leaves = self._known
         if known is None or not known.equals(footer.schema):  # most files are alike
             leaves = {}
             columns = columns_of_leaves(footer.schema)
             for number, name in enumerate(self._dataset.schema.columns):
-                kind, leaf = footer.schema.field(name).type, columns.index(name)
-                if kind == pa.from_numpy_dtype(self.dtype(number)) and number not in self._lists:
-                    levels = footer.metadata.schema.column(leaf).max_definition_level
-                    leaves[number] = leaf, levels
+                own = pa.field(name, pa.from_numpy_dtype(self.dtype(number)), nullable=False)
+                if footer.schema.field(name) == own and number not in self._lists:
+                    leaves[number] = columns.index(name)
             self._known = footer.schema, leaves
         return leaves
 

@@ -24,7 +24,6 @@ from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet import files as parquet_files
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, ParquetFiles
-from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
 #: The remedy for rows of a table or source, which no ETL wrote.
@@ -44,7 +43,6 @@ class Dataset:
         several_labels: Whether batches hold labels [B, labels] instead of [B].
         undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
         kept: Rows of each row group that undersampling keeps.
-        cuts: Row group → which of its rows (after undersampling) are read; of others all are.
         stores: The events of each of the schema's histories.
         max_events: The most events of a history that a row gets.
     """
@@ -55,7 +53,6 @@ class Dataset:
     several_labels: bool = False
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
-    cuts: dict[int, Range] = dataclasses.field(default_factory=dict)
     stores: tuple[HistoryStore, ...] = ()
     max_events: int = 0
 
@@ -63,15 +60,7 @@ class Dataset:
     def rows(self) -> np.ndarray:
         """Rows that the loader delivers of each row group: int64 [row_groups]."""
         kept = self.source.row_counts if self.kept is None else self.kept
-        rows = np.array(kept, dtype=np.int64)
-        for row_group, (begin, end) in self.cuts.items():
-            rows[row_group] = end - begin
-        return rows
-
-    def locate(self, part: RowGroupSlice) -> RowGroupSlice:
-        """Return where the rows of a slice of what is delivered lie in the row group."""
-        begin, _ = self.cuts.get(part.row_group, (0, 0))
-        return RowGroupSlice(part.row_group, begin + part.begin, begin + part.end)
+        return np.array(kept, dtype=np.int64)
 
     @property
     def jagged(self) -> bool:
@@ -108,7 +97,7 @@ class Dataset:
         value = [
             *(own if files else [own, *map(int, self.source.row_counts)]),
             [main, dense, *sizes, labels, weight, *([histories] if histories else [])],
-            sorted(self.cuts.items()),
+            [],
             bool(self.schema.weight),
         ]
         return counts | {

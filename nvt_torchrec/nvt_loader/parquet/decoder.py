@@ -206,7 +206,7 @@ def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
     if len(dataset.schema.labels) > 1:
         labels = ", ".join(dataset.schema.labels)
         raise SettingsError(f"undersampling_rate with the labels {labels}", "give one label")
-    label, kept, cuts = dataset.schema.label, [], {}
+    label, kept = dataset.schema.label, []
     reader = ArrowReader(dataset, Checker(dataset))
     for i, rows in enumerate(dataset.source.row_counts):
         with error_context(dataset, i):
@@ -214,10 +214,7 @@ def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
         positive = np.concatenate([np.empty(0, bool), *(part != 0 for part in parts)])
         keep = positive | keep_rows(rows, rate, seed, i)
         kept.append(int(np.count_nonzero(keep)))
-        if i in dataset.cuts:
-            begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])
-            cuts[i] = begin, end
-    return dataclasses.replace(dataset, undersampling=(rate, seed), kept=tuple(kept), cuts=cuts)
+    return dataclasses.replace(dataset, undersampling=(rate, seed), kept=tuple(kept))
 
 
 def keep_rows(rows: int, rate: float, seed: int, row_group: int) -> np.ndarray:

@@ -191,7 +191,8 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
         if path.is_file():
             return [path]
         if not path.is_dir():
-            raise BadInputError(f"{path}: no such directory", _suggest(path))
+            what = "file" if path.suffix == ".parquet" else "directory"
+            raise BadInputError(f"{path}: no such {what}", _suggest(path))
         found = list(path.glob("*.parquet"))
     visible = (file for file in found if file.name[0] not in "._")
     files = sorted(visible, key=lambda file: natural_order(str(file)))

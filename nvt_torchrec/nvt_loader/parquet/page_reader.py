@@ -1,7 +1,7 @@
-"""Read rows from parquet pages by compiled loops: what the ETL writes, and most other files.
+"""Read rows from parquet pages by compiled loops: what the ETL writes.
 
-The loops read columns of the loader's own types with one value a row, none missing, in pages that
-are plain or hold indices, not compressed or compressed by a codec that Arrow has. All columns are
+The loops read columns of the loader's own types with one value a row, of which the schema says that
+none is missing, in pages that are plain or hold indices and are not compressed. All columns are
 read in one call without the interpreter lock. Where there is a dictionary, its values are checked
 instead of those of each row. Anything else, and anything broken, is left to
 :mod:`nvt_loader.parquet.decoder`.
@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from isal import isal_zlib
 
 from nvt_torchrec.base.files.remote import RemoteFile, open_file
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
-from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR
 from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
-from nvt_torchrec.nvt_loader.parquet.page_values import open_columns, read_into, read_rows
+from nvt_torchrec.nvt_loader.parquet.page_values import CURSOR, open_columns, read_into, read_rows
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 
-#: Codecs by their numbers in parquet.thrift.
-CODECS = {0: None, 1: "snappy", 6: "zstd"}
+#: The codec of chunks that are not compressed, in parquet.thrift.
+_UNCOMPRESSED = 0
 
 
 class PageReader:
@@ -46,8 +44,8 @@ class PageReader:
         Raises:
             OSError: The file cannot be read.
         """
-        numbers, chunks, byte_ranges, codecs = self._column_chunks(row_group)
-        if not codecs:
+        numbers, chunks, byte_ranges = self._column_chunks(row_group)
+        if not len(numbers):
             return None
         file = self._files.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in byte_ranges))
@@ -57,49 +55,44 @@ class PageReader:
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
             return None
-        owner: list[Any] = [] if all(codecs) else [memory]
-        if any(codecs) and not _decompress(table, first_page, codecs, owner):
-            return None
         state = np.zeros(len(chunks), CURSOR), table, first_page, chunks
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(state, largest):
             return None
         where, checked = str(self._files.paths[file]), largest >= self._checker.limits[numbers]
-        return OpenRowGroup(self._checker, numbers, where, state, checked, owner, self._values)
+        return OpenRowGroup(self._checker, numbers, where, state, checked, memory, self._values)
 
     def _column_chunks(
         self, row_group: int
-    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]], list[str | None]]:
+    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
         """Return the column chunks of a row group that can be read here.
 
         Returns:
             int64 [chunks], which of the schema's columns each is; the chunks, whose addresses here
-            count from the first byte that is read; the parts of the file to read, first byte and
-            number of bytes; and the codec of each chunk, None if it is not compressed.
+            count from the first byte that is read; and the parts of the file to read, first byte
+            and number of bytes.
         """
         files, checker, footer = self._files, self._checker, self._files.footer(row_group)
         group = files.row_groups[row_group]
         described = []
-        for number, (leaf, optional) in checker.plain_leaves(footer).items():
+        for number, leaf in checker.plain_leaves(footer).items():
             codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
             if dictionary > 0:
                 begin = min(begin, dictionary)
             inside = 0 < begin <= begin + size <= files.status[group.file].st_size
-            if codec in CODECS and inside and values == group.rows:
+            if codec == _UNCOMPRESSED and inside and values == group.rows:
                 signed = number < len(checker.signed) and checker.signed[number]
-                flags = optional, signed, CODECS[codec] == "snappy"
-                described.append((begin, number, CODECS[codec], (size, values, *flags)))
+                described.append((begin, number, (size, values, signed)))
         described.sort()
         byte_ranges: list[tuple[int, int]] = []
         chunks, place = np.empty(len(described), pages.CHUNK), 0
-        for i, (begin, _, _, (size, *rest)) in enumerate(described):
+        for i, (begin, _, (size, *rest)) in enumerate(described):
             chunks[i] = place, size, *rest
             place += size
             if byte_ranges and begin == sum(byte_ranges[-1]):
                 begin, size = byte_ranges[-1][0], byte_ranges.pop()[1] + size
             byte_ranges.append((begin, size))
-        numbers = np.array([number for _, number, _, _ in described])
-        return numbers, chunks, byte_ranges, [codec for _, _, codec, _ in described]
+        return np.array([number for _, number, _ in described]), chunks, byte_ranges
 
 
 @dataclasses.dataclass
@@ -112,7 +105,7 @@ class OpenRowGroup:
         where: The name of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
         checked: bool [chunks], the columns whose values are checked row by row.
-        owner: The objects that keep the pages' memory alive.
+        owner: The pages' memory.
         buffers: Memory for decoded values.
         broken: Whether rows could not be read; then none can be any more.
     """
@@ -122,7 +115,7 @@ class OpenRowGroup:
     where: str
     state: tuple[np.ndarray, ...]
     checked: np.ndarray
-    owner: list[Any]
+    owner: np.ndarray
     buffers: Buffers
     broken: bool = False
 
@@ -156,7 +149,7 @@ class OpenRowGroup:
             return None
         addresses, none = np.zeros((2, len(self.checker.limits)), np.int64)
         addresses[self.numbers] = places
-        chunk = RowChunk(rows, addresses, none, [*self.owner, memory])
+        chunk = RowChunk(rows, addresses, none, [self.owner, memory])
         for number in self.numbers[largest >= self.limits].tolist():
             values = chunk.column(number, self.checker.dtype(number))
             self.checker.check(values, number, self.where)
@@ -205,25 +198,3 @@ def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
         checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum
         for body, size, checksum in table[["body", "bytes", "checksum"]].tolist()
     )
-
-
-def _decompress(
-    table: np.ndarray, first_page: np.ndarray, codecs: list[str | None], owner: list[Any]
-) -> bool:
-    """Decompress pages into memory that ``owner`` keeps; False if one is broken."""
-    for i, codec in enumerate(codecs):
-        if codec is None:
-            continue
-        for page in table[first_page[i] : first_page[i + 1]]:
-            size = int(page["whole"])
-            if size == 0:
-                page["bytes"] = 0
-                continue
-            source = pa.foreign_buffer(int(page["body"]), int(page["bytes"]))
-            try:
-                whole = pa.decompress(source, decompressed_size=size, codec=codec)
-            except (pa.ArrowException, OSError):
-                return False
-            page["body"], page["bytes"] = whole.address, whole.size
-            owner.append(whole)
-    return True

@@ -1,6 +1,8 @@
 """Compiled loops that read the values of parquet pages: plain ones, and indices of a dictionary.
 
-Like :mod:`nvt_loader.parquet.pages`, they refuse what they do not know and what is broken.
+Indices are written in runs: one index and how often it repeats, or packed ones of a few bits each
+(apache/parquet-format: Encodings.md, RLE/bit-packing hybrid). Like :mod:`nvt_loader.parquet.pages`,
+the loops refuse what they do not know and what is broken.
 """
 
 from __future__ import annotations
@@ -12,8 +14,19 @@ from numba import types
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.parquet_footer import varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
-from nvt_torchrec.nvt_loader.parquet.dictionary_indices import CURSOR, read_indices
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of, pointer
+
+#: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
+_EIGHT_BITS = 14
+
+#: Indices unpacked before their values are looked up: as many as fit a core's first-level cache.
+_INDICES = 2048
+
+#: The reading position in a column: the page; rows left in it; where its next bytes lie and where
+#: they end; in a page of indices the bits of an index (-1 in others), the values left in the run,
+#: whether the run is packed, and the run's index or the bits already read of it; the dictionary's
+#: address and number of values.
+CURSOR = headers.int64_record("page left next end bits run packed state words entries")
 
 #: The arguments of the loops that read: cursors, pages, the first page of each chunk, chunks.
 _STATE = types.Tuple(
@@ -32,47 +45,130 @@ _SKIPPED_ROWS = 64
 
 
 @numba.njit
-def _pass_levels(page):
-    """Move a page's start past its definition levels; False if they say that a value is missing."""
-    size = page.bytes
-    memory = numba.carray(pointer(page.body), (size,), np.uint8)
-    if size < 4:
+def _begin_run(cursor):
+    size = cursor.end - cursor.next
+    memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
+    header, at = varint(memory, np.int64(0), size)
+    if at < 0 or header >= np.uint64(1 << 32):
         return False
-    end = np.int64(4)
-    for i in range(4):
-        end += np.int64(memory[i]) << (8 * i)
-    if end > size:
-        return False
-    at, left = np.int64(4), page.count
-    while left > 0:
-        header, at = varint(memory, at, end)
-        if at < 0 or at >= end or header < np.uint64(2) or header >= np.uint64(1 << 32):
+    cursor.run = np.int64(header >> np.uint64(1))
+    cursor.packed = np.int64(header & np.uint64(1))
+    cursor.state = 0
+    if cursor.packed:
+        cursor.run *= 8
+    else:
+        size_of_index = (cursor.bits + 7) >> 3
+        if at + size_of_index > size:
             return False
-        run = np.int64(header >> np.uint64(1))
-        if header & np.uint64(1):  # groups of eight bits
-            for i in range(min(run, (left + 7) >> 3)):
-                wanted = (np.int64(1) << min(left - 8 * i, 8)) - 1
-                if at + i >= end or np.int64(memory[at + i]) & wanted != wanted:
-                    return False
-            at += run
-            left -= 8 * run
-        else:
-            if memory[at] != 1:
+        for i in range(size_of_index):
+            cursor.state |= np.int64(memory[at + i]) << (8 * i)
+        at += size_of_index
+    cursor.next += at
+    return cursor.run > 0
+
+
+@numba.njit
+def _unpack_eights(to, base, begin, size, bits, count):
+    """Unpack indices from bit ``begin`` on, eight at a time while there are whole words to load.
+
+    Of a word of 64 bits the first four indices are used. Returns how many were unpacked.
+    """
+    high = begin + 4 * bits
+    eights = min(count >> 3, (size - 8 - (high >> 3)) // bits + 1)
+    shift, high_shift = np.uint64(begin & 7), np.uint64(high & 7)
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    once, twice, thrice = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
+    first, second = base + (begin >> 3), base + (high >> 3)
+    for i in range(eights):
+        low_word = numba.carray(pointer(first + i * bits), (1,), np.uint64)[0] >> shift
+        word = numba.carray(pointer(second + i * bits), (1,), np.uint64)[0] >> high_shift
+        indices = numba.carray(pointer(to + 32 * i), (8,), np.uint32)
+        indices[0] = low_word & mask
+        indices[1] = (low_word >> once) & mask
+        indices[2] = (low_word >> twice) & mask
+        indices[3] = (low_word >> thrice) & mask
+        indices[4] = word & mask
+        indices[5] = (word >> once) & mask
+        indices[6] = (word >> twice) & mask
+        indices[7] = (word >> thrice) & mask
+    return max(eights, 0) * 8
+
+
+@numba.njit
+def _unpack(to, cursor, begin, count):
+    """Read ``count`` values of a packed run from its bit ``begin`` on; False if an index lies
+    outside the dictionary."""
+    bits, size = cursor.bits, cursor.end - cursor.next
+    done = np.int64(0)
+    if 0 < bits <= _EIGHT_BITS:
+        done = _unpack_eights(to, cursor.next, begin, size, bits, count)
+    memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
+    indices = numba.carray(pointer(to), (1,), np.uint32)
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for i in range(done, count):
+        bit = begin + i * bits
+        if (bit >> 3) + 8 <= size:
+            word = numba.carray(pointer(cursor.next + (bit >> 3)), (1,), np.uint64)[0]
+            indices[i] = (word >> np.uint64(bit & 7)) & mask
+            continue
+        word = np.uint64(0)
+        for k in range(min(size - (bit >> 3), 5)):
+            word |= np.uint64(memory[(bit >> 3) + k]) << np.uint64(8 * k)
+        indices[i] = (word >> np.uint64(bit & 7)) & mask
+    most = np.uint32(0)
+    for i in range(count):
+        most = max(most, indices[i])
+    if np.int64(most) >= cursor.entries:
+        return False
+    words = numba.carray(pointer(cursor.words), (1,), np.uint32)
+    for i in range(count):
+        indices[i] = words[indices[i]]
+    return True
+
+
+@numba.njit
+def _repeat(to, source, count):
+    target = numba.carray(pointer(to), (1,), np.uint32)
+    value = numba.carray(pointer(source), (1,), np.uint32)[0]
+    for i in range(count):
+        target[i] = value
+
+
+@numba.njit
+def read_indices(to, cursor, count):
+    """Read ``count`` values by their indices in the dictionary, or skip them if ``to`` is 0; False
+    if they cannot be read."""
+    while count > 0:
+        if cursor.run == 0 and not _begin_run(cursor):
+            return False
+        number = min(count, cursor.run, _INDICES)
+        if cursor.packed:
+            first = cursor.state
+            cursor.state += number * cursor.bits
+            if (cursor.state + 7) >> 3 > cursor.end - cursor.next:
                 return False
-            at += 1
-            left -= run
-    page.body += end
-    page.bytes -= end
+            if to and not _unpack(to, cursor, first, number):
+                return False
+        elif cursor.state >= cursor.entries:
+            return False
+        elif to:
+            _repeat(to, cursor.words + cursor.state * 4, number)
+        cursor.run -= number
+        if cursor.run == 0 and cursor.packed:
+            cursor.next += (cursor.state + 7) >> 3
+        if to:
+            to += number * 4
+        count -= number
     return True
 
 
 @compiled(types.boolean(_STATE, _BITS))
 def open_columns(state, largest):
-    """Look through decompressed pages: levels, dictionaries, sizes.
+    """Look through pages: dictionaries, sizes.
 
     Args:
         state: Cursors of zeros, set to before the first row; pages as :func:`find_pages` finds
-            them, whose body and bytes are moved past the levels; first pages and chunks.
+            them, first pages and chunks.
         largest: uint64 [chunks], the result: the largest number in the dictionary of a column
             whose pages are all indices (of floats, the bits of the magnitude); of others 2**64 - 1.
 
@@ -88,19 +184,15 @@ def open_columns(state, largest):
             page = pages[p]
             encoding = page.encoding
             if page.kind == headers.DICTIONARY_PAGE:
-                if encoding != headers.PLAIN and encoding != headers.PLAIN_DICTIONARY:
-                    return False
-                if p != first_page[c] or page.count * 4 > page.bytes:
+                if encoding != headers.PLAIN or p != first_page[c] or page.count * 4 > page.bytes:
                     return False
                 cursor.words, cursor.entries = page.body, page.count
                 continue
-            if chunks[c].optional and not _pass_levels(page):
-                return False
             if encoding == headers.PLAIN:
                 indices = False
                 if page.count * 4 != page.bytes:
                     return False
-            elif encoding != headers.RLE_DICTIONARY and encoding != headers.PLAIN_DICTIONARY:
+            elif encoding != headers.RLE_DICTIONARY:
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:

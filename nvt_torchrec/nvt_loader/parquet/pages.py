@@ -1,8 +1,8 @@
 """Compiled loop that finds the pages of column chunks by their headers.
 
 It follows the format's specification (apache/parquet-format: parquet.thrift). What it does not know
-(pages of version 2, other encodings, nulls) and what is broken it refuses; Arrow then reads the
-file or reports what is wrong. No number in a header is trusted: none leads out of the column chunk.
+(pages of version 2, other encodings) and what is broken it refuses; Arrow then reads the file or
+reports what is wrong. No number in a header is trusted: none leads out of the column chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path, varint
+from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
 
@@ -21,23 +21,23 @@ def int64_record(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
-#: A column chunk: its address and bytes; its values; whether values may be missing, are floats that
-#: may be negative, are compressed with Snappy (1 or 0).
-CHUNK = int64_record("address size values optional signed snappy")
-#: A page: its kind; the address of what follows the header, its bytes in the file, and
-#: decompressed; its values; their encoding; the CRC-32 of the bytes in the file, or -1.
-PAGE = int64_record("kind body bytes whole count encoding checksum")
+#: A column chunk: its address and bytes; its values; whether they are floats that may be negative
+#: (1 or 0).
+CHUNK = int64_record("address size values signed")
+#: A page: its kind; the address of what follows the header, and its bytes; its values; their
+#: encoding; the CRC-32 of the bytes, or -1.
+PAGE = int64_record("kind body bytes count encoding checksum")
 CHUNKS, PAGES = numba.from_dtype(CHUNK)[::1], numba.from_dtype(PAGE)[::1]
 
 #: Kinds of pages and encodings, by parquet.thrift.
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
 #: Values and bytes that no page has: so many that sums and products stay in 64 bits.
 _MOST = 1 << 31
-PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
+PLAIN, RLE_DICTIONARY = 0, 8
 
-#: What is read of a page's header: its kind, bytes decompressed and in the file, checksum; a data
-#: page's values, their encoding, that of its definition levels; a dictionary's values and encoding.
-_FIELDS = ((1,), (2,), (3,), (4,), (5, 1), (5, 2), (5, 3), (7, 1), (7, 2))
+#: What is read of a page's header: its kind, bytes in the file, checksum; a data page's values and
+#: their encoding; a dictionary's values and encoding.
+_FIELDS = ((1,), (3,), (4,), (5, 1), (5, 2), (7, 1), (7, 2))
 _HEADER = np.array([structs_path(*fields) for fields in _FIELDS])
 
 
@@ -66,26 +66,20 @@ def find_pages(pages, first_page, chunks):
             at, _ = read_structs(memory, at, end, 0, _HEADER, header)
             if at < 0:
                 return -1
-            kind, whole, size, checksum, number, encoding, levels = header[0, :7]
+            kind, size, checksum, number, encoding = header[0, :5]
             if kind == DICTIONARY_PAGE:
-                number, encoding = header[0, 7], header[0, 8]
+                number, encoding = header[0, 5], header[0, 6]
             elif kind != DATA_PAGE:
                 return -1
             if not 0 <= size <= end - at:
                 return -1
-            for value in (whole, number, encoding):
+            for value in (number, encoding):
                 if not 0 <= value < _MOST:
-                    return -1
-            if kind == DATA_PAGE and chunk.optional and levels != RLE:
-                return -1
-            if chunk.snappy:
-                length, _ = varint(memory, at, at + size)
-                if np.int64(length) != whole:
                     return -1
             if count < len(pages):
                 page = pages[count]
                 page.kind, page.body, page.bytes = kind, chunk.address + at, size
-                page.whole, page.count, page.encoding = whole, number, encoding
+                page.count, page.encoding = number, encoding
                 page.checksum = -1 if checksum == MISSING else checksum & 0xFFFFFFFF
             count += 1
             at += size

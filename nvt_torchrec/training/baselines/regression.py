@@ -13,6 +13,7 @@ weights say how its effect differs from a straight line: a regression without th
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from torch import distributed as dist
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.piecewise import interpolate
-from nvt_torchrec.nvt_loader.selection import Selection
 from nvt_torchrec.training.data.loaders import make_sample
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -158,7 +158,7 @@ def read_sample(
     config: ModelConfig,
     split: str,
     batches: int,
-    selection: Selection | None = None,
+    files: tuple[Path, ...] | None = None,
 ) -> RowSample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def read_sample(
     labels = [np.zeros((0, len(names)))]
     ids, rows, held = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(3))
     read = 0
-    for batch in make_sample(settings, config, split, alone, batches, BATCH, selection):
+    for batch in make_sample(settings, config, split, alone, batches, BATCH, files):
         features, size = batch.sparse_features, len(batch.labels)
         lengths = features.lengths().view(count, size).long()
         ends = lengths.sum(1).cumsum(0)[:-1].tolist()

@@ -7,7 +7,7 @@
      ├─ ancestor.agree_on_ancestor      which checkpoint of another run it continues: an Ancestor
      ├─ directories.claimed             no other run writes to its directories meanwhile
      ├─ resume.resume_from              its own newest checkpoint that can be used → its record
-     │  ancestor.load_ancestor          or the other run's; growth.grow_tables → GrownTables
+     │  ancestor.load_ancestor          or the other run's; restoring.grow_tables → GrownTables
      │  resume.load_weights             or weights alone
      │    └─ restoring.load_state       files → state, of any world size; grown tables
      │ meanwhile and at its end

@@ -32,8 +32,12 @@ from nvt_torchrec.training.checkpoint.directories import (
     remove,
     resolve,
 )
-from nvt_torchrec.training.checkpoint.growth import GrownTable, grow_tables
-from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
+from nvt_torchrec.training.checkpoint.restoring import (
+    GrownTable,
+    call_on_all_ranks,
+    grow_tables,
+    load_state,
+)
 from nvt_torchrec.training.checkpoint.resume import check_model, data_origin, merge_origins
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.launch.run_state import RunState

@@ -1,11 +1,13 @@
 """Read the state of a run back from a checkpoint of any world size and sharding plan.
 
-The tables may have grown since: then rows are read where they lie, and new ones are copies of
-others (:mod:`training.checkpoint.growth`).
+The tables may have grown since. An id keeps its value from one generation of a workflow to the
+next, so its row stays. A value that has got an id since was encoded as out of vocabulary before:
+its row starts as a copy of that row, so that the model predicts for it what it predicted before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,12 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
+from nvt_torchrec.formats.vocabularies import Generation
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is_momentary, not_read
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
-from nvt_torchrec.training.checkpoint.growth import GrownTable
+from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import Group, gathered
 from nvt_torchrec.training.launch.run_state import RunState, copied
 
@@ -28,6 +32,66 @@ T = TypeVar("T")
 
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class GrownTable:
+    """How the rows of a table follow from those of a checkpoint's.
+
+    Attributes:
+        rows_then: The rows of the checkpoint's table.
+        rows: The rows of the table.
+        kept: The first so many rows of the checkpoint's table stay; those behind start anew.
+        origins: For each row from ``kept`` on that a value has, the row of the checkpoint's table
+            that it starts as: int64. Later rows start as the first row of out of vocabulary.
+        oov_ids: The number of rows of out of vocabulary.
+    """
+
+    rows_then: int
+    rows: int
+    kept: int
+    origins: np.ndarray
+    oov_ids: int = 1
+
+    def anew(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of the rows [begin, end) start anew, and as which row of the checkpoint."""
+        rows = np.arange(max(begin, self.kept), max(end, self.kept))
+        padded = np.append(self.origins, FIRST_OOV_ID)
+        return rows, padded[np.minimum(rows - self.kept, len(self.origins))]
+
+
+def grow_tables(
+    then: ModelConfig, now: ModelConfig, generation: Generation, workflow: WorkflowDescription
+) -> dict[str, GrownTable]:
+    """Return how each table follows from that of a checkpoint, by the name of the table.
+
+    Args:
+        then: The model of the checkpoint.
+        now: The model of the run, which differs in the sizes of tables only.
+        generation: The generation of the checkpoint's data.
+        workflow: The workflow of the run's data, of a later generation or the same one.
+
+    Raises:
+        SchemaError: The columns are not those of the workflow.
+        BadInputError: A file of the workflow is damaged.
+    """
+    columns = {column.name: column for column in workflow.spec.categorical}
+    tables = {}
+    for (name, table), rows_then, rows in zip(
+        now.table_of.items(), then.num_embeddings, now.num_embeddings, strict=True
+    ):
+        if name not in columns:
+            raise SchemaError(
+                f"{workflow.path}: no categorical column {name}, which the data have",
+                "restore the workflow that made the data",
+            )
+        column = columns[name]
+        vocabulary = column.vocabulary_name
+        values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
+        kept, needed = (column.reserved_ids + count for count in values)
+        origins = workflow.oov_ids(column, np.arange(kept, needed))
+        tables[table] = GrownTable(rows_then, rows, kept, origins, column.oov_ids)
+    return tables
 
 
 def load_state(

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
-    *("undersampling_rate", "days", "replay", "label", "table_precision"),
+    *("undersampling_rate", "days", "label", "table_precision"),
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}

@@ -1,12 +1,14 @@
-"""What a run takes from its data and its checkpoint: columns, labels, sizes, names."""
+"""What a run takes from its data and its checkpoint: labels, sizes, order, days, names."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-from nvt_torchrec.base.errors import ClickLogError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
+from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.manifest import Manifest
@@ -25,6 +27,9 @@ from nvt_torchrec.training.settings.train_settings import (
 )
 
 log = logging.getLogger(__name__)
+
+#: Splits of which no part is later than another one.
+_NOT_BY_TIME = ("share", "column", "files")
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
@@ -131,7 +136,8 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         if resumed or settings.continue_from:
             batch = then.get("batch_size", 1) * record.world_size // ranks
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
-            kept["optimizer"] = table_optimizer(then)
+            if settings.mode == "train":  # a CPU may test what a GPU has trained
+                kept["optimizer"] = table_optimizer(then)
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in RATES}}
         if resumed:
@@ -145,6 +151,22 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     return fill_sizes(settings, int(rows.sum()), ranks)
 
 
+def choose_order(settings: TrainSettings) -> TrainSettings:
+    """Fill in whether the training rows are shuffled, if ``settings`` do not say it.
+
+    They are unless the data are divided by time or days, where the order of the log is that of time
+    and the newest rows should be trained last; nothing is known; or Merlin's loader reads them,
+    which cannot.
+    """
+    try:
+        manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
+    except ClickLogError:  # data of another program
+        return settings.filled({"shuffle_training_set": False})
+    by = (manifest.split or {}).get("by")
+    shuffled = by in _NOT_BY_TIME and settings.loader != "merlin"
+    return settings.filled({"shuffle_training_set": shuffled})
+
+
 def describe_data(settings: TrainSettings) -> dict[str, str]:
     """Return the names of the log, the label and the split, as pages show them."""
     label = ", ".join(settings.labels) or TableSchema.read(settings.binary_path).label
@@ -153,3 +175,92 @@ def describe_data(settings: TrainSettings) -> dict[str, str]:
     except ClickLogError:  # data made elsewhere
         return {"log": "", "label": label, "split": ""}
     return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingDays:
+    """The part of the training set that a run reads.
+
+    Attributes:
+        days: The days that it trains on, ascending; None if the data do not say.
+        files: Their files; None for all that there are.
+    """
+
+    days: tuple[int, ...] | None
+    files: tuple[Path, ...] | None = None
+
+    def add_earlier(self, days: Sequence[int] | None) -> list[int] | None:
+        """Return all days that a model has seen; ``days`` are those before this run."""
+        return None if days is None or self.days is None else sorted({*days, *self.days})
+
+
+def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> TrainingDays:
+    """Return the days that a run reads.
+
+    Args:
+        settings: The settings of the run.
+        trained: The days that the checkpoint of ``--continue_from`` has been trained on; None if
+            they are unknown.
+
+    Raises:
+        SettingsError: There is no such day, or no new one.
+        BadInputError: The manifest is missing or damaged, or does not say which days there are.
+    """
+    output = EtlOutput.from_splits(settings.binary_path)
+    everything = settings.days in (None, "all")
+    try:
+        parts = output.parts("train")
+    except BadInputError:
+        if everything:  # data of another program
+            return TrainingDays(None)
+        raise
+    known = sorted({part.day for part in parts})
+    if everything:
+        return TrainingDays(tuple(known))
+    if settings.days == "new":
+        days = _new_days(settings, known, trained)
+    else:
+        days = _listed_days(settings, known)
+    files = tuple(Path(settings.binary_path) / p.file for p in parts if p.day in days)
+    return TrainingDays(tuple(days), files)
+
+
+def log_days(chosen: TrainingDays, rows: int) -> None:
+    """Log which days a run reads, if it does not read all."""
+    if chosen.files and chosen.days:
+        log.info("training on %s: %s rows", _text(chosen.days), f"{rows:,}")
+
+
+def _new_days(
+    settings: TrainSettings, known: list[int], trained: Sequence[int] | None
+) -> list[int]:
+    if trained is None:
+        raise SettingsError(
+            f"--days new: {settings.continue_from} does not say which days it was trained on",
+            "list the days, for example --days "
+            f"{known[-1]}; checkpoints of the runs from now on say it",
+        )
+    new = sorted(set(known) - set(trained))
+    if new:
+        return new
+    raise SettingsError(
+        f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
+        f"training set has no other day",
+        "add a day with `python -m etl extend`",
+    )
+
+
+def _listed_days(settings: TrainSettings, known: list[int]) -> list[int]:
+    days = sorted(parse_days(str(settings.days)))
+    missing = sorted(set(days) - set(known))
+    if missing:
+        raise SettingsError(
+            f"--days {settings.days}: the training set has no {_text(missing)}",
+            f"it has {_text(known)}",
+        )
+    return days
+
+
+def _text(days: Sequence[int]) -> str:
+    """Describe ascending days, for example ``days 0-3, 7``."""
+    return f"{'day' if len(days) == 1 else 'days'} {days_text(days)}"

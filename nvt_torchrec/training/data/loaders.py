@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -16,7 +17,6 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
-from nvt_torchrec.nvt_loader.selection import Selection
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -92,9 +92,9 @@ def make_loader(
     config: ModelConfig,
     split: str,
     group: Group,
-    selection: Selection | None = None,
+    files: tuple[Path, ...] | None = None,
 ) -> Loader:
-    """Return this rank's loader of a split, or of the part of it that ``selection`` names.
+    """Return this rank's loader of a split, or of some files of it.
 
     Evaluations never read through Merlin's loader.
 
@@ -109,11 +109,10 @@ def make_loader(
     }
     memory = settings.loader_memory
     common: dict[str, Any] = {
-        "data": settings.split_path(split),
+        "data": files or settings.split_path(split),
         "batch_size": settings.batch_size_of(split),
         "drop_last": settings.drop_last_training_batch and training,
         "table_sizes": config.num_embeddings,
-        "selection": selection,
         "label": config.labels,
         "limit_batches": limits[split],
         "rank": group.rank,
@@ -144,7 +143,7 @@ def make_sample(
     group: Group,
     batches: int,
     batch_rows: int,
-    selection: Selection | None = None,
+    files: tuple[Path, ...] | None = None,
 ) -> KJTLoader:
     """Return this rank's loader of some batches of a split, of so many rows on all ranks.
 
@@ -155,7 +154,7 @@ def make_sample(
     changes |= {"batch_size": size, "test_batch_size": size, "loader_memory": None}
     changes |= {"shuffle_training_set": True, "drop_last_training_batch": False}
     settings = dataclasses.replace(settings, **changes)
-    return make_loader(settings, config, split, group, selection)  # type: ignore[return-value]
+    return make_loader(settings, config, split, group, files)  # type: ignore[return-value]
 
 
 def check_length(settings: TrainSettings, total_steps: int) -> None:

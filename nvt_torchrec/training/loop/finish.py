@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.selection import Selection
 from nvt_torchrec.training.data.loaders import TrainBatch, make_sample, padded_batches
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.launch.run_state import RunState
@@ -34,9 +34,9 @@ _SHIFT = 0.05
 
 
 def make_samples(
-    settings: TrainSettings, config: ModelConfig, group: Group, training: Selection | None
+    settings: TrainSettings, config: ModelConfig, group: Group, files: tuple[Path, ...] | None
 ) -> dict[str, KJTLoader]:
-    """Return loaders of the rows of train and valid that are looked at.
+    """Return loaders of the rows of train (of some of its ``files``) and valid that are looked at.
 
     They are opened before training, as a day may be added meanwhile. No row is left out by its
     label.
@@ -45,7 +45,7 @@ def make_samples(
     settings = dataclasses.replace(settings, **every_row)
     rows = _VALUES // (len(config.dense) + len(config.features))
     rows = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
-    of_train = _BIAS_BATCHES, _BIAS_ROWS, training
+    of_train = _BIAS_BATCHES, _BIAS_ROWS, files
     return {
         "train": make_sample(settings, config, "train", group, *of_train),
         "valid": make_sample(settings, config, "valid", group, 1, rows),

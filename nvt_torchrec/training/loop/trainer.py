@@ -1,4 +1,4 @@
-"""A training run on one rank: its steps, evaluations and checkpoints."""
+"""A training run on one rank: what is chosen and checked before it, its steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.models.metrics import ByLabel, to_json
 from nvt_torchrec.training.baselines.baselines import compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
-from nvt_torchrec.training.checkpoint.directories import checkpoints_in
+from nvt_torchrec.training.checkpoint.directories import checkpoints_in, claimed, lock_files
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
-from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
+from nvt_torchrec.training.checkpoint.saving import (
+    Checkpoints,
+    check_destination,
+    save_checkpoint,
+)
 from nvt_torchrec.training.data.choices import (
+    check_gauc_column,
+    choose_days,
+    choose_label,
+    choose_order,
+    choose_sizes,
+    log_days,
     read_schema,
 )
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, padded_batches
-from nvt_torchrec.training.data.training_days import choose_days, log_days
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
@@ -37,8 +46,10 @@ from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
+from nvt_torchrec.training.sharding.model_config import model_config
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +68,12 @@ class Trainer:
         self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
         self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
-        parts = {"train": days.selection, "valid": None, "test": None}
+        parts = {"train": days.files, "valid": None, "test": None}
         self.loaders = {
             split: make_loader(settings, config, split, group, part)
             for split, part in parts.items()
         }
-        self.selection = days.selection
+        self.files = days.files
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
@@ -72,7 +83,7 @@ class Trainer:
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
-        self.samples = make_samples(settings, config, group, days.selection)
+        self.samples = make_samples(settings, config, group, days.files)
         read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
         self.run, plan = build(settings, config, group, read, own)
         self.pipeline = make_pipeline(self.run)
@@ -115,7 +126,7 @@ class Trainer:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
         if self.group.rank == 0:
-            start, self.baselines = compute_baselines(settings, self.config, self.selection)
+            start, self.baselines = compute_baselines(settings, self.config, self.files)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -187,7 +198,7 @@ class Trainer:
         """Train up to step ``end`` of the run; the pipeline is empty afterwards."""
         progress = self.progress
         progress.begin()
-        set_step(self.run.model, self.run.optimizer, self._optimizer_steps)
+        set_step(self.run.model, self._optimizer_steps)
         every = self.settings.checkpoint_freq or progress.validation_every
         while progress.step < end:
             self._train_step(batches)
@@ -374,3 +385,37 @@ class Trainer:
             "optimizer_steps": self._optimizer_steps,
             **self.origin,
         }
+
+
+def train(settings: TrainSettings, group: Group) -> TrainResult:
+    """Train as ``settings`` say, evaluate, and write the checkpoints (collective).
+
+    Raises:
+        SettingsError: The settings do not fit the data or the device, the tables do not fit into
+            memory, or the loss is no longer finite.
+        BadInputError, SchemaError: The data cannot be read, or do not match their schema.
+        OutputError: The checkpoint or the log cannot be written, would overwrite something, or
+            another run is writing there.
+        SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
+    """
+    schema = read_schema(settings)
+    settings = choose_label(settings, schema)
+    check_gauc_column(settings, schema)
+    if settings.save_checkpoint_path:
+        done = ancestors.finished_run(settings)
+        if done:
+            if group.rank == 0:
+                log.info("%s: this run has written it: done", settings.save_checkpoint_path)
+            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
+            return TrainResult("already done", settings.save_checkpoint_path, *rest)
+        check_destination(settings.save_checkpoint_path)
+    settings = choose_order(choose_sizes(settings, schema, group.world_size))
+    name = settings.table_optimizer
+    if group.device.type == "cpu" and not OPTIMIZERS[name].ON_CPU:
+        raise SettingsError(
+            f"--optimizer {name}: FBGEMM trains tables with it on GPUs only",
+            "give --optimizer adagrad, or train on a GPU",
+        )
+    with claimed(lock_files(settings), group):
+        trainer = Trainer(settings, model_config(settings, schema), group)
+        return trainer.test() if settings.mode == "test" else trainer.train()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen as Lookup,
+)
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from nvt_torchrec.training.optim.adam import TableAdam, lookups_of
 from nvt_torchrec.training.optim.learning_rates import Rates
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -33,15 +38,7 @@ def combine_optimizers(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: dense_class(parameters, **kind.options(dense_rate, settings.eps)),
     )
-    tables = model.fused_optimizer
-    if is_table_adam(settings, model.device):
-        tables = TableAdam(model, **kind.options(settings.learning_rate, settings.eps))
-    return CombinedOptimizer([("dense", dense), ("tables", tables)])
-
-
-def is_table_adam(settings: TrainSettings, device: torch.device) -> bool:
-    """Return whether :mod:`training.optim.adam` trains the tables, not FBGEMM."""
-    return device.type == "cpu" and not OPTIMIZERS[settings.table_optimizer].FUSED_ON_CPU
+    return CombinedOptimizer([("dense", dense), ("tables", model.fused_optimizer)])
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
@@ -54,15 +51,19 @@ def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
             group["lr"] = rates.tables if name == "tables" else rates.dense
 
 
-def set_step(model: DistributedModelParallel, optimizer: CombinedOptimizer, step: int) -> None:
+def lookups_of(model: DistributedModelParallel) -> Iterator[Lookup]:
+    """Yield FBGEMM's modules that hold this rank's shards, which ``modules()`` does not show."""
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            for part in module._lookups:
+                yield from (inner for inner in part.modules() if isinstance(inner, Lookup))
+
+
+def set_step(model: DistributedModelParallel, step: int) -> None:
     """Set the number of finished steps in the tables' Adam, which corrects its bias by it.
 
     FBGEMM's Adam counts evaluations too, and from 0 after a resume. Call this after both.
     """
-    tables = dict(optimizer.optimizers)["tables"]
-    if isinstance(tables, TableAdam):
-        tables.steps = step
-        return
     for lookup in lookups_of(model):
         if lookup.optimizer == OptimType.ADAM:
             lookup.iter_cpu.fill_(step)

@@ -96,10 +96,6 @@ class TrainFields(Settings):
         "has not been trained on; or a list such as 0-3,7 (default: all)", None,
         metavar="all|new|LIST", needs="--mode train"
     )
-    replay: float | None = _data(
-        "share of the rows of the other training days to read as well", None, above=0, most=1,
-        needs="--days new"
-    )
     undersampling_rate: float | None = _data(
         "share of the training rows with label 0 to keep", None, above=0, most=1
     )
@@ -157,8 +153,8 @@ class TrainFields(Settings):
         least=1
     )
     interaction_type: str = _model(
-        "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
-        "original", choices=tuple(INTERACTIONS)
+        "dot products of pairs (DLRM), or a low-rank cross network (DCN v2)", "original",
+        choices=tuple(INTERACTIONS)
     )
 
     vector_scale: float | None = _model(
@@ -201,7 +197,8 @@ class TrainFields(Settings):
     )
     optimizer: str | None = _optimization(
         "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
-        "or Adagrad with rowwise_adagrad (default: by --size; sgd with --learning_rate)", None,
+        "or Adagrad with rowwise_adagrad; adam needs GPUs (default: by --size; sgd with "
+        "--learning_rate)", None,
         choices=tuple(OPTIMIZERS)
     )
     adagrad: bool = _optimization(

@@ -31,14 +31,14 @@ class Optimizer:
         TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
             its steps do not shrink by themselves.
         ADAPTIVE: Whether the size of a step does not follow that of the gradient.
-        FUSED_ON_CPU: Whether FBGEMM has it on CPUs; :mod:`training.optim.adam` replaces one.
+        ON_CPU: Whether FBGEMM trains tables with it on CPUs, too.
     """
 
     NAME: str
     DENSE: str
     TABLES_FALL = False
     ADAPTIVE = True
-    FUSED_ON_CPU = True
+    ON_CPU = True
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         """Return the class for the tables, whose FBGEMM version is fused into their backward."""
@@ -107,13 +107,10 @@ class RowwiseAdagrad(Adagrad):
 
 
 class Adam(Optimizer):
-    """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``.
-
-    FBGEMM's runs on GPUs only; on CPUs :mod:`training.optim.adam` replaces it.
-    """
+    """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``."""
 
     NAME, DENSE = "adam", "Adam"
-    TABLES_FALL, FUSED_ON_CPU = True, False
+    TABLES_FALL, ON_CPU = True, False
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 2048))

@@ -13,7 +13,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
+from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
 from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 
@@ -32,9 +32,7 @@ _BINS = 8, 64
 #: The samples of a step of an evaluation, at least, where no batch size is given.
 _TEST_BATCH = 4096
 #: The flags of what Merlin's loader cannot do.
-_NOT_BY_MERLIN = (
-    *("shuffle_training_set", "undersampling_rate", "replay", "checkpoint_dir", "loader_memory"),
-)
+_NOT_BY_MERLIN = ("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory")
 
 #: The flags, with those of the interactions' sizes.
 _AllFields = dataclasses.make_dataclass(
@@ -208,12 +206,9 @@ def _check_layers(settings: TrainSettings) -> None:
                 f"--{name} has no effect with --model {settings.model}",
                 f"leave it out, or choose another --model: {models}",
             )
-    dim = settings.embedding_dim
-    if dim is not None:
-        if dim % 4:
-            raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
-        kind = INTERACTIONS[settings.interaction_type]
-        kind(**{name: getattr(settings, name) for name in sizes_of(kind)}).check_width(dim)
+    if settings.embedding_dim is not None and settings.embedding_dim % 4:
+        what = f"--embedding_dim {settings.embedding_dim}"
+        raise SettingsError(what, "FBGEMM's tables need a multiple of 4")
 
 
 def _check_schedule(settings: TrainSettings) -> None:

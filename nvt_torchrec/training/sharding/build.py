@@ -30,7 +30,6 @@ from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.optim import combined
-from nvt_torchrec.training.optim.adam import leave_to_table_adam
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.planning import (
     GIB,
@@ -137,8 +136,6 @@ def _shard_model(
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
         _log_plan(tables, hardware)
-    if combined.is_table_adam(settings, group.device):
-        leave_to_table_adam(model.model.sparse_arch)
     # a model of one's own may leave out a layer in some steps, or on some ranks
     own = {"static_graph": not config.program, "find_unused_parameters": bool(config.program)}
     sharded = DistributedModelParallel(
