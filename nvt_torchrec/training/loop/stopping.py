@@ -75,4 +75,6 @@ class Stopping:
             progress.step, progress.samples = self.best["step"], self.best["samples"]
             run.load(self.state)
             if self._group.rank == 0:
-                log.info("the best model is taken, that of step %s", f"{progress.step:,}")
+                log.info(
+                    "the model is that of the best evaluation, after step %s", f"{progress.step:,}"
+                )

@@ -239,8 +239,7 @@ class Progress:
             advice=advice,
         )
         log.info(
-            "trained %s samples in %.1f s%s\n%s",
-            f"{self.samples:,}",
+            "trained for %.1f s%s\n%s",
             self.train_seconds,
             "" if speed is None else f": {speed:,.0f} samples/s",
             metrics_log.metrics_table(
