@@ -1,7 +1,7 @@
 """Synthetic click log → ETL → training on 2 ranks → evaluation → scoring of raw rows.
 
 Runs the commands of README.md one after the other, each as its own process, and ends with
-``summary.json``, a table and ``demo.html``.
+``summary.json`` and a table.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: DemoSettings) -> None:
-    from demo.summary import make_summary, print_table, write_page
+    from demo.summary import make_summary, print_table
 
     output = _fresh(settings.output)
     etl = EtlOutput(output / "out")
@@ -72,7 +72,6 @@ def _run(settings: DemoSettings) -> None:
         "checkpoint": output / "checkpoint",
         "training_log": output / "training_log",
         "predictions": output / "predictions.parquet",
-        "page": output / "demo.html",
         "summary": output / "summary.json",
     }
     seconds = {name: _stage(name, command) for name, command in _commands(settings, paths).items()}
@@ -81,7 +80,6 @@ def _run(settings: DemoSettings) -> None:
     seconds["check"] = round(time.perf_counter() - begin, 1)
     summary["seconds"] = {**seconds, "total": round(sum(seconds.values()), 1)}
     summary["paths"] = {name: str(path) for name, path in paths.items()}
-    write_page(paths, summary)
     write_json(paths["summary"], summary)
     print_table(summary)
     if max(summary["predict_max_abs_diff"], summary["predict_log_loss_diff"]) > TOLERANCE:

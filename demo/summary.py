@@ -1,4 +1,4 @@
-"""What the demo did, in numbers, read from what its commands wrote: a table and ``demo.html``."""
+"""What the demo did, in numbers, read from what its commands wrote."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.files.atomic import read_json, write_text
-from nvt_torchrec.base.pages import render
+from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE
-from nvt_torchrec.training.reporting.page import curves, read_events
+from nvt_torchrec.training.reporting.page import read_events
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
@@ -70,16 +69,6 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
         loss_diffs.append(abs(-np.log(of_label).mean() - evaluations[split]["log_loss"]))
         begin += len(of_parquet)
     return float(max(score_diffs)), float(max(loss_diffs))
-
-
-def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:
-    """Write the page from the demo's summary and its training log."""
-    _, *events = read_events(paths["training_log"] / METRICS_FILE)
-    train, evaluations = (
-        [event for event in events if event["event"] == kind] for kind in ("train", "evaluation")
-    )
-    template, charts = Path(__file__).with_name("demo.html"), curves(train, evaluations)[:3]
-    write_text(paths["page"], render(template, summary=summary, charts=charts))
 
 
 def print_table(summary: dict[str, Any]) -> None:

@@ -11,8 +11,7 @@ this one           configuration of Dask and pandas that the old code needs
 ``merlin_io``      merlin-core's reader and writer of datasets, and NVTabular's graphs
 ``cudf_names``     where cuDF is installed: names that were removed, and strings
 ``dispatch``       list columns of pandas frames, the same hash on the CPU and on the GPU
-``values``         wrong values that the released Categorify returns silently
-``operators``      operators that fail, or return wrong values, or need an extension for NumPy 1
+``operators``      operators that return wrong values silently, Categorify above all
 =================  =======================================================================
 
 Raises:
@@ -63,9 +62,7 @@ dask_names.apply()
 cudf_names.apply()
 dispatch.apply()
 
-from nvt_torchrec.nvt_compat import categorify as values  # noqa: E402
 from nvt_torchrec.nvt_compat import merlin_io, operators  # noqa: E402
 
 merlin_io.apply()
-values.apply()
 operators.apply()

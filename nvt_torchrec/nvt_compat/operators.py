@@ -1,4 +1,16 @@
-"""Operators that return wrong values silently.
+"""Wrong values that NVTabular 23.8's operators return silently, and errors on valid data.
+
+``Categorify``:
+
+* Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
+  frame are read-only.
+* Values with equal counts were in arbitrary order: two runs gave the same value different ids.
+* IndexError if a column is all null, in a partition or in all training data.
+* If a column has only empty lists in the training data, a null that never occurred got an id.
+* With ``single_table`` a null and values without an id got ids of real values.
+* An integer vocabulary could not encode a column with missing values (float64 in pandas).
+
+Others:
 
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
 * ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
@@ -22,12 +34,151 @@ import functools
 import warnings
 from collections.abc import Callable
 
-from nvt_torchrec.nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import edit, replace
 
 import numpy as np
 import pandas as pd
 
 from nvt_torchrec.base.errors import SchemaError
+
+
+def key_like_vocabulary(column, vocabulary):
+    """Return a column cast to the type of a vocabulary, unless nulls would be lost.
+
+    pandas stores integers with missing values as float64. The integers of a vocabulary are exact in
+    float64, and merging float64 with int64 keys compares by value.
+
+    Raises:
+        TypeError: Strings for a vocabulary of numbers, where a cast would read hexadecimal digits
+            as decimal, or numbers for a vocabulary of strings, where none would be found.
+    """
+    dtype = vocabulary.dtype
+    if not isinstance(column, pd.Series):
+        return _like_cudf_vocabulary(column, vocabulary)
+    numbers = pd.api.types.is_numeric_dtype(dtype)
+    if not len(vocabulary) or column.isna().all():
+        # no value can be found, and the type of an empty column is arbitrary
+        return pd.Series(np.nan, column.index, dtype="float64" if numbers else dtype)
+    if numbers and not pd.api.types.is_numeric_dtype(column):
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected numbers")
+    if not numbers and pd.api.types.infer_dtype(column, skipna=True) != "string":
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected strings")
+    if column.dtype.kind == "f" and dtype.kind in "iu":
+        return column
+    return column.astype(dtype)
+
+
+def _like_cudf_vocabulary(column, vocabulary):
+    """As :func:`key_like_vocabulary` for cuDF, whose integer columns can have nulls."""
+    numbers = pd.api.types.is_numeric_dtype(vocabulary.dtype)
+    is_number = pd.api.types.is_numeric_dtype(column.dtype)
+    if not len(vocabulary) or (numbers != is_number and bool(column.isna().all())):
+        return vocabulary[:0].reindex(column.index)  # all null
+    if numbers != is_number:
+        needed = "numbers" if numbers else "strings"
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected {needed}")
+    if column.dtype.kind == "f" and vocabulary.dtype.kind in "iu":
+        return column
+    return column.astype(vocabulary.dtype)
+
+
+def _patch_encode(categorify) -> None:
+    categorify.key_like_vocabulary = key_like_vocabulary
+    edit(
+        categorify._encode,
+        # The columns' ids follow each other; the reserved ones are those of all.
+        ('value["labels"].head(1).iloc[0] if single_table else NULL_OFFSET', "NULL_OFFSET"),
+        # Only its length is used, for which all columns were copied.
+        ("nulls = df[expr].index.values", "nulls = expr[expr]"),
+        # fails if all are null; `list_col` is already known
+        ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
+        (
+            "codes[cl] = dispatch.flatten_list_column_values(ser).astype(value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(codes[cl], value[cr])",
+        ),
+        (
+            "codes[cl] = df[cl].copy().astype(value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(df[cl], value[cr])",
+        ),
+        (
+            'merged_df["labels"].fillna(df._constructor_sliced(indistinct), inplace=True)',
+            'merged_df["labels"] = merged_df["labels"].fillna(df._constructor_sliced(indistinct))',
+        ),
+        ("labels.fillna(indistinct, inplace=True)", "labels = labels.fillna(indistinct)"),
+        (
+            "labels[nulls] = null_encoding_offset",
+            # `nulls` holds index values, `labels` counts rows: the same for a RangeIndex only
+            "labels = labels.copy()\n        labels[expr.values] = null_encoding_offset",
+        ),
+    )
+
+
+def by_count(frame, count: str, values: list[str]):
+    """Return a vocabulary sorted by falling count, ties by value; nulls come first."""
+    order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
+    return frame.sort_values([count, *values], ignore_index=True, **order)
+
+
+def rows_after(vocabulary, part: int, count: str) -> int:
+    """Return the number of rows with values of the partitions after ``part``."""
+    later = range(part + 1, vocabulary.npartitions)
+    counts = [vocabulary.partitions[i][count] for i in later]
+    return sum(int(part.compute(scheduler="synchronous").sum()) for part in counts)
+
+
+def _patch_vocabulary(categorify) -> None:
+    categorify.by_count, categorify.rows_after = by_count, rows_after
+    edit(
+        categorify._write_uniques,
+        (
+            "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
+            "df = by_count(df, name_size_multi, col_selector.names)",
+        ),
+        # With split_out > 1, Dask's `head` of the sorted frame lacks the nulls, and no BlockIndex
+        # is passed on, so the null got an id.
+        (
+            'df = df.sort_values(col_name, na_position="first")',
+            "null_row = _compute_sync(df[df[col_name].isnull()])",
+        ),
+        ("null_row = df.head(1)", ""),
+        (
+            "df = df.map_partitions(_drop_first_row, BlockIndex((df.npartitions,)))",
+            "df = df.dropna(subset=[col_name])",
+        ),
+        (
+            # this runs inside a task: with a client, Dask would exchange rows between workers
+            ")[0][::-1],\n                )",
+            ")[0][::-1],\n                    shuffle_method='tasks',\n"
+            "                ).map_partitions(by_count, name_size, [col_name])",
+        ),
+        (
+            # without any null (all lists empty), a null row was added and got an id
+            """
+        if hasattr(df, "convert_dtypes"):
+            df = df.convert_dtypes()
+        df_null = type(df)({c: [None] for c in col_selector.names})
+        for c in col_selector.names:
+            df_null[c] = df_null[c].astype(df[c].dtype)
+        df_write = df_null
+""",
+            """
+        df_write, null_size = df, 0
+""",
+        ),
+    )
+    edit(
+        categorify._save_encodings,
+        # write an empty vocabulary too, if there were only nulls
+        ("if _len == 0:\n            continue", "if _len == 0 and p:\n            continue"),
+        # of one partition, not of all
+        ("removed = df[(sizes < freq_threshold)", "removed = _df[(sizes < freq_threshold)"),
+        # values of the other partitions that do not fit are out of vocabulary too
+        (
+            "break  # Ignore any remaining files",
+            "oov_size += rows_after(df, p, size_col) if record_size_meta and is_collection else 0\n"
+            "            break",
+        ),
+    )
 
 
 def _checked(function: Callable, check: Callable) -> Callable:
@@ -117,10 +268,12 @@ def _finalize_moments(inp: pd.DataFrame, ddof: int = 1) -> pd.DataFrame:
 
 
 def apply() -> None:
-    """Replace methods of the operators, and the three steps of their moments."""
+    """Patch Categorify; replace methods of operators, and the three steps of their moments."""
     from nvtabular import ops
-    from nvtabular.ops import moments
+    from nvtabular.ops import categorify, moments
 
+    _patch_encode(categorify)
+    _patch_vocabulary(categorify)
     log_op = _checked(ops.LogOp.transform, _warn_of_nan)
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
     finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.clicklog.readers.line_chunks import split_chunks
+from nvt_torchrec.clicklog.readers.lines import split_chunks
 from nvt_torchrec.clicklog.readers.log_format import format_of, read_block_chunks
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day

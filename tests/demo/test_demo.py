@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.__main__ import main
-from tests.layout import find_overflows
 from tests.shell import warm_environment
 from tests.warm import warm_python
 
@@ -50,24 +49,6 @@ def test_summary(finished: Path) -> None:
     for name in summary["paths"]:
         assert Path(summary["paths"][name]).exists(), name
     assert {"synthesize", "etl", "train", "predict", "check", "total"} == set(summary["seconds"])
-
-
-def test_the_page_shows_the_summary(finished: Path) -> None:
-    summary = json.loads((finished / "summary.json").read_text())
-    page = (finished / "demo.html").read_text()
-    assert f"<b>{summary['rows_in']:,}</b><span>rows in</span>" in page
-    for split in ("valid", "test"):
-        assert f"{summary[f'auroc_{split}']:.4f}" in page
-        assert f"{summary[f'oracle_auroc_{split}']:.4f}" in page
-    assert page.count("<svg") == 3  # log loss, AUROC, calibration
-    assert page.count("<title>mean prediction ") == 10
-    links = re.findall('href="(.*?)"', page)
-    assert links == ["out/report.html", "training_log/training.html"]
-    assert all((finished / link).exists() for link in links)
-
-
-def test_nothing_on_the_page_is_cut_or_scrolls_sideways(finished: Path, tmp_path: Path) -> None:
-    assert find_overflows(finished / "demo.html", tmp_path) == []
 
 
 def test_the_readme_scores_raw_rows_of_the_demo(

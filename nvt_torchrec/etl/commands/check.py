@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import show_progress
 from nvt_torchrec.etl.check.check_files import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
