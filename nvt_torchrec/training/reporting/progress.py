@@ -246,8 +246,9 @@ class Progress:
                 metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}
             ),
         )
-        kept = path or self._settings.checkpoint_dir or "none (--save_checkpoint_path)"
-        log.info("checkpoint: %s", kept)
+        states = self._settings.checkpoint_dir
+        kept = f"those of {states}, to resume from; " if states else "none; "
+        log.info("checkpoint: %s", path or f"{kept}--save_checkpoint_path keeps the model")
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
         if advice:
