@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import cut_lines, read_bytes, read_into
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block
@@ -92,7 +94,7 @@ def test_label_or_not(tmp_path: Path) -> None:
         list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))
 
 
-def test_stream_of_something_else(tmp_path: Path) -> None:
+def test_stream_of_something_else(tmp_path: Path, monkeypatch) -> None:
     whole = gzip.compress(b"0" + b"\t" * 39 + b"\n")
     (tmp_path / "cut.gz").write_bytes(whole[:-6])
     (tmp_path / "no.gz").write_bytes(b"no gzip")
@@ -109,6 +111,10 @@ def test_stream_of_something_else(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInputError, match=message):
             list(stream_rows(str(tmp_path / name), CRITEO, block_bytes=10))
+    # root may read all files; it was said to be truncated
+    monkeypatch.setattr(lines, "open_input", Mock(side_effect=PermissionError(13, "denied")))
+    with pytest.raises(BadInputError, match=r"cut\.gz: permission denied"):
+        list(stream_rows(str(tmp_path / "cut.gz"), CRITEO, block_bytes=10))
 
 
 SMALL_CSV = FeatureSpec(

@@ -211,6 +211,8 @@ def _stream(path: str) -> Iterator[IO[bytes]]:
                     yield stream
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None
+    except PermissionError:
+        raise BadInputError(f"{path}: permission denied", "make it readable") from None
     except IsADirectoryError:
         raise BadInputError(
             f"{path}: a directory", f"pass one file, for example {path}/day_23"
