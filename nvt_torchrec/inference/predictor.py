@@ -122,16 +122,18 @@ class Predictor:
             rows: A list of dicts, one for each row; a frame (pandas, Polars, …) or Arrow table; a
                 dict of arrays or lists, one for each column; or the path of a file in the spec's
                 format or of a parquet file. Columns are those of the raw log, from which features
-                are derived as for the training; they are found by name, and further ones (such as
-                the label) are ignored. Missing values are None, NaN, NA, an empty string or list,
-                or a text or number that the spec calls null. Integers may also be floats without a
-                fraction, hex32 their digits, lists arrays, and times datetimes or what the spec's
-                time_format says. Strings that the spec trims or reads leniently are read so. The
-                histories of a model are lists of raw values, the oldest first: columns ``NAME.
-                COLUMN``, or in dicts ``{"NAME": {"COLUMN": […]}}``. For rows without them, and
-                for files, what the workflow knows of the row's key counts, if it knows anything.
-            shared: Fields of all rows that have not their own, such as the user whose candidates
-                they are, and its history; for rows that are dicts, or columns in a dict.
+                are derived as for the training. They are found by name, and further ones, such as
+                the label, are ignored. Missing values are None, NaN, NA, an empty string or list,
+                or a text or number that the spec calls null. An integer may be a float without a
+                fraction, a hex32 value the integer of its digits, a list an array, and a time a
+                datetime or what the spec's time_format says. Strings are trimmed, and read
+                leniently, where the spec says so. The histories of a model are lists of raw
+                values, the oldest first: columns ``NAME.COLUMN``, or in dicts ``{"NAME":
+                {"COLUMN": […]}}``. For rows without them, and for files, the workflow's own state
+                of the row's key is taken, if there is one.
+            shared: Values for all rows that have none of their own, such as the user whose
+                candidates they are, and the user's history. Rows are then dicts, or a dict of
+                columns.
 
         Returns:
             Float32 [rows], in their order; of several :attr:`labels` [rows, labels].
