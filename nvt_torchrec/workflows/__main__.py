@@ -16,10 +16,6 @@ COMMANDS = {
         "nvt_torchrec.workflows.inspection",
         "show vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
-    "lookup": (
-        "nvt_torchrec.workflows.lookup",
-        "show what an id of a column stands for",
-    ),
     "compile": (
         "nvt_torchrec.workflows.compiled.compiler",
         "make the hash tables beside a workflow again",

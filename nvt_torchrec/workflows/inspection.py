@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.lookup import SavedWorkflow
 
 
 def report(path: Path | str) -> str:
@@ -132,10 +133,17 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-SETTINGS = (SavedWorkflow,)
+@dataclasses.dataclass(frozen=True)
+class InspectSettings(Settings):
+    """The workflow to inspect."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
 
 
-def run(saved: SavedWorkflow) -> None:
+SETTINGS = (InspectSettings,)
+
+
+def run(settings: InspectSettings) -> None:
     """Print vocabularies, statistics and sizes."""
-    inspect(saved.workflow).verify()
-    print(report(saved.workflow))
+    inspect(settings.workflow).verify()
+    print(report(settings.workflow))

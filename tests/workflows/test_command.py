@@ -1,4 +1,4 @@
-"""``python -m workflows inspect`` and ``lookup``."""
+"""``python -m workflows inspect``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.lookup import meaning_of
 from nvt_torchrec.workflows.vocabulary import finish
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import flip_bit
@@ -54,14 +53,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_ids_stand_for(saved: Path) -> None:
-    assert meaning_of(saved, "cat_0", 3) == "00000007"
-    assert meaning_of(saved, "cat_0", 4) == "0a1b2c3d"
-    assert meaning_of(saved, "user", 4) == "out of vocabulary, hash bucket 2 of 3"
-    assert meaning_of(saved, "user", 5) == "-5"
-    assert meaning_of(saved, "item", 3 + 150_000) == "item 150000"
-    with pytest.raises(SettingsError, match="no categorical column 'cat_9'"):
-        meaning_of(saved, "cat_9", 3)
+def test_the_rows_of_a_vocabulary_are_its_ids(saved: Path) -> None:
+    """As README says: the first has the id that follows those of ``out of vocabulary``."""
+    columns = SPEC.categorical
+    for name, ids, values in (("cat_0", [3, 4], [7, 0x0A1B2C3D]), ("user", [5], [-5])):
+        file = saved / inspect(saved).vocabularies[name].file
+        column = next(c for c in columns if c.name == name)
+        there = pq.read_table(file)[name].to_pylist()
+        assert [there[number - column.reserved_ids] for number in ids] == values
 
 
 def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
     page = pq.read_metadata(file).row_group(0).column(0)
     flip_bit(file, page.data_page_offset + page.total_compressed_size - 1)
     with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: damaged: .*CRC"):
-        meaning_of(copy, "cat_1", 3)
+        inspect(copy).read_values(SPEC.categorical[1])
 
 
 def test_inspect(saved: Path, capsys: pytest.CaptureFixture) -> None:
@@ -91,27 +90,10 @@ def test_inspect(saved: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", str(saved / "nothing")]) == 2
 
 
-def test_lookup(saved: Path, capsys: pytest.CaptureFixture) -> None:
-    answers = {
-        ("cat_0", "4"): "cat_0 4: 0a1b2c3d",
-        ("cat_0", "0"): "cat_0 0: padding, which no value has",
-        ("cat_0", "1"): "cat_0 1: missing",
-        ("cat_1", "2"): "cat_1 2: out of vocabulary",
-        ("city", "5"): "city 5: hash bucket 3 of 10",
-        ("user", "3"): "user 3: out of vocabulary, hash bucket 1 of 3",
-    }
-    for question, answer in answers.items():
-        assert main(["lookup", str(saved), *question]) == 0
-        assert capsys.readouterr().out == answer + "\n"
-    assert main(["lookup", str(saved), "cat_0", "77"]) == 2
-    message = "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
-    assert capsys.readouterr().err == message
-
-
 def test_it_imports_nothing_heavy(saved: Path) -> None:
     code = (
         "import sys; from nvt_torchrec.workflows.__main__ import main;"
-        "main(['inspect', sys.argv[1]]); main(['lookup', sys.argv[1], 'city', '3']);"
+        "main(['inspect', sys.argv[1]]);"
         "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch') if m in sys.modules])"
     )
     done = python("-c", code, saved)
