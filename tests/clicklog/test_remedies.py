@@ -79,6 +79,7 @@ def _spec(raw: str = "int", **options) -> FeatureSpec:
         ("y,n,a,b\n1,2,3,x\n".encode("utf-16"), _spec(), "UTF-16\n.*iconv"),
         (gzip.compress(b"y,n\n", mtime=0), _spec(), r"its name does not say so\n.*name it .*\.gz"),
         (b'{"y": 1, "n": 2}\n{"y": 0, "n": 3}\n', _spec(), r"JSON\n.*etl guess"),
+        (b'[{"y": 1, "n": 2},{"y": 0}]', _spec(), r"a JSON list\n.*jq -c '\.\[\]' "),
         (b"PK\x03\x04\0\0", _spec(), "a zip archive\n.*unzip"),
         (b"1::2::3::x\n", _spec(header=False), r"line 1: 1 comma.*field\n.*delimiter"),
         (b"1,2,3,x,5,6\n" * 3, _spec(header=False), r"name its fields with columns = \["),

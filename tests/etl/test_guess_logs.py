@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -265,10 +266,11 @@ def test_a_cut_last_line_is_left_out_by_the_command(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, spec = tmp_path / "log.csv", tmp_path / "spec.toml"
-    lines = [f"{i * i % 7 % 2},s{i % 5},{i * i % 97}\n" for i in range(300)]
-    path.write_text("".join(["click,site,visits\n", *lines, "1,s3"]))
+    lines = [f"{i * i % 7 % 2},s{i % 5},{i * i % 97},5\n" for i in range(300)]
+    path.write_text("".join(["click,site,visits,shop\n", *lines, "1,s3"]))
     assert main(["guess", str(path), "--output", str(spec)]) in (0, None)
     command = shlex.split(caplog.messages[-2].replace("OUT", str(tmp_path / "out")))
+    assert re.match("not read, .*: shop\nthe label is click", caplog.messages[-1])
     assert command[:4] == ["python", "-m", "etl", "run"]
     assert command[-2:] == ["--on_bad_rows", "quarantine"]
     assert main(command[3:]) in (0, None)

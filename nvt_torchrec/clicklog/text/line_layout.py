@@ -147,13 +147,17 @@ def check_text(head: bytes, source: str) -> None:
             "UTF-16",
             f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv",
         ),
-        (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}"),
+        (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}; save Excel's as CSV"),
         (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
         (
-            is_json(head) or head.startswith(b'[{"'),
+            is_json(head),
             "JSON",
-            f"make a spec by `python -m etl guess {file}`, which sets format; a list of objects "
-            f"becomes lines by jq -c '.[]' {file}",
+            f"make a spec by `python -m etl guess {file}`, which sets format",
+        ),
+        (
+            head.startswith(b'[{"'),
+            "a JSON list",
+            f"make a line of each object: jq -c '.[]' {file} > converted.jsonl",
         ),
         (
             bare_returns,

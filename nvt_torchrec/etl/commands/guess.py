@@ -48,7 +48,7 @@ SETTINGS = (GuessSettings,)
 def guess(
     path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB
 ) -> tuple[str, list[str], str]:
-    """Return a first spec for a log as TOML, flags of ``etl run`` for it, and which label it found.
+    """Return a first spec for a log as TOML, flags of ``etl run`` for it, and what to look at.
 
     Args:
         path: A file of text, also compressed, or parquet, or a directory or glob of such files;
@@ -71,9 +71,10 @@ def guess(
     flags = ["--input_path", sample.days or path, "--output_path", "OUT"]
     if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
-    says = (
-        f"the label is {rule['name']}: {why.replace('; also possible', '; --label takes another')}"
-    )
+    unread = ", ".join(list(found.unread)[:20]) + (" …" if len(found.unread) > 20 else "")
+    says = f"not read, for the reasons at the end of the spec: {unread}\n" if unread else ""
+    says += f"the label is {rule['name']}: "
+    says += why.replace("; also possible", "; --label takes another")
     return to_toml(found, sample, path), flags, says
 
 
