@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (
-    "", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "%b %d, %Y %I:%M %p",
+    "", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "%b %d, %Y %H:%M",
     "epoch_s", "epoch_ms", "epoch_us",
 )  # fmt: skip
 _NULLS = ("?", "NA", "\\N", "-1", "null")

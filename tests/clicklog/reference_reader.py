@@ -138,9 +138,7 @@ def derived(how: Derivation, values: list):
         end = parse_iso(how.reference, "reference") if len(values) == 1 else value
         return float(end - values[-1]) / 86_400_000_000.0
     time = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=value)
-    return {"hour": time.hour, "weekday": time.weekday(), "day": time.day, "month": time.month}[
-        how.kind
-    ]
+    return {"hour": time.hour, "weekday": time.weekday()}[how.kind]
 
 
 def key_of(text: str) -> int:

@@ -145,7 +145,7 @@ WRONG = {
     TIMES: "valid = 0\n.*or valid_from =",
     f"{TIMES}\nvalid_from = '2024'\ntest_from = 'x'": "valid_from = '2024'",
     f"{TIMES}\nvalid_from = '2024-01-02'\ntest_from = '2024-01-01'": "a test_from after it",
-    f"{TIMES}\ntime_format = '%Y %I'\nvalid = 0.1\ntest = 0.1": "%I with %p",
+    f"{TIMES}\ntime_format = '%Y %m %b'\nvalid = 0.1\ntest = 0.1": "%m or %b",
     f"{TIMES}\ntime_format = '%H'\nvalid = 0.1\ntest = 0.1": "time_format",
 }  # fmt: skip
 

@@ -239,7 +239,7 @@ DERIVED = FeatureSpec(
     (
         *(
             CategoricalColumn(**column(part, "seen", part, raw="int", **SECONDS))
-            for part in ("hour", "weekday", "day", "month")
+            for part in ("hour", "weekday")
         ),
         CategoricalColumn(**column("step", "price", "bucket", raw="int", boundaries=(1.0, 2.5))),
         CategoricalColumn(**column("square", "n", "log_square", raw="int")),
@@ -266,7 +266,7 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
         "flag": draw("TRUE", "no", "1", "F", "", None), "kind": draw(0, 1, 2, None),
     }  # fmt: skip
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    known = {name: np.arange(13) for name in ("hour", "weekday", "day", "month", "step", "square")}
+    known = {name: np.arange(13) for name in ("hour", "weekday", "step", "square")}
     known |= {"pair": ["x\x1fx", "é\x1fy"], "shop": ["x", "é"], "flag": np.array([1])}
     vocabularies = {
         c.name: finish(*as_columns(dict.fromkeys(known.get(c.name, np.arange(3)), 1), c.raw), c, 0)

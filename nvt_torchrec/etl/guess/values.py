@@ -99,7 +99,7 @@ _DATES = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y",
     "%d.%m.%y", "%d-%b-%Y", "%d %b %Y", "%b %d, %Y", "%m %d, %Y",
 )  # fmt: skip
-_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z", " %I:%M %p", " %I:%M:%S %p")
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z")
 _SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
 #: Formats of digits only, by how many there are.
 _COMPACT = {8: ["%Y%m%d", "%y%m%d%H"], 10: ["%Y%m%d%H"], 12: ["%Y%m%d%H%M"], 14: ["%Y%m%d%H%M%S"]}

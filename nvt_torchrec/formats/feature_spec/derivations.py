@@ -75,14 +75,15 @@ class DerivedValue(abc.ABC):
 
 
 class _PartOfTime(DerivedValue):
-    """A part that returns after a period, by default one of days, after which the calendar does.
+    """A part that returns after a period.
 
     Attributes:
         unit: The microseconds for which it stays the same.
         period: The number of units in a period.
     """
 
-    unit, period = DAY, 146_097  # 400 years
+    unit: ClassVar[int]
+    period: ClassVar[int]
 
     def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
         """See :meth:`DerivedValue.compute_onnx`."""
@@ -105,32 +106,11 @@ class Hour(_PartOfTime):
 class Weekday(_PartOfTime):
     """0 for Monday to 6 for Sunday."""
 
-    name = "weekday"
+    name, unit, period = "weekday", DAY, 7
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
         return (sources[0] // DAY + _FIRST_WEEKDAY) % 7
-
-
-class Day(_PartOfTime):
-    """The day of the month, 1 to 31."""
-
-    name = "day"
-
-    def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
-        """See :meth:`DerivedValue.compute`."""
-        days = (sources[0] // DAY).astype("M8[D]")
-        return (days - days.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1
-
-
-class Month(_PartOfTime):
-    """The month of the year, 1 to 12."""
-
-    name = "month"
-
-    def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
-        """See :meth:`DerivedValue.compute`."""
-        return (sources[0] // DAY).astype("M8[D]").astype("M8[M]").astype(np.int64) % 12 + 1
 
 
 class Age(DerivedValue):
@@ -211,8 +191,7 @@ class Cross(DerivedValue):
 
 #: By name.
 DERIVATIONS: dict[str, DerivedValue] = {
-    kind.name: kind
-    for kind in (Hour(), Weekday(), Day(), Month(), Age(), Bucket(), LogSquare(), Cross())
+    kind.name: kind for kind in (Hour(), Weekday(), Age(), Bucket(), LogSquare(), Cross())
 }
 
 

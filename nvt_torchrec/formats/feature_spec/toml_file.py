@@ -80,8 +80,8 @@ All keys of a spec; those that are optional say so, or show their default::
     nulls = ["?", "NA"]           # texts that mean a missing value
     trim = true                   # remove spaces and tabs around values
     lenient = true                # numbers also as +5, integers also as 260.0
-    derive = "hour"               # categorical: hour, weekday, day, month of a time; bucket,
-                                  # log_square of a number; cross of from = ["a", "b"];
+    derive = "hour"               # categorical: hour, weekday of a time; bucket, log_square
+                                  # of a number; cross of from = ["a", "b"];
                                   # dense: age in days of a time
     time_format = "%Y-%m-%d"      # of times: a pattern, epoch_s, epoch_ms, epoch_us; default ISO
     reference = "2024-01-01"      # of age: counted from then back
@@ -103,7 +103,7 @@ How values are read, in text and in parquet's text columns:
   or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z``, `` UTC`` or
   ``+02:00`` (``+0200``, ``+02``).
   Numbers since 1970 may have a fraction. In a pattern, ``%Y`` has 4 and ``%y`` 2 digits (1969 to
-  2068), others one or more; ``%b`` is Jan to Dec, ``%p`` AM or PM, ``%z`` Z, +0200 or +02:00. A
+  2068), others one or more; ``%b`` is Jan to Dec, ``%z`` Z, +0200 or +02:00. A
   date that the calendar lacks is malformed.
 - Parquet's integers are read as strings by their digits, its timestamps and dates as times. Floats
   with a fraction are no integers, and floats no strings.

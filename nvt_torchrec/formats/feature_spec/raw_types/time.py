@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 #: Numbers of seconds, milliseconds or microseconds since 1970-01-01 00:00 UTC.
 EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
-#: The directives of a format, as in ``strptime``, and the most digits that each takes; 0 for AM or
-#: PM, the first three letters of English months, and an offset from UTC (Z, +0200 or +02:00).
-DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "I": 2}
-DIRECTIVES |= {"p": 0, "b": 0, "z": 0}
+#: The directives of a format, as in ``strptime``, and the most digits that each takes; 0 for the
+#: first three letters of English months, and an offset from UTC (Z, +0200 or +02:00).
+DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "b": 0, "z": 0}
 #: "" stands for ISO 8601: a date, or a date and a time, with or without a fraction and "Z".
 ISO = ""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -56,7 +55,7 @@ _ISO = (
 )
 #: What Arrow reads in the same way.
 _PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
-_LETTERS = {"p": "[aApP][mM]", "b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
+_LETTERS = {"b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 _NO_OFFSET = 2**30
 
 
@@ -76,11 +75,8 @@ def check_time_format(format: str, where: str) -> None:
             f"{', '.join(EPOCHS)}, or a pattern with a year, such as %Y-%m-%d %H:%M:%S; of "
             f"%{' %'.join(DIRECTIVES)}, each at most once",
         )
-    if ("I" in used) != ("p" in used) or {"I", "H"} <= set(used) or {"m", "b"} <= set(used):
-        raise SettingsError(
-            f"{where}time_format = {format!r}",
-            "an hour is %H, or %I with %p (AM or PM); a month is %m or %b",
-        )
+    if {"m", "b"} <= set(used):
+        raise SettingsError(f"{where}time_format = {format!r}", "a month is %m or %b")
 
 
 def parse_iso(text: str, where: str) -> int:
@@ -279,10 +275,6 @@ def _match_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarra
         year = short + np.where(short > 68, 1900, 2000)
     if "b" in groups:
         month = _map_texts(groups["b"], _month)
-    if "I" in groups:
-        half = number("I")
-        good &= (half >= 1) & (half <= 12)
-        hour = half % 12 + _map_texts(groups["p"], lambda text: 12 * (text[:1] in "pP"))
     day, minute, second = number("d", 1), number("M"), number("S")
     good &= (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
     months = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
