@@ -146,8 +146,9 @@ def _rows(value: Any, limits: ServerSettings) -> list[dict] | dict[str, list]:
         case _:
             raise RefusedError(
                 422,
-                "the body is not an object with either a list 'rows' or an object 'columns', "
-                "and perhaps an object 'shared'",
+                "the body is no object with a list 'rows' or an object 'columns'",
+                remedy='send {"rows": [{"COLUMN": VALUE}]} or {"columns": {"COLUMN": [VALUE]}}, '
+                'and perhaps "shared": {"COLUMN": VALUE} beside them',
             )
     check_count(count, limits.max_rows)
     return share(rows, shared, count, limits)
