@@ -137,6 +137,13 @@ def test_calibration(calibrations, remedy, weights):
         assert remedy in warnings[0]
 
 
+def test_rows_of_one_label():
+    """A run on a log without a click ended without a word."""
+    nothing = _metrics(labels=np.zeros(20_000, np.float32))
+    (warning,) = _Check().at_end(nothing, nothing, nothing)
+    assert "no AUROC of test: all its rows have the same label" in warning
+
+
 def test_worse_than_the_regression_by_more_than_chance():
     worse, good, equal = (_metrics(signal=signal) for signal in (0.1, 0.2, 0.2001))
     assert not _Check().at_end(good, _metrics(), equal)

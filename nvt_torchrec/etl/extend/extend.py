@@ -337,7 +337,7 @@ def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
     inputs = {file.day: file for file in manifest.inputs}
     file = inputs[day.day]
     if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:
-        undo = "take that one back with `etl extend --undo` first; or, "
+        undo = "take that one back with `python -m etl extend --undo` first; or, "
         raise BadInputError(
             f"{day.path}: {output} has {day.name} already, of another file, {file.path}",
             f"{undo * (day.day == max(inputs))}if this is a later day, call it "

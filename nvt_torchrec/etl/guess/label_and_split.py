@@ -226,7 +226,7 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
     if sample.days:
         return {"by": "days"}, (
             f"the log has a file for each day: pass {sample.days} as --input_path; the last day is "
-            "halved into valid and test, and `etl extend` adds further ones"
+            "halved into valid and test, and `nvt-etl extend` adds further ones"
         )
     if column := find_time(columns):
         split = {"by": "time", "column": column.name}
@@ -235,12 +235,12 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
         why = f"{column.name} is a time, and a model scores rows newer than those it was trained on"
         if cuts := _cuts(column, sample):
             return split | dict(zip(("valid_from", "test_from"), cuts, strict=True)), (
-                f"{why}: valid and test are the last tenths of the rows. Rows that `etl extend` "
-                "adds later are test; shares, valid = 0.1 and test = 0.1, cannot be extended"
+                f"{why}: valid and test are the last tenths of the rows. What `nvt-etl extend` "
+                "adds later is test; shares, valid = 0.1 and test = 0.1, cannot be extended"
             )
         return split | _SHARES, (
-            f"{why}: the last tenth of the rows is test. For days that `etl extend` adds later, "
-            "give the cuts themselves: valid_from and test_from instead of the shares"
+            f"{why}: the last tenth of the rows is test. For days that `nvt-etl extend` adds, give "
+            "the cuts themselves: valid_from and test_from instead of the shares"
         )
     return {"by": "share"} | _SHARES, "at random, because no column is a time"
 

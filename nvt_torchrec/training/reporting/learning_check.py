@@ -65,7 +65,7 @@ _SHIFTED = (
 _UNSEEN = (
     "so is that of the logistic regression: rows of %s have values that training has not; let "
     "values that are rare in training share the id of unknown ones, by --freq_threshold 20 of "
-    "etl run, or divide the rows at random"
+    "nvt-etl run, or divide the rows at random"
 )
 #: The fewest clicks, and the fewest samples without a click, for a click rate.
 _FEW = 100
@@ -164,13 +164,16 @@ class LearningCheck:
         baselines: Mapping[str, Metrics],
     ) -> None:
         """Check the last metrics of a label in a split beside the baselines', by their names."""
-        if result.auroc is None:
-            return
         name = self._name_of(split, label)
 
         def warn(kind: str, problem: str, remedy: str) -> None:
             self._warn(f"{kind} {label}", step, problem, remedy, last=True)
 
+        if result.auroc is None:
+            if result.samples:
+                problem = f"no AUROC of {name}: all its rows have the same label"
+                warn("one label", problem, "correct [label] or [split] of the spec, or add rows")
+            return
         if result.gauc_samples == 0:
             problem = f"no GAUC of {name}: no id of training is in rows of both labels"
             column = self._settings.gauc_column
