@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 
-# Before anything imports torch, which reads it once, and for all processes that tests start:
-# threads that spin between operations take six times the CPU of those that sleep.
+# Before anything imports torch, which reads them once, and for all processes that tests start:
+# threads that spin between operations take six times the CPU of those that sleep, and two that
+# share small operations more than one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # isort: split
 import logging

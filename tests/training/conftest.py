@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nvt_torchrec.training.launch import distributed
 from tests.nvt_loader.data import write_split
 from tests.training.generations import write_output
 from tests.training.runs import (
@@ -24,11 +24,14 @@ TABLE_SIZES = (10, 50, 200, 3)
 
 @pytest.fixture(scope="package", autouse=True)
 def elsewhere(tmp_path_factory):
-    """Runs without --log_path write to the directory that they are started in."""
-    before = os.getcwd()
-    os.chdir(tmp_path_factory.mktemp("elsewhere"))
-    yield
-    os.chdir(before)
+    """Runs without --log_path write to the directory that they are started in.
+
+    A rank has one thread, as those of other processes have, see ``warm.py``.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        monkeypatch.setattr(distributed, "count_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -241,10 +241,10 @@ def test_programs_that_were_changed_at_random(theirs):
     assert widest_layer(models[0]) == 8  # of a layer, not of the table that ids look up
     models = [config.to_dict() for config in models]
     (theirs / "models.json").write_text(json.dumps(models))
-    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 400)
+    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 250)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
-    assert counts["SchemaError"] > 200
+    assert counts["SchemaError"] > 120
     assert counts["scored"] > 10
 
 
@@ -275,7 +275,7 @@ def test_operators_of_usual_models(compute):
 
 def test_two_ranks_train_and_resume_bitwise(data, theirs):
     """As one rank; and what is loaded from the checkpoint needs no module of theirs."""
-    rates = ["--epochs=2", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *RAW]
+    rates = ["--epochs=1", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *RAW]
 
     def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
         return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)
