@@ -46,9 +46,11 @@ def run(directory: Path, script: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter of these tests in the repository's root."""
-    command = [sys.executable, *map(str, arguments)]
+def python(
+    *arguments: object, warm: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter of these tests in the repository's root, or one that has imported."""
+    command = [warm_python() if warm else sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.warm import warm_python
+from tests.shell import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -189,8 +188,7 @@ def test_a_link_leads_to_the_same_modules() -> None:
         lines.append(f"for name in {sorted(m for m in modules if not _needs_a_card(m))}:")
         lines.append("    link = importlib.import_module(name)")
         lines.append(f"    if link is not importlib.import_module('{PREFIX}' + name): print(name)")
-    command = [warm_python(), "-c", "\n".join(lines)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-c", "\n".join(lines), warm=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 

@@ -41,7 +41,7 @@ def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool, end: str 
     check_rows(rows, lines, spec, list(layout.fields), label=label)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_text_is_read_as_the_spec_says(data) -> None:
     log = data.draw(random_logs())
@@ -72,7 +72,7 @@ def test_text_is_read_as_the_spec_says(data) -> None:
 _TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(_TIMES, _TIMES, st.booleans()), max_size=20))
 def test_parts_of_times_and_ages(rows) -> None:
     first, second = (np.array([row[i] for row in rows], np.int64) for i in (0, 1))

@@ -1,7 +1,7 @@
 """Runs that are killed with SIGKILL at chosen moments, and resumed until they finish.
 
 ``python -m tests.etl.killed DIRECTORY STRIDE`` prints what it saw as JSON. For moments
-see ``tests/forks.py``: all are tried once the cuts by time are there, every seventh while files are
+see ``tests/forks.py``: all are tried once the cuts by time are there, every tenth while files are
 described, and every STRIDE-th of the others.
 """
 
@@ -87,7 +87,7 @@ def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
     whole, chance = tree(output), random.Random(1)
     seen: dict = {"kills": collections.Counter(), "wrong": [], "redone": 0}
     for moment, stage in enumerate(file.read_text().split()):
-        if moment % {"cut": 1, "describe": 7}.get(stage, stride):
+        if moment % {"cut": 1, "describe": 10}.get(stage, stride):
             continue
         shutil.rmtree(output)
         log.unlink(missing_ok=True)

@@ -120,13 +120,13 @@ def main(directory: Path, stride: int) -> None:
 
 
 def killed_undoings(output: Path, before: dict[str, bytes], wrong: list[str]) -> int:
-    """Take the newest day back, killed at every second moment, and again; how often it was."""
+    """Take the newest day back, killed at every third moment, and again; how often it was."""
     newest = copy_of(output, output.parent / "newest")
     kills = 0
     while True:
         shutil.rmtree(output)
         shutil.copytree(newest, output)
-        if not attempt(output, Path(), kill_before(1 + 2 * kills), undo=True):
+        if not attempt(output, Path(), kill_before(1 + 3 * kills), undo=True):
             return kills
         attempt(output, Path(), lambda: None, undo=True)
         left = differences(without_previous(before), without_previous(content(output)))

@@ -63,7 +63,7 @@ def bases(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     workers=st.integers(1, 3),
 )
 @hypothesis_settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_the_splits_are_those_of_a_run_over_all_days(
     tmp_path_factory, raw: Path, bases, name: str, counts, at_once: bool, workers: int

@@ -204,6 +204,7 @@ def test_a_file_system_that_takes_no_more(raw: Path, done: Path, tmp_path: Path)
     for size in (100, 20_000, 60_000):
         failed = python(
             *("-m", "etl", "run", "--engine", "cpu", *flags),
+            warm=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),  # noqa: B023
         )
         assert failed.returncode == 2, failed.stderr

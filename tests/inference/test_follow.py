@@ -23,6 +23,7 @@ from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.reload import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.inference.serving import JSON, Server, asking, serving, until
+from tests.inference.test_drain import assert_no_request_is_lost
 from tests.mutations import flip_bit
 
 SWITCHES = 20
@@ -237,11 +238,12 @@ def test_a_bundle_that_was_repaired_is_tried_again(
         follower.close()
 
 
-def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
+def test_each_worker_switches_and_no_request_is_lost(two: Bundles, tmp_path: Path) -> None:
     served = tmp_path / "current"
     names = list(two.paths)
     served.symlink_to(two.paths[names[0]])
-    with serving(tmp_path, "--bundle", str(served), "--workers", "2", *PATIENT) as server:
+    flags = ["--workers", "2", "--drain_s", "1000", *PATIENT]
+    with serving(tmp_path, "--bundle", str(served), *flags) as server:
         assert _info(server) == {names[0]: 2.0}
         with asking_for(two, server, []) as wrong:
             for number, name in enumerate(names[::-1], 1):
@@ -250,3 +252,4 @@ def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
                 until(lambda number=number: _reloads(server) == 2 * number)
                 until(lambda name=name: _info(server) == {name: 2.0})
         assert wrong == []
+        assert_no_request_is_lost(server)

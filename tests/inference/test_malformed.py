@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path) -> None:
         "        predictor.predict(ROWS)\n"
         "    file.write_bytes(whole)\n"
     )
-    done = python("-c", program, bundle)
+    done = python("-c", program, bundle, warm=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -222,7 +222,7 @@ def test_a_bus_error_is_printed(tmp_path: Path) -> None:
         f"main(['serve', '--bundle', {str(tmp_path)!r}]);"
         "os.kill(os.getpid(), signal.SIGBUS)"
     )
-    done = python("-c", program)
+    done = python("-c", program, warm=True)
     assert done.returncode == -7
     assert "Fatal Python error: Bus error" in done.stderr
 

@@ -21,9 +21,9 @@ def _workers(server: Server) -> set[int]:
     return {int(child) for child in children if "table.npy" in _maps(int(child))}
 
 
-def _maps(pid: int) -> str:
+def _maps(pid: int, kind: str = "maps") -> str:
     try:
-        return Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
+        return Path(f"/proc/{pid}/{kind}").read_text(encoding="utf-8")
     except OSError:
         return ""
 
@@ -38,7 +38,7 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
         for _ in range(20):
             assert len(server.predict(rows=rows)) == 3
         for pid in first:  # none of the table's pages is its own
-            maps = _maps(pid)
+            maps = _maps(pid, "smaps")
             table = maps[maps.index("table.npy") :]
             assert re.search(r"Private_Dirty: +(\d+) kB", table)[1] == "0"
         assert server.metric("inference_rows_total") == 60  # whoever is asked

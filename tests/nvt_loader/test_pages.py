@@ -248,7 +248,7 @@ def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
     end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     choose = random.Random(str(options))
     alike = 0
-    for _ in range(150):
+    for _ in range(100):
         content = bytearray(whole)
         at = choose.randrange(4, end)
         size = min(choose.choice([1, 1, 4, 40]), end - at)
@@ -262,4 +262,4 @@ def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
             assert found is not None
             assert all(map(np.array_equal, found, expected))
         alike += (found is None) == (expected is None)
-    assert alike >= 145  # Arrow looks at more of a header
+    assert alike >= 96  # Arrow looks at more of a header

@@ -66,7 +66,7 @@ rows = st.tuples(
 ).map(lambda row: ("\t".join(row) + "\n").encode())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(rows, min_size=1, max_size=12), min_size=1, max_size=3))
 def test_counts_and_moments(tmp_path_factory: pytest.TempPathFactory, blocks: list) -> None:
     check(tmp_path_factory.mktemp("log") / "day_0", [b"".join(block) for block in blocks])

@@ -86,7 +86,7 @@ def lines(draw: st.DrawFn) -> bytes:
     return (together.removesuffix("\t") + draw(ends)).encode()
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(lines(), min_size=1, max_size=3), st.booleans())
 def test_as_the_cpu(several: list[bytes], last_newline: bool) -> None:
     text = b"".join(several)

@@ -86,7 +86,7 @@ def check(workflow: compiled.CompiledWorkflow, rows: RawRows) -> None:
 
 
 @settings(
-    max_examples=60,
+    max_examples=35,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -141,7 +141,7 @@ def test_the_search_ends_in_a_full_table(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 2**20 - 1), max_size=20), st.integers(1, 20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_missing_values_are_counted(masks: list[int], columns: int) -> None:
     found = count_missing(SimulatedDevice(), np.array(masks, np.uint64), columns)
     assert found.tolist() == [sum(mask >> j & 1 for mask in masks) for j in range(columns)]

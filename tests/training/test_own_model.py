@@ -241,7 +241,8 @@ def test_programs_that_were_changed_at_random(theirs):
     assert widest_layer(models[0]) == 8  # of a layer, not of the table that ids look up
     models = [config.to_dict() for config in models]
     (theirs / "models.json").write_text(json.dumps(models))
-    done = python("-m", "tests.training.hostile_programs", theirs / "models.json", 250)
+    module = "tests.training.hostile_programs"
+    done = python("-m", module, theirs / "models.json", 250, warm=True)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
     assert counts["SchemaError"] > 120
