@@ -34,6 +34,7 @@ _BUCKETS = 100_000
 #: Microseconds.
 _MINUTE, _HOUR, _DAY = 60_000_000, 3_600_000_000, 86_400_000_000
 _WORDS = {
+    "hex32": "hexadecimal",
     "int": "integers",
     "bigint": "integers of more than 53 bits",
     "bool": "booleans",
@@ -91,7 +92,8 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         BadInputError: no column looks like a label, or none is left for features.
     """
     places, possible = choose_labels(sample, path, label)
-    columns = sample.columns if sample.named else _named(sample.columns, places[0])
+    criteo = _is_criteo(sample, places[0])
+    columns = sample.columns if sample.named else _named(sample.columns, places[0], criteo)
     labels, truth = [], {}
     for j in places:
         name = f", {columns[j].name}" if sample.named else ""
@@ -104,6 +106,11 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in rest.items():
+        if criteo:
+            count = _feature(column, "dense", {}, "a count")
+            hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
+            features.append(count if j < 14 else hashed)
+            continue
         made = _features(column, [columns[place] for place in places], sample)
         if not isinstance(made, str):
             made = find_leak(column, truth) or made
@@ -126,13 +133,27 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
 
 
-def _named(columns: list[Profile], label: int) -> list[Profile]:
+def _is_criteo(sample: SampledFile, label: int) -> bool:
+    """Whether the columns are those of Criteo's logs: then all 13 counts are dense."""
+    kinds = [column.kind for column in sample.columns]
+    return (
+        not sample.named
+        and not sample.input.get("format")
+        and (label, len(kinds)) == (0, 40)
+        and set(kinds[1:14]) <= {"int", "empty"}
+        and kinds[14:].count("hex32") >= 13
+    )
+
+
+def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     """Give names to the columns of a file without a header."""
     seen: Counter[str] = Counter()
     result = []
     for j, column in enumerate(columns):
         kind = column.kind if column.kind in ("int", "float", "time", "empty") else "cat"
-        if column.multi_hot or (kind == "int" and _way(column, named=False) == "id"):
+        if criteo:
+            kind = "int" if j < 14 else "cat"
+        elif column.multi_hot or (kind == "int" and _way(column, named=False) == "id"):
             kind = "cat"
         name = "label" if j == label else f"{kind}_{seen[kind]}"
         seen[kind] += j != label

@@ -283,5 +283,5 @@ def _profile_lists(array: pa.Array, name: str) -> Profile:
         return _leave_unread(name, len(array), f"columns of type {held} are not read")
     texts = [str(each) if each else "" for each in array.cast(as_bytes(held)).to_pylist()]
     rows = profile(texts, name, lists=False)
-    kind = "int" if column.kind == "int" else "string"
+    kind = column.kind if column.kind in ("int", "hex32") else "string"
     return dataclasses.replace(rows, kind=kind, counts=column.counts, reading={}, multi_hot=True)

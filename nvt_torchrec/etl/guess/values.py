@@ -115,7 +115,7 @@ class Profile:
 
     Attributes:
         name: in the file; of text without a header the place holder that the spec uses.
-        kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "time",
+        kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "hex32", "time",
             "string" or, of lists, their items' kind.
         rows: how many were seen.
         counts: how often each value was seen, without missing ones and spaces around.
@@ -198,7 +198,7 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
     if format is not None:
         times = _parse(list(counts), "time", time_format=format).values
         return dataclasses.replace(column, kind="time", time_format=format, numbers=times)
-    if numbers := _find_numbers(column):
+    if numbers := _find_numbers(column) or _find_hashes(column):
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
         return dataclasses.replace(column, kind="bool")
@@ -254,6 +254,17 @@ def _find_numbers(column: Profile) -> Profile | None:
     return None
 
 
+def _find_hashes(column: Profile) -> Profile | None:
+    """Return the profile of a column of hashes with up to 8 hexadecimal digits, or None."""
+    texts = list(column.counts)
+    eight = sum(len(text) == 8 for text in texts)
+    if eight < 0.9 * len(texts) or not _reads(texts, "hex32"):
+        return None
+    if "".join(texts).isdigit() and len(texts) > min(eight, 4):
+        return None  # hashes of digits only are rare: 00501234
+    return dataclasses.replace(column, kind="hex32")
+
+
 def _split_lists(column: Profile, separator: str) -> Profile:
     items: Counter[str] = Counter()
     reading = dict(column.reading)
@@ -263,7 +274,7 @@ def _split_lists(column: Profile, separator: str) -> Profile:
             if item != item.strip():
                 reading["trim"] = True
     lists = dataclasses.replace(column, counts=items, reading=reading)
-    numbers = _find_numbers(lists)
+    numbers = _find_numbers(lists) or _find_hashes(lists)
     kind, unread = "string", ""
     if numbers and numbers.kind != "float" and numbers.reading == reading:
         kind = numbers.kind
