@@ -35,23 +35,27 @@ if _PROFILE == "same":
     assert hasattr(providers, "_get_local_constants")  # hypothesis has no setting for it
     providers._get_local_constants = lambda: providers._local_constants  # none are ever added
 
-#: Files that take half a minute of CPU or more come first, the longest before the others: at the
-#: end, one process would run them while the other has nothing to do.
+#: Files that take most CPU come first, the longest before the others: at the end, one process would
+#: run them while the other has nothing to do.
 _LONG = (
     "tests/test_daily_docs.py",
-    "tests/test_simulator.py",
-    "tests/test_examples.py",
     "tests/test_runbook.py",
     "tests/etl/test_dask.py",
-    "tests/training/test_plans.py",
-    "tests/training/test_continue.py",
-    "tests/training/test_train.py",
-    "tests/training/test_own_model.py",
+    "tests/test_examples.py",
     "tests/training/test_resume.py",
-    "tests/etl/test_several_machines.py",
+    "tests/training/test_histories.py",
+    "tests/training/test_plans.py",
+    "tests/training/test_own_model.py",
+    "tests/inference/test_export.py",
+    "tests/training/test_train.py",
+    "tests/test_simulator.py",
+    "tests/training/test_continue.py",
+    "tests/inference/test_histories.py",
+    "tests/inference/test_workers.py",
     "tests/etl/test_extend_killed.py",
     "tests/etl/test_resume.py",
-    "tests/lookalikes/test_recipes.py",
+    "tests/inference/test_follow.py",
+    "tests/test_wheel.py",
 )
 _TURNS = {name: turn for turn, name in enumerate(_LONG)}
 

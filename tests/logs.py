@@ -5,8 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,8 @@ import pyarrow as pa
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.rows import RawRows, add_missing, empty_mask
+from tests.workflows.random_specs import Oracle, raw_rows
 
 CRITEO = load_spec()
 #: Of the days of most logs.
@@ -70,58 +70,35 @@ def pack(path: Path, ending: str = "gz") -> Path:
     return packed
 
 
-class Reference:
-    """What the ETL must write, the slow way: counters, sorted lists and float64 sums."""
+class Reference(Oracle):
+    """What the ETL must write of text fields, the slow way."""
 
     def __init__(self, train: list[list[str]], spec: FeatureSpec = CRITEO) -> None:
-        self.spec = spec
-        dense_end = 1 + len(spec.dense)
-        self.ids = [
-            self._vocabulary([row[dense_end + j] for row in train], column)
-            for j, column in enumerate(spec.categorical)
-        ]
-        values = [[self._dense(row[1 + j]) for row in train] for j in range(len(spec.dense))]
-        self.mean = [math.fsum(column) / len(column) for column in values]
-        self.std = [
-            math.sqrt(math.fsum((v - m) ** 2 for v in column) / (len(column) - 1))
-            for column, m in zip(values, self.mean, strict=True)
-        ]
-
-    @staticmethod
-    def _vocabulary(fields: list[str], column) -> dict[int, int]:
-        counts = Counter(int(field, 16) for field in fields if field)
-        kept = sorted(counts, key=lambda value: (-counts[value], value))
-        kept = [value for value in kept if counts[value] >= column.freq_threshold]
-        if column.max_table_size:
-            kept = kept[: column.max_table_size - column.reserved_ids]
-        return {value: column.reserved_ids + i for i, value in enumerate(kept)}
-
-    def _dense(self, field: str) -> float:
-        value = float(field) if field else 0.0
-        if self.spec.dense_transform == "normalize":
-            return value
-        if self.spec.dense_transform == "log_plus_2":
-            return math.log(max(value, -1.0) + 2.0)
-        return math.log(max(value, -2.0) + 3.0)
+        super().__init__(spec, [_parse(train, spec)])
 
     def table_sizes(self) -> tuple[int, ...]:
-        return tuple(
-            column.reserved_ids + len(ids)
-            for column, ids in zip(self.spec.categorical, self.ids, strict=True)
-        )
+        columns = self.spec.categorical
+        return tuple(c.reserved_ids + len(self.ids[c.vocabulary_name]) for c in columns)
 
-    def transform(self, rows: list[list[str]]) -> pd.DataFrame:
-        """The parquet's columns (one out-of-vocabulary id: no ``num_buckets`` here)."""
-        spec, columns = self.spec, {}
-        columns[spec.label] = np.array([row[0] for row in rows], np.float32)
-        for j, name in enumerate(spec.dense_names):
-            values = np.array([self._dense(row[1 + j]) for row in rows])
-            if spec.dense_transform not in ("log", "log_plus_2"):
-                values = (values - self.mean[j]) / (self.std[j] or 1.0)
-            columns[name] = values.astype(np.float32)
-        for j, name in enumerate(spec.categorical_names):
-            fields = [row[1 + len(spec.dense) + j] for row in rows]
-            columns[name] = np.array(
-                [self.ids[j].get(int(f, 16), 2) if f else 1 for f in fields], np.int32
-            )
-        return pd.DataFrame(columns)
+    def frame(self, rows: list[list[str]]) -> pd.DataFrame:
+        """The parquet's columns."""
+        frame = pd.DataFrame(self.transform(_parse(rows, self.spec)))
+        dtypes = dict.fromkeys(self.spec.categorical_names, np.int32)
+        return frame.astype({name: dtypes.get(name, np.float32) for name in frame})
+
+
+def _parse(rows: list[list[str]], spec: FeatureSpec) -> RawRows:
+    """Parse integers and hexadecimal numbers; empty fields are missing."""
+    label, *fields = np.array(rows, object).T if rows else np.empty((len(spec.columns), 0), object)
+    dense, categorical = fields[: len(spec.dense)], fields[len(spec.dense) :]
+    missing = [empty_mask(len(columns), len(rows)) for columns in (dense, categorical)]
+    for mask, columns in zip(missing, (dense, categorical), strict=True):
+        for j, column in enumerate(columns):
+            add_missing(mask, j, column == "")
+    return raw_rows(
+        label.astype(np.uint8),
+        [np.array([int(field or "0", 16) for field in column], np.int64) for column in categorical],
+        missing[1],
+        np.array([[int(field or 0) for field in column] for column in dense], np.int32),
+        missing[0],
+    )

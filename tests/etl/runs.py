@@ -120,7 +120,7 @@ def assert_is(output: Path, days: list, spec=CRITEO) -> None:
     schema = TableSchema.read(output / "criteo_binary" / "split")
     assert schema.table_sizes == reference.table_sizes()
     for split in SPLITS:
-        expected = reference.transform(rows[split])
+        expected = reference.frame(rows[split])
         got = read_split(output, split)
         assert got.columns.tolist() == spec.columns
         assert got.dtypes.tolist() == expected.dtypes.tolist()

@@ -75,8 +75,8 @@ def test_any_cut_and_any_workers(
         assert_same(cut, alone, exactly=True)
         assert_same(cut, whole, exactly=False)
         reference = Reference([row for day in days[:-1] for row in day])
-        for j, name in enumerate(CRITEO.categorical_names):
-            assert vocabulary(cut, name)[0] == list(reference.ids[j])
+        for name in CRITEO.categorical_names:
+            assert vocabulary(cut, name)[0] == list(reference.ids[name])
         for j, name in enumerate(CRITEO.dense_names):
             expected = {"mean": reference.mean[j], "std": reference.std[j]}
             assert cut.statistics[name] == pytest.approx(expected, rel=1e-12, abs=1e-13)
@@ -90,7 +90,7 @@ def test_any_cut_and_any_workers(
         part = directory / "cut" / "parts" / unit.file
         assert part.read_bytes() == (directory / "alone" / "parts" / unit.file).read_bytes()
         own, begin = raw[begin : begin + result.rows], begin + result.rows
-        got, expected = pq.ParquetFile(part).read().to_pydict(), reference.transform(own)
+        got, expected = pq.ParquetFile(part).read().to_pydict(), reference.frame(own)
         for name in [CRITEO.label, *CRITEO.categorical_names]:
             assert got[name] == expected[name].tolist()
         for name in CRITEO.dense_names:

@@ -98,7 +98,7 @@ def test_bad_rows_can_be_left_out(days, options, tmp_path: Path) -> None:
     }
     rows = cut(days)
     reference = Reference([row for row in rows["train"] if row[0] != "7"])
-    expected = reference.transform(rows["test"][:-1])
+    expected = reference.frame(rows["test"][:-1])
     pd.testing.assert_frame_equal(
         read_split(output, "test")[CRITEO.categorical_names], expected[CRITEO.categorical_names]
     )
