@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.parquet_footer import footer_digest
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.check.check_files import WARNING
 from nvt_torchrec.etl.commands import check as check_module
@@ -21,7 +19,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.state.output import UNFINISHED_FILE
 from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.formats.schema import TableSchema
-from tests.etl.findings import bad, only, set_value
+from tests.etl.findings import bad, only
 from tests.etl.runs import change_json, settings
 from tests.logs import write_log
 from tests.mutations import flip_bit
@@ -50,24 +48,6 @@ def write_part(table: pa.Table, path: Path) -> None:
         part.write(table)
 
 
-def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change a part; the manifest learns its new size, so that only the values are wrong."""
-    write_part(change(pq.read_table(path)), path)
-
-    def note_size(manifest: dict) -> None:
-        for file in manifest["files"]:
-            if str(path).endswith(file["file"]):
-                file["bytes"], file["footer"] = path.stat().st_size, footer_digest(path)
-
-    change_json(path.parents[3] / "manifest.json", note_size)
-
-
-def test_one_split_of_a_sound_output(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bad(sound / SPLIT / "valid") == []
-    monkeypatch.chdir(sound / SPLIT / "valid")
-    assert bad(Path(".")) == []
-
-
 def test_a_sound_output(sound: Path, capsys) -> None:
     assert main(["check", str(sound)]) == 0
     assert capsys.readouterr().out == f"{sound}: no problems found\n"
@@ -82,11 +62,12 @@ def test_command_line(output: Path, capsys) -> None:
     assert main(["check", str(output), "--workers", "1"]) == 1
     shown = capsys.readouterr().out
     assert "error: " in shown
+    assert ".merlin/schema.json: missing" in shown
     assert "1 errors, 0 warnings" in shown
     assert main(["check", str(output / "nowhere")]) == 2
     assert main(["check", str(output), "--workers", "0"]) == 2
     (output / "empty").mkdir()
-    with pytest.raises(BadInputError, match="no parquet file"):
+    with pytest.raises(BadInputError, match=r"no manifest\.json"):
         check(output / "empty")
 
 
@@ -99,40 +80,7 @@ def test_many_findings_alike_are_counted(output: Path, capsys, monkeypatch) -> N
     assert main(["check", str(output)]) == 1
     shown = capsys.readouterr().out
     assert shown.count("not in the manifest") == 2
-    assert "rows: 4 more findings like these" in shown  # the positives of test are another one
-
-
-# --- values
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "kind", "what"),
-    [
-        ("cat_3", None, "nulls", "a null"),
-        ("cat_25", -1, "id range", "id -1, the table has "),
-        ("cat_25", 10**6, "id range", "id 1000000, the table has "),
-        ("int_12", float("nan"), "not finite", "nan"),
-        ("int_12", float("-inf"), "not finite", "-inf"),
-        ("label", 0.5, "labels", "label 0.5"),
-        ("label", float("nan"), "labels", "label nan"),
-    ],
-)
-def test_values(output: Path, column: str, value: float | None, kind: str, what: str) -> None:
-    part = output / SPLIT / "train" / "part.1.parquet"
-    zeros = [i for i, label in enumerate(pq.read_table(part)["label"].to_pylist()) if not label]
-    for row in zeros[:2]:
-        _rewrite(part, set_value(column, row, value))
-    message = only(output, kind)
-    place = f"train/part.1.parquet: row group 0, row {zeros[0]}, column {column}: {what}"
-    assert place in message
-    assert "(2 such in the row group)" in message
-
-
-def test_positives_against_the_manifest(output: Path) -> None:
-    part = output / SPLIT / "train" / "part.0.parquet"
-    zero = pq.read_table(part)["label"].to_pylist().index(0.0)
-    _rewrite(part, set_value("label", zero, 1.0))
-    assert "rows have label 1, the manifest says" in only(output, "rows")
+    assert "parts: 3 more findings like these" in shown
 
 
 def test_page_checksums(output: Path) -> None:
@@ -141,54 +89,29 @@ def test_page_checksums(output: Path) -> None:
     column = pq.read_metadata(part).row_group(0).column(20)
     begin = column.dictionary_page_offset or column.data_page_offset
     flip_bit(part, begin + column.total_compressed_size - 1)
-    found = bad(output)
-    assert any("train/part.0.parquet: row group 0: cannot be read" in one for one in found)
-
-
-# --- files
+    assert "train/part.0.parquet: cannot be read" in only(output, "data")
 
 
 def test_footer(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
-    part.write_bytes(part.read_bytes()[:-50])
-    assert any("train/part.0.parquet: not a parquet file" in one for one in bad(output))
+    content = part.read_bytes()
+    flip_bit(part, len(content) - 40)
+    assert "its footer is not what was written" in only(output, "parts")
+    part.write_bytes(content[:-50])
+    assert f"bytes instead of {len(content)}" in only(output, "parts")
     part.unlink()
     os.mkfifo(part)
-    assert any("not a parquet file: not a regular file" in one for one in bad(output))
-
-
-def test_columns(output: Path) -> None:
-    _rewrite(
-        output / SPLIT / "valid" / "part.0.parquet",
-        lambda table: table.drop_columns(["cat_0", "cat_9"]).append_column(
-            "cat_0", table["cat_0"].cast(pa.int64())
-        ),
-    )
-    messages = [message for message in bad(output) if "valid/part.0.parquet" in message]
-    assert any("column cat_0: int64 instead of int32" in message for message in messages)
-    assert any("column cat_9: missing" in message for message in messages)
+    assert "0 bytes instead of" in only(output, "parts")
 
 
 def test_schema(output: Path) -> None:
     schema = TableSchema.read(output / SPLIT)
     sizes = (schema.table_sizes[0] + 1, *schema.table_sizes[1:])
-    TableSchema(schema.label, schema.dense, schema.categorical, sizes).write(
-        output / SPLIT / "test"
-    )
-    assert "different from" in only(output, "schema")
+    changed = TableSchema(schema.label, schema.dense, schema.categorical, sizes)
+    changed.write(output / SPLIT / "test")
+    assert "not the file that was written" in only(output, "descriptions")
     shutil.rmtree(output / SPLIT / "test" / ".merlin")
-    assert "no .merlin/schema.json" in only(output, "schema")
-    for split in ("", "train", "valid", "test"):
-        TableSchema(schema.label, schema.dense, schema.categorical, sizes).write(
-            output / SPLIT / split
-        )
-    found = bad(output)
-    assert any("the manifest says" in one for one in found)
-    assert any("columns or table sizes other than" in one for one in found)
-    (output / SPLIT / ".merlin" / "schema.json").write_text('{"feature": []}')
-    assert any("no label" in one for one in bad(output))
-    (output / SPLIT / ".merlin" / "schema.json").write_text('{"feature": [{"name": 1, "a"')
-    assert any("cannot be read" in one for one in bad(output))
+    assert "missing" in only(output, "descriptions")
 
 
 def test_rows_and_files_against_the_manifest(output: Path) -> None:
@@ -196,7 +119,8 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
     whole = pq.read_table(split / "part.0.parquet")
     write_part(whole.slice(1), split / "part.0.parquet")
     found = "\n".join(bad(output))
-    assert "train/part.0.parquet: 119 rows, the manifest says 120" in found
+    assert "train/part.0.parquet: " in found
+    assert "bytes instead of" in found
     write_part(whole, split / "part.0.parquet")
     assert bad(output) == []
 
@@ -213,7 +137,6 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda value: value["files"][0].update(rows=5), "120 rows, the manifest says 5"),
         (lambda value: value.update(workflow_digest="0" * 64), "the manifest says 000000000000…"),
         (lambda value: value.update(format_version=99), "format version 99"),
         (lambda value: value.pop("files"), "damaged: files is missing"),
@@ -252,4 +175,4 @@ def test_workflow(output: Path) -> None:
     flip_bit(compiled, -1)
     assert "workflow/compiled" in only(output, "workflow")
     shutil.rmtree(workflow)
-    assert "missing" in only(output, "workflow")
+    assert "no such file" in only(output, "workflow")

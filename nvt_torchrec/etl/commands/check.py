@@ -1,4 +1,4 @@
-"""``python -m etl check``: verify an output, or training data made elsewhere."""
+"""``python -m etl check``: verify an output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
-    "Verifies what `python -m etl run` and `extend` write, and training data made elsewhere: "
-    "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
-    "each finding. Exit status: 0 if all findings are notes, 1 if not, 2 if there is nothing to "
-    "check."
+    "Verifies what `python -m etl run` and `extend` write. Prints a line for each finding. Exit "
+    "status: 0 if all findings are notes, 1 if not, 2 if there is nothing to check."
 )
 #: The number of findings of one kind that are printed; the others are counted.
 SHOWN = 20
@@ -29,20 +27,20 @@ def check(
     """Check an output directory, and return the findings, errors first.
 
     Args:
-        path: OUT of a run, or a directory of splits, or of one split's parquet files.
+        path: OUT of a run.
         workers: The number of threads that read.
         report: Called with the rows read since the last call, and the rows of all files.
 
     Raises:
-        BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
-            between two generations.
+        BadInputError: There is no output, or it is between two generations.
     """
     from nvt_torchrec.etl.check import check_files as files
     from nvt_torchrec.etl.check import check_rows as rows
 
     output = files.find(Path(path))
     files.check_files(output)
-    rows.check_values(output, workers=workers, report=report)
+    if output.manifest is not None:
+        rows.read_parts(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
     return sorted(output.findings, key=lambda finding: order[finding.severity])
 

@@ -127,5 +127,5 @@ def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
     if column.min(initial=0) < 0:
         raise SchemaError(
             f"{where}: column {name} holds a negative weight, {column.min():g}",
-            "weights are 0 or more: `python -m etl check` names the rows",
+            "weights are 0 or more: correct the column in the log, and run the ETL again",
         )
