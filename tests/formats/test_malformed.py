@@ -11,6 +11,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
 from nvt_torchrec.formats.histories import StoredHistory
@@ -73,7 +74,7 @@ def test_specs_in_json() -> None:
     value = json.loads(json.dumps(load_spec("retail").to_dict()))
     for seed in range(500):
         try:
-            FeatureSpec.from_dict(mutated(value, seed))
+            parse(FeatureSpec, mutated(value, seed), "a spec")
         except BadInputError:
             continue
 

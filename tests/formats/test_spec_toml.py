@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.spec_logs import spec_of
 
@@ -72,7 +73,7 @@ def test_specs_survive_json(tmp_path: Path) -> None:
     spec = spec_of(CENSUS, tmp_path)
     value = json.loads(json.dumps(spec.to_dict()))
     value["dense"][0]["reading"] |= {"thousands": "", "unit": ""}  # of outputs of older versions
-    assert FeatureSpec.from_dict(value) == spec
+    assert parse(FeatureSpec, value, "a spec") == spec
 
 
 TIMES = "[split]\nby = 'time'\ncolumn = 't'"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, as_called
-from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy
 from nvt_torchrec.etl.state.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
@@ -142,6 +141,8 @@ def _check_described(output: Output, manifest: Manifest) -> None:
 
 def _check_labels(output: Output, manifest: Manifest) -> None:
     """Find splits with only one label."""
+    from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy  # imports numba
+
     for split, counted in manifest.splits.items():
         if what := one_label(counted["rows"], counted["positives"]):
             remedy = one_label_remedy(manifest.splits, manifest.split)

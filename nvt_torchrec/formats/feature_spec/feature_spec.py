@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec.columns import (
     WORD_BITS,
     CategoricalColumn,
@@ -293,18 +292,13 @@ class FeatureSpec:
         return dataclasses.replace(self, categorical=columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a form for JSON, which :meth:`from_dict` reads."""
+        """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
         if not self.events:  # a spec without them is as it was before there were any
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]
         return value
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
-        """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
-        return parse(cls, value, "a feature spec")
 
 
 def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
