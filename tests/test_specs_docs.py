@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
@@ -31,7 +32,7 @@ def test_examples_load(example: str, tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(whole, encoding="utf-8")
     spec = load_spec(path)
-    assert type(spec).from_dict(spec.to_dict()) == spec
+    assert parse(type(spec), spec.to_dict(), "a spec") == spec
 
 
 def test_every_key_has_an_example() -> None:
