@@ -145,9 +145,12 @@ def _serve(number: int) -> list[str]:
             connection, _ = listener.accept()
             for process, own in list(kept.items()):
                 # of a program that was killed, nothing works on when the next one begins
-                killed = bool(select.select([own], [], [], 0)[0])
-                with contextlib.suppress(ConnectionResetError):
-                    killed = killed and not own.recv(1, socket.MSG_PEEK)
+                try:  # without waiting: the one that keeps it may take a signal meanwhile
+                    killed = not own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    killed = False
+                except ConnectionResetError:
+                    killed = True
                 if os.waitpid(process, 0 if killed else os.WNOHANG)[0]:
                     kept.pop(process).close()
             process = os.fork()
