@@ -44,7 +44,7 @@ def _train(argv: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from nvt_torchrec.training.launch.distributed import process_group
-    from nvt_torchrec.training.loop.trainer import train
+    from nvt_torchrec.training.loop.train import train
 
     gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 

@@ -48,7 +48,7 @@ PROGRAMS = {
     "warm-python": [],
 }
 _IMPORTED = (
-    "nvt_torchrec.training.loop.trainer",
+    "nvt_torchrec.training.loop.train",
     "nvt_torchrec.etl.run",
     "nvt_torchrec.inference.publish.steps",
     "nvt_torchrec.inference.server.app",

@@ -1,16 +1,12 @@
-"""How many cores there are; tasks in threads, whose results come in order; progress bars."""
+"""How many cores there are; tasks run in threads, whose results come in order."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from typing import TypeVar
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -49,20 +45,3 @@ def map_in_order(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def show_progress(
-    what: str, total: float | None = None, *, unit: str = " rows", initial: float = 0
-) -> tqdm:
-    """Make a progress bar, which is shown on terminals and in notebooks, not in a log.
-
-    Args:
-        what: The work, for example ``encode``.
-        total: How much there is of it, if that is known.
-        unit: What is counted, as it is written after a number.
-        initial: How much is done already.
-    """
-    from tqdm import tqdm
-
-    hide = False if "ipykernel" in sys.modules else None
-    return tqdm(desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=hide)

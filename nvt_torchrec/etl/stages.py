@@ -23,7 +23,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.kernels import compile_seconds
-from nvt_torchrec.base.threads import show_progress
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.device import gpu_count, supports

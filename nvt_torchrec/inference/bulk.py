@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import atomic_path
-from nvt_torchrec.base.threads import count_cores, map_in_order, show_progress
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean

@@ -175,4 +175,4 @@ def test_workflow(output: Path) -> None:
     flip_bit(compiled, -1)
     assert "workflow/compiled" in only(output, "workflow")
     shutil.rmtree(workflow)
-    assert "no such file" in only(output, "workflow")
+    assert "missing" in only(output, "workflow")

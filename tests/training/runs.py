@@ -20,7 +20,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import trainer
-from nvt_torchrec.training.loop.trainer import TrainResult, train
+from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
 from tests.ranks import run_ranks

@@ -15,7 +15,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop.trainer import train
+from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import _Losses, _scale_to_mean_1
 from tests.nvt_loader.weighted import write_weighted

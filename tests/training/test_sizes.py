@@ -20,7 +20,7 @@ from nvt_torchrec.training.baselines.baselines import (
 from nvt_torchrec.training.baselines.regression import Column, RowSample
 from nvt_torchrec.training.data.choices import choose_sizes, read_schema
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop.trainer import train
+from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.optim.learning_rates import learning_rates
 from nvt_torchrec.training.settings.train_settings import (
     fill_sizes,

@@ -20,7 +20,8 @@ import pyarrow.csv as pa_csv
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import new_directory, write_json, write_text
-from nvt_torchrec.base.threads import map_in_order, show_progress
+from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.synthetic.click_model import (
     BLOCK_ROWS,
     MISSING_COUNT,

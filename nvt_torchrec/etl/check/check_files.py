@@ -155,6 +155,9 @@ def _check_workflow(output: Output, manifest: Manifest) -> None:
     from nvt_torchrec.workflows.description import inspect
 
     path, expected = output.paths.workflow, manifest.workflow_digest
+    if not path.exists():
+        output.add("workflow", path, "missing, but inference needs it", AGAIN)
+        return
     try:
         description = inspect(path)
         description.verify()

@@ -57,7 +57,7 @@ def _read(output: Output, part: PartFile, events: list[tuple[StoredHistory, np.n
         with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
             for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
                 for history, counts in events:
-                    _check_pointers(output, f"{part.file}: row", row, batch, history, counts)
+                    _check_pointers(output, part.file, row, batch, history, counts)
                 row += len(batch)
     except (OSError, pa.ArrowException) as error:
         output.add("data", part.file, f"cannot be read: {error}", AGAIN)
@@ -66,7 +66,7 @@ def _read(output: Output, part: PartFile, events: list[tuple[StoredHistory, np.n
 
 def _check_pointers(
     output: Output,
-    place: str,
+    file: str,
     first: int,
     batch: pa.RecordBatch,
     history: StoredHistory,
@@ -80,4 +80,4 @@ def _check_pointers(
     if wrong.any():
         row = int(wrong.argmax())
         what = f"{events[row]} events of key {key[row]}, which has {most[row]}"
-        output.add("histories", f"{place} {first + row}, {history.pointers[1]}", what, AGAIN)
+        output.add("histories", f"{file}: row {first + row}, {history.pointers[1]}", what, AGAIN)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.threads import show_progress
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.etl.check.check_files import ERROR, NOTE, WARNING, Finding
 from nvt_torchrec.etl.settings import threads_flag
 
@@ -42,7 +42,8 @@ def check(
     if output.manifest is not None:
         rows.read_parts(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
-    return sorted(output.findings, key=lambda finding: order[finding.severity])
+    # threads find them in any order
+    return sorted(output.findings, key=lambda each: (order[each.severity], str(each)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.threads import show_progress
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema

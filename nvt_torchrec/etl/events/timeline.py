@@ -20,6 +20,10 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 #: The time of what is known before every row.
 BEFORE_ALL = -(2**62)
+#: About how many events a chunk has: what is computed of them stays in a processor's cache.
+CHUNK_ROWS = 1 << 17
+#: How many arrays are mapped at once.
+_OPEN = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +52,6 @@ class EarlierEvents:
         """Return the events at some places."""
         counts = np.ascontiguousarray(self.counts[:, places])
         return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
-
-
-#: About how many events a chunk has: what is computed of them stays in a processor's cache.
-CHUNK_ROWS = 1 << 17
-#: How many arrays are mapped at once.
-_OPEN = 256
 
 
 @dataclasses.dataclass(frozen=True)

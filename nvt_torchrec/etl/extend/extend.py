@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_RESTORE = (
+    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+)
+
 
 def extend(settings: ExtendSettings) -> Manifest:
     """Add days to the output of a run.
@@ -248,11 +252,6 @@ class _Day:
             )
         self.stages.check_inputs([day])
         return self.stages.finish(manifest, description, plan, of_day.rows["in"])
-
-
-_RESTORE = (
-    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
-)
 
 
 def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:

@@ -10,8 +10,9 @@ import numpy as np
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.auroc import TOO_GOOD, bin_numbers, column_auroc
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.names import DAY, OF_EVENT, is_called
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name
-from nvt_torchrec.etl.guess.values import DAY, OF_EVENT, Profile, is_called
+from nvt_torchrec.etl.guess.values import Profile
 
 _TRUE = (
     "1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "won", "success",

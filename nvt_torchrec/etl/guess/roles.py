@@ -17,8 +17,9 @@ from nvt_torchrec.etl.guess.label_and_split import (
     labels_of_rows,
     why_no_feature,
 )
+from nvt_torchrec.etl.guess.names import is_called, is_code
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
-from nvt_torchrec.etl.guess.values import Profile, is_called, is_code
+from nvt_torchrec.etl.guess.values import Profile
 
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100

@@ -8,9 +8,9 @@ import textwrap
 from typing import Any
 
 from nvt_torchrec.etl.guess.label_and_split import find_time
+from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
-from nvt_torchrec.etl.guess.values import is_called
 
 _WIDTH = 100
 #: How often the values of an item occur on average, at least.

@@ -17,7 +17,7 @@ from threading import Event
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import atomic_path
-from nvt_torchrec.base.threads import show_progress
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_stream
 from nvt_torchrec.clicklog.readers.log_format import format_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from nvt_torchrec.base.threads import show_progress
+from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.inference.bulk import metrics_of
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe

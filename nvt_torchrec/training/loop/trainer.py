@@ -1,4 +1,4 @@
-"""A training run on one rank: what is chosen and checked before it, its steps and checkpoints."""
+"""A training run on one rank: its steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.models.metrics import ByLabel, to_json
 from nvt_torchrec.training.baselines.baselines import compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
-from nvt_torchrec.training.checkpoint.directories import checkpoints_in, claimed, lock_files
+from nvt_torchrec.training.checkpoint.directories import checkpoints_in
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import (
     Checkpoints,
-    check_destination,
     save_checkpoint,
 )
 from nvt_torchrec.training.data.choices import (
-    check_gauc_column,
     choose_days,
-    choose_label,
-    choose_order,
-    choose_sizes,
     log_days,
     read_schema,
 )
@@ -46,10 +41,8 @@ from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
-from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
-from nvt_torchrec.training.sharding.model_config import model_config
 
 log = logging.getLogger(__name__)
 
@@ -385,37 +378,3 @@ class Trainer:
             "optimizer_steps": self._optimizer_steps,
             **self.origin,
         }
-
-
-def train(settings: TrainSettings, group: Group) -> TrainResult:
-    """Train as ``settings`` say, evaluate, and write the checkpoints (collective).
-
-    Raises:
-        SettingsError: The settings do not fit the data or the device, the tables do not fit into
-            memory, or the loss is no longer finite.
-        BadInputError, SchemaError: The data cannot be read, or do not match their schema.
-        OutputError: The checkpoint or the log cannot be written, would overwrite something, or
-            another run is writing there.
-        SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
-    """
-    schema = read_schema(settings)
-    settings = choose_label(settings, schema)
-    check_gauc_column(settings, schema)
-    if settings.save_checkpoint_path:
-        done = ancestors.finished_run(settings)
-        if done:
-            if group.rank == 0:
-                log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
-            return TrainResult("already done", settings.save_checkpoint_path, *rest)
-        check_destination(settings.save_checkpoint_path)
-    settings = choose_order(choose_sizes(settings, schema, group.world_size))
-    name = settings.table_optimizer
-    if group.device.type == "cpu" and not OPTIMIZERS[name].ON_CPU:
-        raise SettingsError(
-            f"--optimizer {name}: FBGEMM trains tables with it on GPUs only",
-            "give --optimizer adagrad, or train on a GPU",
-        )
-    with claimed(lock_files(settings), group):
-        trainer = Trainer(settings, model_config(settings, schema), group)
-        return trainer.test() if settings.mode == "test" else trainer.train()

@@ -1,0 +1,53 @@
+"""Train as settings say: what is chosen and checked before a run, and the run."""
+
+from __future__ import annotations
+
+import logging
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.training.checkpoint.ancestor import finished_run
+from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
+from nvt_torchrec.training.checkpoint.saving import check_destination
+from nvt_torchrec.training.data import choices
+from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.loop.trainer import Trainer
+from nvt_torchrec.training.reporting.progress import TrainResult
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.model_config import model_config
+
+log = logging.getLogger(__name__)
+
+
+def train(settings: TrainSettings, group: Group) -> TrainResult:
+    """Train as ``settings`` say, evaluate, and write the checkpoints (collective).
+
+    Raises:
+        SettingsError: The settings do not fit the data or the device, the tables do not fit into
+            memory, or the loss is no longer finite.
+        BadInputError, SchemaError: The data cannot be read, or do not match their schema.
+        OutputError: The checkpoint or the log cannot be written, would overwrite something, or
+            another run is writing there.
+        SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
+    """
+    schema = choices.read_schema(settings)
+    settings = choices.choose_label(settings, schema)
+    choices.check_gauc_column(settings, schema)
+    if settings.save_checkpoint_path:
+        done = finished_run(settings)
+        if done:
+            if group.rank == 0:
+                log.info("%s: this run has written it: done", settings.save_checkpoint_path)
+            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
+            return TrainResult("already done", settings.save_checkpoint_path, *rest)
+        check_destination(settings.save_checkpoint_path)
+    settings = choices.choose_order(choices.choose_sizes(settings, schema, group.world_size))
+    name = settings.table_optimizer
+    if group.device.type == "cpu" and not OPTIMIZERS[name].ON_CPU:
+        raise SettingsError(
+            f"--optimizer {name}: FBGEMM trains tables with it on GPUs only",
+            "give --optimizer adagrad, or train on a GPU",
+        )
+    with claimed(lock_files(settings), group):
+        trainer = Trainer(settings, model_config(settings, schema), group)
+        return trainer.test() if settings.mode == "test" else trainer.train()
