@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.warm import process_of, programs, warm_python
+from tests.warm import programs, warm_python
 
 ROOT = Path(__file__).parents[1]
 #: With the interpreter of these tests and the packages of this checkout, and without a GPU.
@@ -80,14 +80,12 @@ def started(
 def end_session(session: int) -> None:
     """Kill the processes of a session, and wait until they and their warm programs are gone."""
     while members := [process for process in _processes() if _session_of(process) == session]:
-        workers = []
         for process in members:
-            with contextlib.suppress(OSError, ValueError):
-                workers.append(process_of(process))
             with contextlib.suppress(OSError):
                 os.kill(process, 9)
-        while any(map(_session_of, [*members, *workers])):
+        while any(map(_session_of, members)):
             time.sleep(0.01)
+    subprocess.run([warm_python(), "-c", ""], check=True)  # begins when their programs are gone
 
 
 def _processes() -> list[int]:

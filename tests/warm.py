@@ -145,12 +145,9 @@ def _serve(number: int) -> list[str]:
             connection, _ = listener.accept()
             for process, own in list(kept.items()):
                 # of a program that was killed, nothing works on when the next one begins
-                try:  # without waiting: the one that keeps it may take a signal meanwhile
-                    killed = not own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    killed = False
-                except ConnectionResetError:
-                    killed = True
+                hangup = select.poll()
+                hangup.register(own, select.POLLRDHUP)
+                killed = bool(hangup.poll(0))
                 if os.waitpid(process, 0 if killed else os.WNOHANG)[0]:
                     kept.pop(process).close()
             process = os.fork()

@@ -84,8 +84,9 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
         (["--scheduler", scheduler], ".work/*/fit/*.npz"),
         (["--workers", "1", "--resume"], ".work/*/units/*.json"),
     ):
+        before = set(output.glob(reached))
         process = _start(warm_python(), raw, output, *flags)
-        until(lambda reached=reached: any(output.glob(reached)))
+        until(lambda reached=reached, before=before: set(output.glob(reached)) - before)
         end_session(process.pid)
         process.wait()
         process.stderr.close()

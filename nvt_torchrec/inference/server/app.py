@@ -39,6 +39,9 @@ _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
 #: Bodies of the largest size that are held at once, while they arrive and until they are answered.
 _BODIES = 8
+#: A body beyond the limit is read on, and dropped, up to this many times the limit: a client that
+#: still sends when its connection is closed does not see the answer that says why.
+_DROPPED = 4
 #: Seconds between two times at which gauges are set, which any worker may read at any time.
 _GAUGES_S = 1.0
 
@@ -154,20 +157,25 @@ class Service:
             self._body_bytes -= len(body)
 
     async def _read_body(self, request: Request, body: bytearray) -> None:
-        limit = self._settings.max_body_bytes
+        limit, size = self._settings.max_body_bytes, 0
         async for part in request.stream():
+            size += len(part)
+            if size > _DROPPED * limit:
+                break
+            if size > limit:
+                continue
             body += part
             self._body_bytes += len(part)
             self._trim_due |= len(body) >= _LARGE_BODY_BYTES
             others = self._body_bytes - len(body)
-            if len(body) <= limit and 2 * len(body) > _BODIES * limit - others:
+            if 2 * len(body) > _BODIES * limit - others:
                 raise RefusedError(503, "too many bodies are being read", remedy="try again later")
-            if len(body) > limit:
-                raise RefusedError(
-                    413,
-                    f"a body of more than {limit} bytes",
-                    remedy="send fewer rows in a request, or raise the server's --max_body_mb",
-                )
+        if size > limit:
+            raise RefusedError(
+                413,
+                f"a body of more than {limit} bytes",
+                remedy="send fewer rows in a request, or raise the server's --max_body_mb",
+            )
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             remedy = "send bodies as they are, without compression"
