@@ -170,5 +170,7 @@ def test_a_header_lacks_a_source() -> None:
     )
     with pytest.raises(BadInputError, match="x: column time is not in the header"):
         layout_of(b"user,age,click,hour\n", "x", spec)
+    with pytest.raises(BadInputError, match="set encoding = "):
+        layout_of("größe,age,click,w,user\n".encode("latin-1"), "x", spec)
     assert layout_of(b"age,time,click,w,user\n", "x", spec).label
     assert not layout_of(b"age,time,click,user\n", "x", spec).label  # without its weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import struct
 
@@ -24,7 +25,7 @@ LINE = ("polyline", "points")
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    """A run on data with a manifest."""
+    """A run on data with a manifest and a workflow; terminal.txt has what it said."""
     directory = tmp_path_factory.mktemp("report")
     output = directory / "etl"
     split = output / "criteo_binary" / "split"
@@ -35,10 +36,17 @@ def run(data, tmp_path_factory):
     raw = directory / "raw" / "day_0"
     inputs = [InputFile(0, str(raw), {}, ROWS, "")]
     write_manifest(output / "manifest.json", inputs=inputs, splits=counts)
+    (output / "workflow").mkdir()
     log = directory / "log"
+    log.mkdir()
     flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
     flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
+    logger, terminal = logging.getLogger("nvt_torchrec"), logging.FileHandler(log / "terminal.txt")
+    logger.addHandler(terminal)
+    logger.setLevel("INFO")
     train_here(*flags, f"--save_checkpoint_path={directory / 'end'}")
+    logger.removeHandler(terminal)
+    logger.setLevel("NOTSET")
     return log
 
 
@@ -58,6 +66,7 @@ def test_the_page_is_whole_and_says_what_happened(run):
     assert "The run has not finished." not in " ".join(page.texts)
     command = next(text for text in page.texts if "inference bundle --workflow" in text)
     assert f"etl/workflow --checkpoint {run.parent / 'end'} --output BUNDLE" in command
+    assert f"next: {command}\n" in (run / "terminal.txt").read_text()
     (importance,) = events(run, "importance")
     columns = importance["columns"]
     names = [name for name in page.texts if name in columns]

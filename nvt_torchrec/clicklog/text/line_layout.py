@@ -8,8 +8,15 @@ import re
 import shlex
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG, FIRST_LINES, HEADER, similar_column
+from nvt_torchrec.clicklog.text.remedies import (
+    ANOTHER_LOG,
+    FIRST_LINES,
+    HEADER,
+    REMEDIES,
+    similar_column,
+)
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 
 #: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
 #: values may have no key.
@@ -101,10 +108,11 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             )
         if name not in names:
             listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+            others = REMEDIES[codes.NOT_UTF8] if "\ufffd" in listed else HEADER
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
                 f"{similar_column(name, names, columns)}its columns are: {listed}; name them in "
-                f"the spec as in the header; {HEADER}",
+                f"the spec as in the header; {others}",
             )
     return LineLayout(tuple(names), label, len(first) + 1)
 

@@ -27,6 +27,8 @@ _MOST_TEXTS = 20
 #: Microseconds; from the second span on cuts are at midnight.
 _DAY, _LONG = 86_400_000_000, 10 * 86_400_000_000
 _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
+#: Distinct times of a column that may say when a row happened: the dates of a week.
+_LEAST_TIMES = 5
 #: With fewer rows of either label an AUROC is chance.
 _ENOUGH = 20
 #: Numbers with more distinct values are compared by bins of equal counts.
@@ -243,7 +245,7 @@ def choose_split(columns: list[Profile], sample: SampledFile) -> tuple[dict[str,
             f"{why}: the last tenth of the rows is test. For days that `nvt-etl extend` adds, give "
             "the cuts themselves: valid_from and test_from instead of the shares"
         )
-    return {"by": "share"} | _SHARES, "at random, because no column is a time"
+    return {"by": "share"} | _SHARES, "at random, because no column says when a row happened"
 
 
 def find_time(columns: list[Profile]) -> Profile | None:
@@ -254,7 +256,7 @@ def find_time(columns: list[Profile]) -> Profile | None:
         if column.kind == "time"
         and column.name
         and not column.missing
-        and column.distinct >= 10
+        and column.distinct >= _LEAST_TIMES
         and not is_called(column.name, "birth")
     ]
     return max(times, key=lambda column: column.distinct, default=None)

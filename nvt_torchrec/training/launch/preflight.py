@@ -138,6 +138,7 @@ _BY_TEXT = {
     "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
 }
 _REMEDIES = {
+    "build": "correct the function, or --model_settings, its keyword arguments",
     "export": "a bundle holds a program of the model, for any number of rows: use tensor.shape[0], "
     "not len(tensor) (torch.export)",
     "load": "build the same weights for the same seed of PyTorch, on every rank",

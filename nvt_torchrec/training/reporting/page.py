@@ -104,7 +104,9 @@ def page(events: Events) -> str:
         start=start,
         baselines=defaultdict(lambda: None, baselines),
         importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
-        next=_next_commands(start, of_kind["end"]),
+        next=next_commands(
+            start["settings"]["binary_path"], of_kind["end"] and of_kind["end"][0]["checkpoint"]
+        ),
         warnings=of_kind["warning"],
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
@@ -123,12 +125,11 @@ def _name_of(event: dict[str, Any]) -> str:
     return name_of(event["split"], event.get("label", ""))
 
 
-def _next_commands(start: dict[str, Any], end: Events) -> list[str]:
-    """Return the commands that use the model; none if it was not saved."""
-    checkpoint = end and end[0].get("checkpoint")
-    if not checkpoint:
+def next_commands(splits: str, checkpoint: str | None) -> list[str]:
+    """Return the commands that use a model; none if it or the workflow of its data is not saved."""
+    workflow = EtlOutput.from_splits(splits).workflow
+    if not checkpoint or not workflow.is_dir():
         return []
-    workflow = EtlOutput.from_splits(start["settings"]["binary_path"]).workflow
     of_model = f"--workflow {workflow} --checkpoint {checkpoint}"
     commands = (
         f"bundle {of_model} --output BUNDLE",
