@@ -11,7 +11,11 @@ import torch
 import torch.distributed as dist
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.training.launch.distributed import choose_gpu, store_of_this_attempt
+from nvt_torchrec.training.launch.distributed import (
+    choose_gpu,
+    process_group,
+    store_of_this_attempt,
+)
 
 
 @pytest.fixture
@@ -81,3 +85,15 @@ def test_a_rank_that_does_not_start_is_named(store, rank, absent):
     store.set_timeout(datetime.timedelta(seconds=0.2))
     with pytest.raises(SettingsError, match=rf"rank {absent} of 3 did not start within 0\.2 s"):
         store_of_this_attempt(store, rank, 3)
+
+
+@pytest.mark.parametrize(("given", "threads"), [("1", [1]), ("3", []), (None, [1])])
+def test_threads_that_a_user_gives_are_kept(monkeypatch, given, threads):
+    """PyTorch takes them by itself; 1 is what torchrun gives."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    found = []
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    with process_group():
+        assert found == threads

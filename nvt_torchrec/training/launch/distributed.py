@@ -69,8 +69,9 @@ def process_group() -> Iterator[Group]:
         cpu = dist.new_group(backend="gloo")
     else:
         device = torch.device("cpu")
-        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle
-        torch.set_num_threads(max(1, count_cores() // local_world_size))
+        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle; another number is the user's
+        if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+            torch.set_num_threads(max(1, count_cores() // local_world_size))
         dist.init_process_group("gloo", **where)
         cpu = dist.GroupMember.WORLD
     finished = False
