@@ -136,6 +136,5 @@ def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:
             values = values if pa.types.is_string(values.type) else to_numpy(values)
             ids = np.append(workflow.encode_values(name, values), np.int32(NULL_ID))
             absent = null_mask(column.indices)
-            code = np.where(absent, -1, to_numpy(column.indices.fill_null(0)))
-            encoded.append(ids[code])
+            encoded.append(ids[np.where(absent, -1, to_numpy(column.indices))])
         return np.array(encoded, np.int32).reshape(len(encoded), table.num_rows)
