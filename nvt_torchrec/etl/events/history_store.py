@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,9 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.events.extract import flag_type, history_bit, history_columns
-from nvt_torchrec.etl.events.timeline import EventBlock, EventLog, sort_by_key
+from nvt_torchrec.etl.events.timeline import EventBlock, EventLog
 from nvt_torchrec.formats.feature_spec.columns import NULL_ID
 from nvt_torchrec.formats.histories import HISTORIES, StoredHistory, write_history
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -76,7 +78,7 @@ class HistoryReader:
         self.keys = map_array(log.files.keys(self.group))
         self._log, self._bit = log, history_bit(log.spec, number)
         columns = history_columns(log.spec)
-        self._columns = [columns.index(name) for name in rule.columns]
+        self._columns = np.array([columns.index(name) for name in rule.columns])
         key, known = tail.expand()
         ids = np.zeros((len(columns), len(key)), np.int32)
         ids[self._columns] = tail.ids
@@ -85,28 +87,23 @@ class HistoryReader:
         by_time = np.argsort(known, kind="stable")
         self._tail = EventBlock(known, known, flags, numbers, ids).take(by_time)
 
-    def _iterate(
-        self, begin: int, end: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
-        """Yield the keys, times and ids of some keys' events, in the order of these times."""
-        for events in self._log.iterate_events(self.group, [self._tail], with_ids=True):
-            assert events.ids is not None
-            chosen = (events.flags >> self._bit & 1).astype(bool)
-            chosen &= (events.numbers >= begin) & (events.numbers < end)
-            ids = [events.ids[column] for column in self._columns]
-            if not chosen.all():
-                events, ids = events.take(chosen), [column[chosen] for column in ids]
-            yield events.numbers, events.known, ids
+    def _iterate(self) -> Iterator[EventBlock]:
+        return self._log.iterate_events(self.group, [self._tail], with_ids=True)
+
+    @functools.cached_property
+    def _counts(self) -> np.ndarray:
+        """How many events each key has, int64 [keys]."""
+        counts = np.zeros(len(self.keys), np.int64)
+        for events in self._iterate():
+            _count_events(events.numbers, events.flags, self._bit, counts)
+        return counts
 
     def partitions(self) -> list[tuple[int, int]]:
         """Return ranges of keys, of each of which the events fit into memory."""
-        counts = np.zeros(len(self.keys), np.int64)
-        for numbers, _, _ in self._iterate(0, len(counts)):
-            np.add.at(counts, numbers, 1)
-        ends = np.cumsum(counts)
-        places = np.arange(PARTITION_EVENTS, counts.sum(), PARTITION_EVENTS)
+        ends = np.cumsum(self._counts)
+        places = np.arange(PARTITION_EVENTS, self._counts.sum(), PARTITION_EVENTS)
         cuts = np.unique(np.searchsorted(ends, places)).tolist()
-        return list(itertools.pairwise([0, *cuts, len(counts)]))
+        return list(itertools.pairwise([0, *cuts, len(ends)]))
 
     def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Read the events of some keys.
@@ -115,13 +112,43 @@ class HistoryReader:
             int64 [keys], how many each has; of all of them by key, then time, from when they are
             known, int64 [events], and their ids, int32 [columns, events].
         """
-        parts = list(self._iterate(begin, end))
-        numbers = np.concatenate([part[0] for part in parts]) - np.int32(begin)
-        order = sort_by_key(numbers, end - begin)
-        columns = zip(*(part[2] for part in parts), strict=True)
-        ids = np.stack([np.concatenate(column)[order] for column in columns])
-        known = np.concatenate([part[1] for part in parts])[order]
-        return np.bincount(numbers, minlength=end - begin), known, ids
+        counts = self._counts[begin:end]
+        known = np.empty(counts.sum(), np.int64)
+        ids = np.empty((len(self._columns), len(known)), np.int32)
+        places = np.cumsum(counts) - counts
+        for events in self._iterate():
+            arrays = events.numbers, events.flags, events.known, events.ids
+            _place_events(arrays, self._columns, self._bit, begin, places, known, ids)
+        return counts, known, ids
+
+
+@compiled()
+def _count_events(numbers: np.ndarray, flags: np.ndarray, bit: int, counts: np.ndarray) -> None:
+    """Count the events of each key that have a bit."""
+    for event in range(len(numbers)):
+        if numbers[event] >= 0 and flags[event] >> bit & 1:
+            counts[numbers[event]] += 1
+
+
+@compiled()
+def _place_events(
+    events: tuple,
+    columns: np.ndarray,
+    bit: int,
+    begin: int,
+    places: np.ndarray,
+    known: np.ndarray,
+    ids: np.ndarray,
+) -> None:
+    """Put the events that have a bit, of keys from ``begin`` on, at the places of their keys."""
+    numbers, flags, known_of_event, ids_of_event = events
+    for event in range(len(numbers)):
+        key = numbers[event] - begin
+        if 0 <= key < len(places) and flags[event] >> bit & 1:
+            known[places[key]] = known_of_event[event]
+            for column in range(len(columns)):
+                ids[column, places[key]] = ids_of_event[columns[column], event]
+            places[key] += 1
 
 
 def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:

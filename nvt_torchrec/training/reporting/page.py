@@ -94,6 +94,7 @@ def page(events: Events) -> str:
         kind: [event for event in rest if event["event"] == kind]
         for kind in ("train", "evaluation", "baseline", "importance", "warning", "end")
     }
+    end = of_kind["end"][0] if of_kind["end"] else None
     given, defaults = _split_settings(start["settings"])
     last = {_name_of(event): event for event in of_kind["evaluation"]}
     final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
@@ -104,11 +105,9 @@ def page(events: Events) -> str:
         start=start,
         baselines=defaultdict(lambda: None, baselines),
         importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
-        next=next_commands(
-            start["settings"]["binary_path"], of_kind["end"] and of_kind["end"][0]["checkpoint"]
-        ),
+        next=next_commands(start["settings"]["binary_path"], end["checkpoint"]) if end else [],
         warnings=of_kind["warning"],
-        end=of_kind["end"][0] if of_kind["end"] else None,
+        end=end,
         train=of_kind["train"],
         last=last,
         final=final,
