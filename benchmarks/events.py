@@ -10,6 +10,7 @@ events, the peers write the columns that they read. Below the table stands what 
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ test_from = "1970-01-29"
 names = "price"
 raw = "float"
 [[categorical]]
-names = "item"
+names = {names}
 raw = "int"
 """
 _EVENTS = f"""[events]
@@ -70,6 +71,7 @@ class EventsSettings(Settings):
     """The settings of the benchmark."""
 
     rows: int = flag("rows of the log", 2_000_000, least=10_000)
+    columns: int = flag("further columns, of integers", 0)
     repeats: int = flag("runs of each system", 3, least=1)
 
 
@@ -79,11 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: EventsSettings) -> int:
-    root = BUILD / f"events-{settings.rows}"
-    make_once(root, f"an event log of {settings.rows} rows", lambda: _make_log(root, settings.rows))
-    table = Table("events", f"Events of {settings.rows:,} rows", METRICS, base="polars")
+    rows, columns = settings.rows, settings.columns
+    root = BUILD / f"events-{rows}-{columns}"
+    made = f"an event log of {rows} rows, {columns} further columns"
+    make_once(root, made, lambda: _make_log(root, rows, columns))
+    title = f"Events of {rows:,} rows" + (f", {columns} further columns" if columns else "")
+    table = Table("events", title, METRICS, base="polars")
     cases = EVENTS, PLAIN
-    systems = [_ours(root, settings.rows, case) for case in cases]
+    systems = [_ours(root, rows, case) for case in cases]
     systems += [_peer(root, name, case) for name in ("duckdb", "polars") for case in cases]
     table.measure(systems, repeats=settings.repeats)
     table.notes += _added(table)
@@ -104,7 +109,7 @@ def _added(table: Table) -> list[str]:
     return lines
 
 
-def _make_log(root: Path, rows: int) -> None:
+def _make_log(root: Path, rows: int, columns: int) -> None:
     """Write rows in the order of their times, of users with a hundred rows each on average."""
     random = np.random.default_rng(0)
     users = rows // 100
@@ -116,11 +121,14 @@ def _make_log(root: Path, rows: int) -> None:
             "item": np.minimum(random.zipf(1.3, rows), 50_000),
             "price": random.lognormal(3, 1, rows).round(2),
             "label": (random.random(rows) < 0.2).astype(np.int8),
+            **{f"x{i}": np.minimum(random.zipf(1.3, rows), 50_000) for i in range(columns)},
         }
     )
     pa_csv.write_csv(log, root / "log.csv")
-    (root / "events.toml").write_text(_SPEC + _EVENTS)
-    (root / "plain.toml").write_text(_SPEC)
+    names = ["item", *(f"x{i}" for i in range(columns))]
+    spec = _SPEC.format(names=json.dumps(names))
+    (root / "events.toml").write_text(spec + _EVENTS)
+    (root / "plain.toml").write_text(spec)
 
 
 def _ours(root: Path, rows: int, case: str) -> System:

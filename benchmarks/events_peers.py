@@ -9,9 +9,9 @@ import json
 import os
 
 COPY = "COPY ({query}) TO '{output}' (FORMAT parquet, COMPRESSION uncompressed)"
-PLAIN = "SELECT label, item, price FROM read_csv('{log}')"
+PLAIN = "SELECT * EXCLUDE (time, \"user\") FROM read_csv('{log}')"
 EVENTS = """
-SELECT label, item, price,
+SELECT * EXCLUDE (time, "user"),
     count(*) OVER users AS user_count, coalesce(sum(label) OVER users, 0) AS user_clicks,
     time - max(time) OVER users AS user_since,
     count(*) OVER items AS item_count, coalesce(sum(label) OVER items, 0) AS item_clicks,
@@ -37,7 +37,7 @@ def with_polars(log: str, output: str, window: int) -> None:
     import polars as pl
 
     if not window:
-        plain = pl.read_csv(log).select("label", "item", "price")
+        plain = pl.read_csv(log).drop("time", "user")
         plain.write_parquet(output, compression="uncompressed")
         return
     rows = pl.read_csv(log).with_row_index("row").sort("time", maintain_order=True)
