@@ -118,7 +118,7 @@ class HistoryReader:
         places = np.cumsum(counts) - counts
         for events in self._iterate():
             arrays = events.numbers, events.flags, events.known, events.ids
-            _place_events(arrays, self._columns, self._bit, begin, places, known, ids)
+            _place_by_key(arrays, self._columns, self._bit, begin, places, known, ids)
         return counts, known, ids
 
 
@@ -131,7 +131,7 @@ def _count_events(numbers: np.ndarray, flags: np.ndarray, bit: int, counts: np.n
 
 
 @compiled()
-def _place_events(
+def _place_by_key(
     events: tuple,
     columns: np.ndarray,
     bit: int,
