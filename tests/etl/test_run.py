@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
+from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
@@ -170,13 +172,20 @@ def test_the_same_run_writes_the_same_bytes(
     assert content(tmp_path / "out") == content(done)
 
 
-def test_the_cpu_engine_imports_no_other(raw: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("events", [False, True])
+def test_the_cpu_engine_imports_no_other(raw: Path, tmp_path: Path, events: bool) -> None:
     """Neither NVTabular, Dask, pandas nor torch; installed they are."""
+    flags = ["run", "--output_path", str(tmp_path / "out"), "--engine", "cpu", "--input_path"]
+    if events:
+        log = tmp_path / "log"
+        synthesize(log, SyntheticSettings(days=3, rows_per_day=1000, events=True))
+        flags += [str(log), "--spec", str(log / "spec.toml")]
+    else:
+        flags.append(str(raw))
     program = f"""
 import sys
 from nvt_torchrec.etl.__main__ import main
-assert main(["run", "--input_path", {str(raw)!r}, "--output_path",
-             {str(tmp_path / "out")!r}, "--engine", "cpu"]) == 0
+assert main({flags}) == 0
 banned = {{"nvtabular", "merlin", "dask", "distributed", "pandas", "torch",
           "nvt_torchrec.nvt_compat"}}
 print("imported:", sorted(banned & set(sys.modules)))
