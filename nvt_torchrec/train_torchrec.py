@@ -30,6 +30,8 @@ def _train(argv: list[str]) -> None:
     from nvt_torchrec.training.settings.train_settings import THREE_DASHES, parse_settings
 
     settings = parse_settings(argv)
+    if not settings.plan_only:  # which may go without data
+        settings.check_data()  # before seconds of imports
     check_training_stack()  # also where TorchRec is missing
     set_up_logging()
     if THREE_DASHES in argv:

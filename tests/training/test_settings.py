@@ -61,16 +61,23 @@ def test_nonsense_is_refused_with_a_remedy(flags, message):
         parse_settings(shlex.split(flags))
 
 
-def test_help_and_errors_need_no_torch():
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("---amp", "error: unknown argument ---amp\n  -> "),
+        ("--binary_path=none", "error: --binary_path none: no such directory\n  -> "),
+    ],
+)
+def test_help_and_errors_need_no_torch(flag, message):
     code = (
         "import sys, train_torchrec\n"
-        "status = train_torchrec.main(['---amp'])\n"
+        f"status = train_torchrec.main([{flag!r}])\n"
         "assert status == 2, status\n"
         "assert 'torch' not in sys.modules"
     )
     result = run_command([sys.executable, "-c", code])
     assert result.returncode == 0, result.stderr
-    assert result.stderr.startswith("error: unknown argument ---amp\n  -> ")
+    assert result.stderr.startswith(message)
 
 
 @pytest.mark.parametrize(
