@@ -83,10 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: EventsSettings) -> int:
     rows, columns = settings.rows, settings.columns
     root = BUILD / f"events-{rows}-{columns}"
-    made = f"an event log of {rows} rows, {columns} further columns"
-    make_once(root, made, lambda: _make_log(root, rows, columns))
-    title = f"Events of {rows:,} rows" + (f", {columns} further columns" if columns else "")
-    table = Table("events", title, METRICS, base="polars")
+    log = f"{rows:,} rows, {columns} further columns"
+    make_once(root, f"an event log of {log}", lambda: _make_log(root, rows, columns))
+    table = Table("events", f"Events of {log}", METRICS, base="polars")
     cases = EVENTS, PLAIN
     systems = [_ours(root, rows, case) for case in cases]
     systems += [_peer(root, name, case) for name in ("duckdb", "polars") for case in cases]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows, add_missing, empty_mask
@@ -102,3 +103,9 @@ def _parse(rows: list[list[str]], spec: FeatureSpec) -> RawRows:
         np.array([[int(field or 0) for field in column] for column in dense], np.int32),
         missing[0],
     )
+
+
+def read_block(block: Block, spec: FeatureSpec, **options: bool) -> RawRows:
+    """Read a block at once."""
+    (rows,) = read_block_chunks(block, spec, chunk_bytes=None, **options)
+    return rows

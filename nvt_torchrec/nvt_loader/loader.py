@@ -156,7 +156,7 @@ class KJTLoader:
         self._dataset = dataset
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = options.choose_device(device)
-        self._batch_size, self._memory = batch_size, loader_memory
+        self._memory = loader_memory
         self._threads = decode_threads or min(2, count_cores())
         global_batch = batch_size * world_size
         if virtual_shards is None:

@@ -11,11 +11,11 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.json_rows import read_lines
-from nvt_torchrec.clicklog.readers.log_format import read_block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
+from tests.logs import read_block
 from tests.spec_logs import open_file, spec_of
 
 SPEC = """

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -25,6 +25,7 @@ from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from tests.clicklog.reference_reader import LARGEST, as_lists
 from tests.clicklog.test_text import CSV
+from tests.logs import read_block
 from tests.mutations import flip_bit
 from tests.spec_logs import open_file, stream_rows
 

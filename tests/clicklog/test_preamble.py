@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.lines import after_preamble, drop_empty_lines, text_end
-from nvt_torchrec.clicklog.readers.log_format import format_of, read_block
+from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from tests.logs import read_block
 from tests.spec_logs import open_file, spec_of, stream_rows
 
 SPEC = """

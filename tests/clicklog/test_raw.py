@@ -14,9 +14,9 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import cut_lines, read_bytes, read_into
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
-from tests.logs import CRITEO, random_rows, write_day, write_log
+from tests.logs import CRITEO, random_rows, read_block, write_day, write_log
 from tests.spec_logs import open_file, stream_rows
 
 

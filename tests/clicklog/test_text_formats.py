@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import as_lists
+from tests.logs import read_block
 from tests.spec_logs import open_file, stream_rows
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError
-from nvt_torchrec.clicklog.readers.log_format import Block, read_block
+from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
@@ -40,7 +40,7 @@ from tests.etl.extended import (
 )
 from tests.etl.findings import bad
 from tests.etl.runs import QUARANTINE, change_json, failing, read_split, settings
-from tests.logs import pack
+from tests.logs import pack, read_block
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52, 5: 38}
 NEW = (3, 4, 5)

@@ -10,7 +10,6 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.clicklog.readers.log_format import read_block
 from nvt_torchrec.etl.state.staging import staged
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import (
@@ -23,7 +22,7 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
-from tests.logs import COMPRESS, CRITEO, text_of, write_day, write_log
+from tests.logs import COMPRESS, CRITEO, read_block, text_of, write_day, write_log
 from tests.spec_logs import stream_rows, write_spec_log
 
 

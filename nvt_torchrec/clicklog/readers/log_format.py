@@ -281,25 +281,6 @@ def format_of(spec: FeatureSpec) -> LogFormat:
     return load_reader(spec.input.format)(spec)
 
 
-def read_block(
-    block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool | int = False
-) -> RawRows:
-    """Read and parse a block.
-
-    Args:
-        block: The rows.
-        spec: The columns, and the format of the file.
-        label: Whether rows have the label.
-        reject: Leave bad rows out (all are in ``RawRows.bad``) instead of raising an error.
-
-    Raises:
-        BadInputError: The file is missing or damaged, or lacks a column.
-        BadRowError: A row breaks the spec; names file, line, column and value.
-    """
-    (rows,) = read_block_chunks(block, spec, label=label, reject=reject, chunk_bytes=None)
-    return rows
-
-
 def read_block_chunks(
     block: Block,
     spec: FeatureSpec,
@@ -308,11 +289,20 @@ def read_block_chunks(
     reject: bool | int = False,
     chunk_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
-    """:func:`read_block` in chunks of about ``chunk_bytes``, which bounds its memory.
+    """Read and parse a block in chunks, whose line numbers count from 0.
 
-    Line numbers count from 0 in each chunk; ``RawRows.lines`` adds up to the block's. Small chunks
-    also stay in a processor's cache. ``None``: one chunk. ``reject`` may also be the number of bad
-    rows that are left out at most; more are an error.
+    Args:
+        block: The rows.
+        spec: The columns, and the format of the file.
+        label: Whether rows have the label.
+        reject: Whether bad rows are left out (all are in ``RawRows.bad``) instead of raising an
+            error; or how many are left out at most.
+        chunk_bytes: About how large a chunk is: small ones stay in a processor's cache. None: the
+            block is one chunk.
+
+    Raises:
+        BadInputError: The file is missing or damaged, or lacks a column.
+        BadRowError: A row breaks the spec; names file, line, column and value.
     """
     reader = format_of(spec)
     lines_before = bad = 0

@@ -26,7 +26,7 @@ from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
-from nvt_torchrec.clicklog.readers.log_format import Block, read_block
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.engines.cluster import readable_errors
 from nvt_torchrec.etl.engines.engine import Job, Report
 from nvt_torchrec.etl.engines.workers import Workers
@@ -105,8 +105,8 @@ def _merlin_client(client: Client) -> Iterator[None]:
 
 def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
-    read = read_block(block, job.spec, reject=job.reject)
-    ((rows,),) = divide_rows([read], block, ["train"])
+    read = read_block_chunks(block, job.spec, reject=job.reject, chunk_bytes=None)
+    ((rows,),) = divide_rows(read, block, ["train"])
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, len(rows))
     return to_frame(rows, job.spec, gpu=gpu)
@@ -123,8 +123,8 @@ def encode_block(
         table = transform_frame(to_frame(rows, spec, gpu=gpu), loaded, schema, gpu=gpu)
         return table, _count_oov(table, spec)
 
-    rows = read_block(units[0].block, spec, reject=job.reject)
-    return finish_units(job.work, *write_units(units, [rows], encode, job.work))
+    rows = read_block_chunks(units[0].block, spec, reject=job.reject, chunk_bytes=None)
+    return finish_units(job.work, *write_units(units, rows, encode, job.work))
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:

@@ -95,7 +95,8 @@ class HistoryReader:
         """How many events each key has, int64 [keys]."""
         counts = np.zeros(len(self.keys), np.int64)
         for events in self._iterate():
-            _count_events(events.numbers, events.flags, self._bit, counts)
+            chosen = (events.numbers >= 0) & (events.flags >> self._bit & 1 == 1)
+            np.add.at(counts, events.numbers[chosen], 1)
         return counts
 
     def partitions(self) -> list[tuple[int, int]]:
@@ -120,14 +121,6 @@ class HistoryReader:
             arrays = events.numbers, events.flags, events.known, events.ids
             _place_by_key(arrays, self._columns, self._bit, begin, places, known, ids)
         return counts, known, ids
-
-
-@compiled()
-def _count_events(numbers: np.ndarray, flags: np.ndarray, bit: int, counts: np.ndarray) -> None:
-    """Count the events of each key that have a bit."""
-    for event in range(len(numbers)):
-        if numbers[event] >= 0 and flags[event] >> bit & 1:
-            counts[numbers[event]] += 1
 
 
 @compiled()

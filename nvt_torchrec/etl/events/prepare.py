@@ -190,12 +190,7 @@ def prepare(
     else:
         smoothing, rate = _fit_rates(spec, moments)
     record = EventRecord(newest, smoothing, rate, next_keys, entries)
-    FORMAT.write(directory / _RECORD, _to_json(record))
-
-
-def _to_json(record: EventRecord) -> dict[str, object]:
-    files = {name: entry.to_dict() for name, entry in record.files.items()}
-    return {**dataclasses.asdict(record), "files": files}
+    FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
 
 
 def _fit_rates(
@@ -279,4 +274,4 @@ def write_kept(
     write_event_state(workflow, spec, workflow_digest, end, groups, newest)
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
-    FORMAT.write(extension / _RECORD, _to_json(days.record))
+    FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))
