@@ -48,6 +48,10 @@ class Encoder:
         self.workflow = workflow
         spec = workflow.row_spec
         self._reader = RowReader(spec) if reads_plainly(spec) else None
+        self._nested = [name for name in spec.sources(label=False) if "." in name]
+        self._lists: dict[str, set[str]] = {}  # by history, its columns
+        for history, _, column in (name.partition(".") for name in workflow.optional):
+            self._lists.setdefault(history, set()).add(column)
 
     @classmethod
     def load(cls, path: Path | str, *, check: bool = False) -> Encoder:
@@ -101,15 +105,26 @@ class Encoder:
         try:
             if not are_dicts:
                 return self._add_events(read_columns(rows, spec, optional), rows)
-            if optional:
-                rows = [
-                    {**row, **{name: find_field(row, name) for name in optional}} for row in rows
-                ]
+            if self._nested:
+                rows = [self._flatten(index, row) for index, row in enumerate(rows)]
             if self._reader is not None and len(rows) < MANY_ROWS:
                 return self._reader.read(rows)
             return self._add_events(read_dicts(rows, spec), rows)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
+
+    def _flatten(self, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row with the fields of objects beside them, and null where lists may lack."""
+        for name, columns in self._lists.items():
+            given = row.get(name)
+            if given is not None and not (isinstance(given, Mapping) and given.keys() <= columns):
+                what = f"{given!r:.60}: expected an object of lists: {', '.join(sorted(columns))}"
+                raise InvalidRowError(index, name, what, f'pass {{"{min(columns)}": […]}}')
+        nested = {name: row.get(name.partition(".")[0]) for name in self._nested}
+        fields = {
+            name: find_field(row, name) for name in nested if isinstance(nested[name], Mapping)
+        }
+        return {**dict.fromkeys(self.workflow.optional), **row, **fields}
 
     def _add_events(self, read: RawRows, rows: Any) -> RawRows:
         """Add the aggregates to rows that were read: those of the caller, else the state's."""

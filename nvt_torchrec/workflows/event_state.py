@@ -33,7 +33,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
 
-FORMAT = Format("nvt-torchrec event state", 1, "what happened before, beside a workflow")
+FORMAT = Format("nvt-torchrec event state", 2, "what happened before, beside a workflow")
 DIRECTORY, STATE_FILE = "events", "state.json"
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 

@@ -33,6 +33,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import write_bundle
@@ -244,6 +245,11 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     assert re.search(r"until \S+ \d\d:\d\d:\d\d: .* metrics are too good", caplog.text)
     scorer = Scorer.load(bundle)
     sizes = dict(zip(scorer.schema.categorical, scorer.schema.table_sizes, strict=True))
+    before = tmp_path / "before"
+    shutil.copytree(output, before)
+    header, *lines = (tmp_path / "log/day_3.csv").read_text().split()
+    lines = [line.rpartition(",")[0] + "," for line in lines]  # without a new value
+    (tmp_path / "day_3.csv").write_text("\n".join([header, *lines, ""]))
     extend(ExtendSettings(output, str(tmp_path / "log/day_3.csv"), engine="cpu"))
     expected_scores = []
     for batch in itertools.chain(*(KJTLoader(splits / s, 64, device="cpu") for s in SPLITS[1:])):
@@ -272,6 +278,11 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     (changed / "events/0.values.npy").write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(OutputError, match="not a bundle of this workflow"):
         write_bundle(changed, checkpoint, bundle)
+    extend(ExtendSettings(before, str(tmp_path / "day_3.csv"), engine="cpu"))
+    assert write_bundle(before / "workflow", checkpoint, tmp_path / "newer")
+    assert inspect(bundle / "workflow").digest == inspect(before / "workflow").digest
+    for made, status in ((tmp_path / "newer", 0), (bundle, 3)):
+        assert main(["publish", str(made), "--to", str(tmp_path / "served")]) == status
 
 
 def test_the_smoothing_is_that_of_simulated_keys() -> None:
@@ -423,3 +434,35 @@ def test_blocks_that_are_counted_are_read_twice_in_all(
     spec = spec_of(tmp_path, BY_TIME, "")
     run(EtlSettings(str(tmp_path / "log.csv"), tmp_path / "out", spec, engine="cpu"))
     assert len(blocks) == 2 * len(set(blocks)) > 0
+
+
+@pytest.mark.parametrize(
+    ("column", "spellings", "given"),
+    [
+        ('raw = "hex32"', ["ab", "AB", "000000ab"], 0xAB),
+        ('raw = "int"', ["7", "07", "007"], 7),
+        ('raw = "bool"', ["true", "TRUE", "1"], True),
+        ('raw = "string"\ntrim = true', ["a", " a", "a\t"], "a"),
+        ('raw = "string"\nnulls = ["NA"]', ["NA", "", "NA"], None),
+    ],
+)
+def test_keys_are_compared_by_their_values(
+    tmp_path: Path, column: str, spellings: list[str], given: object
+) -> None:
+    """As ids are, whatever their text: in blocks that are counted, in others, and at inference."""
+    spec = "[input]\nformat = 'csv'\n[label]\nname = 'y'\n[split]\nby = 'days'\n"
+    spec += "[events]\ntime = 't'\ntime_format = 'epoch_s'\n[[aggregate]]\nof = 'u'\n"
+    spec += "[[history]]\nname = 'past'\nof = 'u'\ncolumns = 'i'\n"
+    spec += "[[categorical]]\nnames = 'i'\nraw = 'int'\n[[categorical]]\nnames = 'u'\n"
+    (tmp_path / "spec.toml").write_text(spec + column)
+    for day in range(2):
+        rows = [f"{i % 2},{60 * i},{spellings[i % 3]},5" for i in range(20 * day, 20 * day + 20)]
+        (tmp_path / f"day_{day}.csv").write_text("\n".join(["y,t,u,i", *rows, ""]))
+    output = tmp_path / "out"
+    run(EtlSettings(str(tmp_path), output, load_spec(tmp_path / "spec.toml"), engine="cpu"))
+    known = given is not None
+    lists = [values for split in SPLITS for values in read_lists(output, split)["past.i"]]
+    assert list(map(len, lists)) == [known * row for row in range(40)]
+    encoder = Encoder.load(output / "workflow")
+    _, sparse = encoder.encode([{"t": None, "u": given, "i": 5}])
+    assert sparse["past.i"].lengths().tolist() == [known * 40]

@@ -147,6 +147,13 @@ def test_values_that_are_none(predictor: Predictor) -> None:
         assert (error.value.row, error.value.column) == (1, column)
 
 
+@pytest.mark.parametrize("given", [["1"], {"cat_0": ["1"], "cat": ["1"]}, "1"])
+def test_histories_of_another_form(predictor: Predictor, given: Any) -> None:
+    """They were ignored, and the row was scored without."""
+    with pytest.raises(InvalidRowError, match=r"row 1, column recent: .*lists: cat_0, cat_1\n"):
+        predictor.predict([ROWS[0], {**ROWS[1], "recent": given}])
+
+
 def test_rows_encoded_elsewhere(predictor: Predictor, expected: np.ndarray) -> None:
     """As batches of the training, or lists; without histories they are empty."""
     scorer = Scorer(predictor)

@@ -133,12 +133,19 @@ def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
         if not columns:  # all rows have the same key
             hashed.append(np.ones(rows, np.int64))
             continue
-        key = hash_texts(columns[0].values)
-        missing = columns[0].missing
+        key, missing = _hash_values(columns[0].values), columns[0].missing
         for column in columns[1:]:
-            key, missing = join_hashes(key, hash_texts(column.values)), missing | column.missing
+            key, missing = join_hashes(key, _hash_values(column.values)), missing | column.missing
         hashed.append(np.where(missing, 0, np.where(key == 0, 1, key)))
     return np.stack(hashed)
+
+
+def _hash_values(values: CategoryValues) -> np.ndarray:
+    """Hash strings or integers [n]; int64 [n]."""
+    if isinstance(values, pa.Array):
+        return hash_texts(values)
+    assert isinstance(values, np.ndarray)  # a key has one value a row
+    return join_hashes(values.astype(np.int64), np.zeros(len(values), np.int64))
 
 
 def feature(

@@ -132,7 +132,7 @@ def block_name(block: Block) -> str:
 
 def narrow(spec: FeatureSpec) -> FeatureSpec:
     """Return the spec of what events are made of: keys, times, labels, columns of histories."""
-    names = history_columns(spec)
+    names = [*history_columns(spec), *(column.name for column in spec.key_features)]
     columns = [column for column in spec.categorical if column.name in names]
     return dataclasses.replace(
         spec,

@@ -43,7 +43,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
 
-FORMAT = Format("nvt-torchrec events", 1, "what is kept of the events of earlier days")
+FORMAT = Format("nvt-torchrec events", 2, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 

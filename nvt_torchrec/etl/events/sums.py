@@ -245,6 +245,7 @@ class GroupSummer:
         old = state[there].T
         parts = [(there, np.full(len(there), BEFORE_ALL), old[len(bits)], old[: len(bits)])]
         for left in summer.iterate_left():
+            left = left.take(left.numbers >= 0)
             counts = np.stack([left.flags >> bit & 1 for bit in bits]).astype(np.int64)
             parts.append((left.numbers, left.known, left.happened, counts))
         number, known, happened, counts = (

@@ -210,9 +210,16 @@ class FeatureSpec:
         )
 
     def _key_read(self, name: str) -> Read:
-        """Return how a column of a key is read: as text; what its feature reads as null is null."""
-        named = [c.reading for c in self.categorical if (c.reading.sources or (c.name,)) == (name,)]
-        return Read(name, "string", nulls=named[0].nulls if named else (), trim=True)
+        """Return how a column of a key is read: as its feature is, else as text."""
+        named = [read for column in self.key_features for read in _reads(column)]
+        return next((r for r in named if r.source == name), Read(name, "string", trim=True))
+
+    @property
+    def key_features(self) -> list[CategoricalColumn]:
+        """The columns whose values, one in each row, are keys of events."""
+        keys = {name for key in self.groups for name in key}
+        plain = [c for c in self.categorical if not (c.derive or c.multi_hot)]
+        return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that are read, each once, in the order of the plan."""
