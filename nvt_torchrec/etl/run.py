@@ -7,12 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
-from nvt_torchrec.etl.finish.accounting import (
-    check_rows,
-    check_splits,
-    move_parts,
-    number_parts,
-)
+from nvt_torchrec.etl.finish.accounting import check_rows, check_splits, move_parts, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages, resolve

@@ -100,8 +100,7 @@ def resolve(settings: EtlSettings) -> EtlSettings:
     """Replace the engine ``auto`` by one of the engines, and log which one and why."""
     if settings.engine == "nvtabular" and settings.spec.events:
         raise SettingsError(
-            "[events] with --engine nvtabular, which has no operator for them",
-            "leave --engine out",
+            "[events] with --engine nvtabular, which has no operator for them", "leave --engine out"
         )
     if settings.engine != "auto":
         return settings

@@ -38,11 +38,7 @@ class DeepInterest(nn.Module):
         self.deep = Layers(width, sizes, last_relu=False)
 
     def forward(
-        self,
-        dense: torch.Tensor,
-        vectors: torch.Tensor,
-        lists: torch.Tensor,
-        present: torch.Tensor,
+        self, dense: torch.Tensor, vectors: torch.Tensor, lists: torch.Tensor, present: torch.Tensor
     ) -> torch.Tensor:
         """Return logits [B, T]; see :mod:`.contract`. An empty list adds zeros.
 

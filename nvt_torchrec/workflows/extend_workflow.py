@@ -158,9 +158,7 @@ def extend_workflow(
 
 
 def _log(
-    before: WorkflowDescription,
-    after: WorkflowDescription,
-    extended: dict[str, ExtendedVocabulary],
+    before: WorkflowDescription, after: WorkflowDescription, extended: dict[str, ExtendedVocabulary]
 ) -> None:
     generation, last = after.lineage[-1], before.lineage[-1]
     log.info(
@@ -258,11 +256,7 @@ def _extend_vocabulary(
     kept = keep_pending(pending)
     total = before.observed["oov"] + before.observed["unique"] + int(numbers.sum())
     unique = int(counts.sum())
-    observed = {
-        "null": before.observed["null"] + nulls,
-        "oov": total - unique,
-        "unique": unique,
-    }
+    observed = {"null": before.observed["null"] + nulls, "oov": total - unique, "unique": unique}
     vocabulary = FittedVocabulary(values, counts, observed)
     return ExtendedVocabulary(vocabulary, kept, forgotten=len(pending) - len(kept))
 

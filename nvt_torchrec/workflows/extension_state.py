@@ -33,12 +33,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.vocabulary import (
-    PendingValues,
-    arrow_values,
-    empty_values,
-    has_pending,
-)
+from nvt_torchrec.workflows.vocabulary import PendingValues, arrow_values, empty_values, has_pending
 
 FORMAT = Format("nvt-torchrec extension state", 1, "the state of a workflow that can be extended")
 STATE_FILE = "state.json"

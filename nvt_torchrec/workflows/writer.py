@@ -117,10 +117,7 @@ def write_workflow(
             versions=_versions(),
             digest=digest.result(),
             files=files,
-            lineage=(
-                *ancestors,
-                Generation(len(ancestors), digest.result(), days, values),
-            ),
+            lineage=(*ancestors, Generation(len(ancestors), digest.result(), days, values)),
         )
         with atomic.deferred() as others:
             atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))

@@ -451,18 +451,20 @@ def test_keys_are_compared_by_their_values(
 ) -> None:
     """As ids are, whatever their text: in blocks that are counted, in others, and at inference."""
     spec = "[input]\nformat = 'csv'\n[label]\nname = 'y'\n[split]\nby = 'days'\n"
-    spec += "[events]\ntime = 't'\ntime_format = 'epoch_s'\n[[aggregate]]\nof = 'u'\n"
-    spec += "[[history]]\nname = 'past'\nof = 'u'\ncolumns = 'i'\n"
-    spec += "[[categorical]]\nnames = 'i'\nraw = 'int'\n[[categorical]]\nnames = 'u'\n"
+    spec += "[events]\ntime = 't'\ntime_format = 'epoch_s'\n[[aggregate]]\nof = 'ctx.u'\n"
+    spec += "[[history]]\nname = 'past'\nof = 'ctx.u'\ncolumns = 'i'\n"
+    spec += (
+        "[[categorical]]\nnames = 'i'\nraw = 'int'\n[[categorical]]\nnames = 'u'\nfrom = 'ctx.u'\n"
+    )
     (tmp_path / "spec.toml").write_text(spec + column)
     for day in range(2):
         rows = [f"{i % 2},{60 * i},{spellings[i % 3]},5" for i in range(20 * day, 20 * day + 20)]
-        (tmp_path / f"day_{day}.csv").write_text("\n".join(["y,t,u,i", *rows, ""]))
+        (tmp_path / f"day_{day}.csv").write_text("\n".join(["y,t,ctx.u,i", *rows, ""]))
     output = tmp_path / "out"
     run(EtlSettings(str(tmp_path), output, load_spec(tmp_path / "spec.toml"), engine="cpu"))
     known = given is not None
     lists = [values for split in SPLITS for values in read_lists(output, split)["past.i"]]
     assert list(map(len, lists)) == [known * row for row in range(40)]
     encoder = Encoder.load(output / "workflow")
-    _, sparse = encoder.encode([{"t": None, "u": given, "i": 5}])
+    _, sparse = encoder.encode([{"t": None, "ctx": {"u": given}, "i": 5}])
     assert sparse["past.i"].lengths().tolist() == [known * 40]

@@ -157,11 +157,7 @@ def check_text(head: bytes, source: str) -> None:
         ),
         (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}; save Excel's as CSV"),
         (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
-        (
-            is_json(head),
-            "JSON",
-            f"make a spec by `python -m etl guess {file}`, which sets format",
-        ),
+        (is_json(head), "JSON", f"make a spec by `python -m etl guess {file}`, which sets format"),
         (
             head.startswith(b'[{"'),
             "a JSON list",

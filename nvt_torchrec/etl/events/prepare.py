@@ -28,12 +28,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
-from nvt_torchrec.etl.events.label_rates import (
-    LabelRates,
-    add_hours,
-    fit_smoothing,
-    sum_keys,
-)
+from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
 from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
 from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS

@@ -246,9 +246,7 @@ class _Day:
                 names = ", ".join(map(str, sorted(dropped)))
                 log.info("%s: the parquet of days %s is left out", self.output, names)
             write_descriptions(
-                splits,
-                [file["file"] for file in manifest["files"]],
-                description.table_schema,
+                splits, [file["file"] for file in manifest["files"]], description.table_schema
             )
         self.stages.check_inputs([day])
         return self.stages.finish(manifest, description, plan, of_day.rows["in"])

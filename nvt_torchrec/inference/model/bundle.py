@@ -30,23 +30,14 @@ import torch
 
 from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
-from nvt_torchrec.base.files.artifact import (
-    FileEntry,
-    Format,
-    check_digests,
-    check_sizes,
-)
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable, ServingModel
-from nvt_torchrec.inference.model.weights import (
-    Origin,
-    check_pair,
-    read_checkpoint,
-)
+from nvt_torchrec.inference.model.weights import Origin, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head, build_head
@@ -147,11 +138,7 @@ def _check_generation(
 
 
 def save_bundle(
-    path: Path,
-    workflow: Path,
-    model: ServingModel,
-    origin: Origin,
-    trained: float | None = None,
+    path: Path, workflow: Path, model: ServingModel, origin: Origin, trained: float | None = None
 ) -> None:
     """Put a workflow and a model on the CPU into a new directory ``path``."""
     description = inspect(workflow)

@@ -164,10 +164,7 @@ def check_pair(
 
 
 def check_same_interface(
-    now: FeatureSpec,
-    new: FeatureSpec,
-    labels: tuple[tuple[str, ...], tuple[str, ...]],
-    what: str,
+    now: FeatureSpec, new: FeatureSpec, labels: tuple[tuple[str, ...], tuple[str, ...]], what: str
 ) -> None:
     """Check that a bundle takes the rows that clients send already, and answers in the same form.
 

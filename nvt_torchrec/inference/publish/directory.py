@@ -26,12 +26,7 @@ from nvt_torchrec.base.files.atomic import (
     new_directory,
     output_errors,
 )
-from nvt_torchrec.inference.model.bundle import (
-    BUNDLE_FILE,
-    bundle_digest,
-    bundle_name,
-    describe,
-)
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
 
 log = logging.getLogger(__name__)
 

@@ -41,12 +41,7 @@ class Stopping:
         self.best: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
 
-    def evaluated(
-        self,
-        metrics: ByLabel | None,
-        progress: Progress,
-        run: RunState,
-    ) -> None:
+    def evaluated(self, metrics: ByLabel | None, progress: Progress, run: RunState) -> None:
         """Look at an evaluation, which rank 0 has; at the last one, end the run after its step."""
         patience, target = self._settings.early_stopping, self._settings.stop_at_auroc
         if not (patience or target):

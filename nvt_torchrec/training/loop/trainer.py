@@ -20,15 +20,8 @@ from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import checkpoints_in
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
-from nvt_torchrec.training.checkpoint.saving import (
-    Checkpoints,
-    save_checkpoint,
-)
-from nvt_torchrec.training.data.choices import (
-    choose_days,
-    log_days,
-    read_schema,
-)
+from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
+from nvt_torchrec.training.data.choices import choose_days, log_days, read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, padded_batches
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests

@@ -15,10 +15,7 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import TrainPipelineSparseDist, dist_data
-from torchrec.distributed.model_parallel import (
-    DefaultDataParallelWrapper,
-    DistributedModelParallel,
-)
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -75,11 +72,7 @@ def build(
         )
     torch.manual_seed(settings.seed + group.rank)  # of what draws in a step, such as dropout
     unsharded = build_model(
-        config,
-        seed=settings.seed,
-        device=group.device,
-        tables=settings.table_precision,
-        build=own,
+        config, seed=settings.seed, device=group.device, tables=settings.table_precision, build=own
     )
     computing = settings.amp, settings.compile_dense, settings.undersampling_rate
     model = TrainModel(unsharded, group.world_size, group.device.type, *computing)

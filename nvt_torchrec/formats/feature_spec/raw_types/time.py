@@ -21,13 +21,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, string_array, string_parts, to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.number_text import (
-    cast,
-    exact,
-    lengths,
-    matches,
-    try_cast,
-)
+from nvt_torchrec.base.number_text import cast, exact, lengths, matches, try_cast
 from nvt_torchrec.formats.feature_spec.raw_types import base
 
 if TYPE_CHECKING:
