@@ -226,6 +226,7 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
         (["--id_columns", "row"], "'row' is in the output already"),
         (["--bundle", "b"], "no model, or two\n.*--bundle, or both"),
         (["--device", "cuda:77"], "--device cuda:77: .*\n.*cpu"),
+        (["--input", "tests"], "tests: a directory\n.*one of its files"),
         (["--format", "csv"], "column .* is not in the header"),
         (["--output", "scores.csv"], r"scores are parquet\n.*scores\.parquet"),
     ],

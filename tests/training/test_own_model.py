@@ -324,7 +324,7 @@ def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch)
         read_model(theirs / "forged")
     with pytest.raises(SchemaError, match="hidden was 12, is 9"):
         train_here(*more, *DEEP_FM, "hidden=9")
-    with pytest.raises(SchemaError, match="model was their_models:deep_fm, is dlrm"):
+    with pytest.raises(SchemaError, match="add --model their_models:deep_fm"):
         train_here(*more)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import IO, Any
@@ -19,7 +20,9 @@ from nvt_torchrec.base.files.validation import open_regular
 def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
     try:
-        return fsspec.core.url_to_fs(path)
+        filesystem, root = fsspec.core.url_to_fs(path)
+        is_local = isinstance(filesystem, LocalFileSystem)
+        return filesystem, os.path.abspath(root) if is_local else root  # one name: without ".."
     except (ImportError, ValueError) as error:
         raise BadInputError(
             f"{path}: cannot be opened: {error}",

@@ -37,10 +37,12 @@ def open_regular(path: Path | str) -> IO[bytes]:
         OSError: It cannot be opened, or is another kind of file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return open(descriptor, "rb")
     os.close(descriptor)
-    raise OSError("not a regular file")
+    kind = IsADirectoryError if stat.S_ISDIR(mode) else OSError
+    raise kind("not a regular file")
 
 
 def read_regular(path: Path | str, most: int) -> bytes:

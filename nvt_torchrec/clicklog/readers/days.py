@@ -128,7 +128,7 @@ def find_days(
             f"share, column or time, a glob such as '{str(input_path).rstrip('/')}/*'",
         )
     if split.by == "days" or days is not None:
-        _check_gaps(files, named[0][1] if named else None, days, after, str(input_path))
+        _check_gaps(files, [name for _, name in named], days, after, str(input_path))
     return [files[day] for day in sorted(files)]
 
 
@@ -146,13 +146,14 @@ def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
 
 def _check_gaps(
     files: dict[int, DayFile],
-    name: DayName | None,
+    names: list[DayName],
     days: Collection[int] | None,
     after: int | None,
     input_path: str,
 ) -> None:
     """Check that no day is missing."""
-    name = name or _DAY_0
+    name = names[0] if names else _DAY_0
+    there = {*files} or {other.number for other in names}
     wanted: Iterable[int]
     if days is None:
         wanted = range(min(files, default=0) if after is None else after + 1, max(files) + 1)
@@ -163,7 +164,7 @@ def _check_gaps(
     if missing:
         listed = ", ".join(name.other(day) for day in missing[:_SHOWN])
         more = " …" if len(missing) > _SHOWN else ""
-        choose = f", or choose what is there with --days {name.flag(files)}" if files else ""
+        choose = f", or choose what is there with --days {name.flag(there)}" if there else ""
         raise BadInputError(f"{input_path}: missing {listed}{more}", f"add the files{choose}")
 
 

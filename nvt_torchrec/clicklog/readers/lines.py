@@ -214,9 +214,7 @@ def _stream(path: str) -> Iterator[IO[bytes]]:
     except PermissionError:
         raise BadInputError(f"{path}: permission denied", "make it readable") from None
     except IsADirectoryError:
-        raise BadInputError(
-            f"{path}: a directory", f"pass one file, for example {path}/day_23"
-        ) from None
+        raise BadInputError(f"{path}: a directory", "pass one of its files") from None
     except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise BadInputError(
             f"{path}: truncated, or not of the type its name says: {error}", "fetch it again"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
@@ -123,6 +123,12 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         record = resumed[1] if resumed else CheckpointRecord.read(path or "")
         then = record.training["settings"]
         model = ModelConfig.from_dict(record.model)
+        if model.model != settings.model:
+            raise SchemaError(
+                f"{path or directory}: a checkpoint of --model {model.model}, and this run's is "
+                f"{settings.model}",
+                f"add --model {model.model}, or train from scratch",
+            )
         taken = flags_of(settings.model)
         sizes = {**{k: v for k, v in model.settings.items() if k in taken}, **vars(model)}
         kept = {
