@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import itertools
 import json
 import math
-import pickle
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.events import extract, history_store, timeline
@@ -63,7 +62,6 @@ from tests.etl.event_logs import (
 )
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
-from tests.etl.runs import OF_THE_RUN, failing
 from tests.inference.serving import request_of
 from tests.training.runs import train_here
 
@@ -271,6 +269,8 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     body = bytearray(json.dumps(request_of(tensors)).encode())
     read, _ = parse_tensors(body, {}, predictor, ServerSettings())
     np.testing.assert_array_equal(predictor.predict_encoded(read.dense, read.ids)[:, 0], wanted)
+    with pytest.raises(InvalidRowError, match="column item: 5: expected a string"):
+        predictor.predict([{**rows[0], "item": 5}])  # a key is read as the column of its name
     # what is known of the keys changes by the day, even if no value is new
     file = bundle / "workflow/events/0.values.npy"
     changed = tmp_path / "workflow"
@@ -331,91 +331,6 @@ def test_a_row_without_a_time_is_malformed(tmp_path: Path) -> None:
         BadRowError, match=r"column time: .*: the time of an event must not be missing"
     ):
         run(EtlSettings(str(log), tmp_path / "out", spec, engine="cpu"))
-
-
-@pytest.mark.parametrize("name", ["0.keys.npy", "1.values.npy", "state.json"])
-def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "log.csv", make_rows(100, 3))
-    spec = spec_of(tmp_path, BY_TIME, "")
-    run(EtlSettings(str(tmp_path / "log.csv"), tmp_path / "out", spec, engine="cpu"))
-    file = tmp_path / "out/workflow/events" / name
-    for damage in (b"", file.read_bytes()[:-8], pickle.dumps([1, 2])):
-        file.write_bytes(damage)
-        with pytest.raises(BadInputError, match="workflow/events") as caught:
-            Encoder.load(tmp_path / "out/workflow", check=True)
-        assert caught.value.remedy
-    file.unlink()
-    with pytest.raises(BadInputError, match="workflow/events"):
-        Encoder.load(tmp_path / "out/workflow")
-
-
-@pytest.mark.parametrize("name", ["recent.offsets.npy", "recent.ids.npy"])
-def test_a_state_of_a_stranger_leads_to_no_other_memory(
-    tmp_path: Path, name: str, event_outputs: tuple[Path, Path]
-) -> None:
-    """Events that are not there, and ids outside of their table, where no digest is compared."""
-    workflow = tmp_path / "workflow"
-    shutil.copytree(event_outputs[1] / "workflow", workflow)
-    array = np.load(workflow / "events" / name)
-    row = {"user": "u1", "item": "i1", "price": 1.0, "shop": 2}
-    for value in (-5, 2**30):
-        damaged = array.copy()
-        damaged[..., 1:] = value
-        np.save(workflow / "events" / name, damaged)
-        with pytest.raises(BadInputError, match="history recent: damaged"):
-            Encoder.load(workflow).encode([row])
-
-
-@pytest.mark.parametrize(
-    ("function", "after"),
-    [
-        ("nvt_torchrec.etl.events.extract.write_array", 3),
-        ("nvt_torchrec.etl.events.sums._sum_rows", 1),
-        ("nvt_torchrec.etl.events.prepare.add_hours", 0),
-        ("nvt_torchrec.etl.events.history_store.write_array", 1),
-        ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
-        ("nvt_torchrec.etl.stages.write_json", 0),
-        ("nvt_torchrec.etl.finish.accounting.pq.read_metadata", 2),
-    ],
-)
-def test_a_run_that_fails_anywhere_goes_on_to_the_same_bytes(
-    tmp_path: Path, function: str, after: int, event_outputs: tuple[Path, Path]
-) -> None:
-    log, done = event_outputs
-    spec = load_spec(log.parent / "spec.toml")
-    error = OSError(errno.EIO, "Input/output error")
-    output = tmp_path / "out"
-    settings = EtlSettings(str(log), output, spec, engine="cpu", workers=1)
-    with failing(function, error, after=after, expected=Exception):
-        run(settings)
-    run(settings)
-    assert {*differences(content(done), content(output))} <= OF_THE_RUN
-
-
-def test_an_extension_that_fails_anywhere_goes_on_to_the_same_bytes(
-    tmp_path: Path, event_outputs: tuple[Path, Path]
-) -> None:
-    day = tmp_path / "day_3.csv"
-    write(day, [dataclasses.replace(row, time=row.time + 3 * DAY) for row in make_rows(150, 1)])
-    clean, failed = tmp_path / "clean", tmp_path / "failed"
-    for output in (clean, failed):
-        shutil.copytree(event_outputs[1], output)
-    extend(ExtendSettings(clean, str(day), engine="cpu"))
-    error = OSError(errno.EIO, "Input/output error")
-    for function in (
-        "nvt_torchrec.etl.events.prepare.add_hours",
-        "nvt_torchrec.etl.events.prepare.write_event_state",
-        "nvt_torchrec.etl.extend.extend.link_histories",
-        "nvt_torchrec.etl.extend.claim._rename",
-    ):
-        with failing(function, error, expected=Exception):
-            extend(ExtendSettings(failed, str(day), engine="cpu"))
-    extend(ExtendSettings(failed, str(day), engine="cpu"))
-    assert {*differences(content(clean), content(failed))} <= OF_THE_RUN
-    assert bad(failed) == []
-    extend(ExtendSettings(failed, undo=True, engine="cpu"))
-    changed = differences(content(event_outputs[1]), content(failed))
-    assert [n for n in changed if n.startswith(("criteo_binary", "workflow", "extension"))] == []
 
 
 def test_blocks_that_are_counted_are_read_twice_in_all(

@@ -29,6 +29,9 @@ def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
     spec, _ = guessed_with_text(path)
     assert "at_weekday" in spec.categorical_names
     assert (spec.split.valid_from, spec.split.test_from) == ("2024-01-25", "2024-01-28")
+    week = [f"{i % 2},{i % 9},2024-01-0{1 + i // 30}" for i in range(210)]  # seven dates
+    path.write_text("".join(f"{row}\n" for row in ["click,site,at", *week]))
+    assert guessed_with_text(path)[0].split.by == "time"
     day = [row.replace("2024-01-01", "2024-01-02") for row in rows[:10]]  # all of one weekday
     path.write_text("".join(f"{row}\n" for row in ["click,site,at", *day]))
     spec, text = guessed_with_text(path)
