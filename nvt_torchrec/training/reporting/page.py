@@ -105,7 +105,7 @@ def page(events: Events) -> str:
         start=start,
         baselines=defaultdict(lambda: None, baselines),
         importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
-        next=next_commands(start["settings"]["binary_path"], end["checkpoint"]) if end else [],
+        next=list_next_commands(start["settings"]["binary_path"], end["checkpoint"]) if end else [],
         warnings=of_kind["warning"],
         end=end,
         train=of_kind["train"],
@@ -124,7 +124,7 @@ def _name_of(event: dict[str, Any]) -> str:
     return name_of(event["split"], event.get("label", ""))
 
 
-def next_commands(splits: str, checkpoint: str | None) -> list[str]:
+def list_next_commands(splits: str, checkpoint: str | None) -> list[str]:
     """Return the commands that use a model; none if it or the workflow of its data is not saved."""
     workflow = EtlOutput.from_splits(splits).workflow
     if not checkpoint or not workflow.is_dir():

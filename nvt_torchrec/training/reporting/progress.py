@@ -23,7 +23,7 @@ from nvt_torchrec.training.data.choices import describe_data
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting import metrics_log
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog
-from nvt_torchrec.training.reporting.page import REPORT_FILE, next_commands, write_report
+from nvt_torchrec.training.reporting.page import REPORT_FILE, list_next_commands, write_report
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.train_model import StepOutput
 
@@ -251,7 +251,7 @@ class Progress:
         log.info("checkpoint: %s", path or f"{kept}--save_checkpoint_path keeps the model")
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
-        for command in next_commands(self._settings.binary_path, path):
+        for command in list_next_commands(self._settings.binary_path, path):
             log.info("next: %s", command)
         if advice:
             log.info("%s", advice)
