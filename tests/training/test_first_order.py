@@ -10,12 +10,8 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.piecewise import PiecewiseLinear, find_edges
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.baselines.baselines import REGRESSION, compute_baselines
-from nvt_torchrec.training.baselines.regression import (
-    Column,
-    RowSample,
-    fit_regression,
-    read_sample,
-)
+from nvt_torchrec.training.baselines.regression import fit_regression
+from nvt_torchrec.training.baselines.row_sample import Column, RowSample, read_sample
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
 from nvt_torchrec.training.launch.distributed import process_group

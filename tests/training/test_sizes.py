@@ -17,7 +17,7 @@ from nvt_torchrec.training.baselines.baselines import (
     Trees,
     compute_baselines,
 )
-from nvt_torchrec.training.baselines.regression import Column, RowSample
+from nvt_torchrec.training.baselines.row_sample import Column, RowSample
 from nvt_torchrec.training.data.choices import choose_sizes, read_schema
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
@@ -131,7 +131,7 @@ def test_boosted_trees_learn_what_a_regression_cannot():
     column = Column(ids, np.repeat(np.arange(4000), 2))
     given = np.where(noise, 1 - labels, labels)
     sample = RowSample(number[:, None], [column], {"y": given}, (~noise).astype(np.float32))
-    assert auroc(Trees(sample, "y").logits(sample), labels) > 0.99
+    assert auroc(Trees(sample, sample, "y").logits(sample), labels) > 0.99
 
 
 def test_baselines_are_those_of_scikit_learn(split):

@@ -6,7 +6,6 @@ A loss alone says nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,9 @@ from nvt_torchrec.base.auroc import bin_numbers, column_auroc
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
 from nvt_torchrec.models.piecewise import find_edges
-from nvt_torchrec.training.baselines.regression import (
-    BATCH,
-    RowSample,
-    Start,
-    fit_regression,
-    read_sample,
-)
+from nvt_torchrec.training.baselines.penalties import choose_penalties
+from nvt_torchrec.training.baselines.regression import Objective, Start, fit_regression
+from nvt_torchrec.training.baselines.row_sample import BATCH, RowSample, read_sample
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 #: The names of the baselines.
@@ -36,6 +31,8 @@ CLICK_RATE, REGRESSION, TREES = "click rate", "logistic regression", "boosted tr
 _VALUES, _EVALUATED = 2**23, 12
 #: The rows that trees are fitted to, at most; with 40 columns that takes some seconds.
 _TREE_ROWS = 200_000
+#: At most so many trees, and the number of trees without a gain on valid after which they end.
+_MAX_TREES, _TREES_WITHOUT_GAIN = 1000, 50
 #: The ids of a column that trees tell apart.
 _IDS = 4000
 
@@ -59,17 +56,21 @@ def compute_baselines(
     clicks = {label: fitted.click_rate(label) for label in config.labels}
     offset = float(np.log(settings.undersampling_rate or 1.0))
     edges = find_edges(fitted.dense, config.dense_bins) if config.dense_bins else None
+    valid = read_sample(settings, config, "valid", _EVALUATED)
     regressions, trees = {}, {}
     for label, rate in clicks.items():
         if 0 < rate < 1:
             if settings.boosted_trees:
                 with contextlib.suppress(ImportError, OSError):
-                    trees[label] = Trees(fitted, label)
+                    trees[label] = Trees(fitted, valid, label)
             found = fit_regression(fitted, label, edges)
-            regressions[label] = dataclasses.replace(found, bias=found.bias + offset)
+            found = choose_penalties(Objective(fitted, label, edges), found, valid, label, offset)
+            regressions[label] = found.shift(offset)
     metrics: dict[tuple[str, str], ByLabel] = {}
     for split in ("valid", "test") if regressions else ():
-        sample = read_sample(settings, config, split, _EVALUATED)
+        sample = valid
+        if split == "test":
+            sample = read_sample(settings, config, split, _EVALUATED)
         groups = None
         if settings.gauc_column:
             column = sample.columns[config.categorical.index(settings.gauc_column)]
@@ -134,17 +135,23 @@ def _batches_to_fit(config: ModelConfig) -> int:
 
 
 class Trees:
-    """Boosted trees with the defaults of LightGBM (Ke et al. 2017).
+    """Boosted trees with the defaults of LightGBM (Ke et al. 2017), as many as valid wants.
 
     Ids are categories, the most frequent ones of a column; of a list the first id counts, of a
     history the newest one.
+
+    Args:
+        sample: Rows to fit to.
+        valid: Rows whose log loss says how many trees are best; without any it is LightGBM's
+            default, 100.
+        label: The label.
 
     Raises:
         ImportError: LightGBM is not installed.
         OSError: OpenMP's library is missing.
     """
 
-    def __init__(self, sample: RowSample, label: str) -> None:
+    def __init__(self, sample: RowSample, valid: RowSample, label: str) -> None:
         import lightgbm
 
         self._known: list[np.ndarray] = []
@@ -152,14 +159,31 @@ class Trees:
             values, counts = np.unique(ids, return_counts=True)
             order = np.argsort(-counts, kind="stable")[:_IDS]
             self._known.append(np.sort(values[order]))
-        rows, dense = slice(_TREE_ROWS), sample.dense.shape[1]
-        data = self._inputs(sample)[rows], sample.labels[label][rows]
-        weights = None if sample.weights is None else sample.weights[rows]
-        places = list(range(dense, dense + len(self._known)))
-        fitted = lightgbm.Dataset(*data, weight=weights, categorical_feature=places)
-        fixed: dict[str, Any] = {"deterministic": True, "force_col_wise": True, "verbose": -1}
-        fixed |= {"objective": "binary", "num_threads": torch.get_num_threads()}
-        self._model = lightgbm.train(fixed, fitted)
+        num_dense = sample.dense.shape[1]
+        categorical = list(range(num_dense, num_dense + len(self._known)))
+        train = lightgbm.Dataset(
+            self._inputs(sample)[:_TREE_ROWS],
+            sample.labels[label][:_TREE_ROWS],
+            weight=None if sample.weights is None else sample.weights[:_TREE_ROWS],
+            categorical_feature=categorical,
+        )
+        parameters: dict[str, Any] = {
+            "objective": "binary",
+            "deterministic": True,
+            "force_col_wise": True,
+            "num_threads": torch.get_num_threads(),
+            "verbose": -1,
+        }
+        if len(valid):
+            evaluated = train.create_valid(
+                self._inputs(valid), valid.labels[label], weight=valid.weights
+            )
+            stop = lightgbm.early_stopping(_TREES_WITHOUT_GAIN, verbose=False)
+            self._model = lightgbm.train(
+                parameters, train, _MAX_TREES, valid_sets=[evaluated], callbacks=[stop]
+            )
+        else:
+            self._model = lightgbm.train(parameters, train)
 
     def logits(self, sample: RowSample) -> np.ndarray:
         """Return the logits of rows, float64 [n]."""

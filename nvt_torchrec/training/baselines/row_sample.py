@@ -1,0 +1,141 @@
+"""Rows of a split in memory, for the baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.piecewise import interpolate
+from nvt_torchrec.training.data.loaders import make_sample
+from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+#: Rows are read in batches of this size.
+BATCH = 8192
+#: At most this many events of a history are read.
+_MAX_EVENTS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """The ids of some rows: of a categorical column, a history, or the bins of a dense column.
+
+    Of a dense column, the ids are the numbers of the two edges around each value.
+
+    Attributes:
+        ids: The ids of all rows, int64.
+        rows: The row of each id, int64; None if each row has exactly one.
+        shares: What part of an id's weight counts, float64: of an event one over the number of
+            events, of an edge how near it is. None if all of it counts.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray | None
+    shares: np.ndarray | None = None
+
+    @classmethod
+    def from_bins(cls, values: np.ndarray, edges: np.ndarray) -> Column:
+        """Return the two edges around each value, and their shares."""
+        below, share = interpolate(values, edges)
+        rows = np.arange(len(values))
+        return cls(
+            ids=np.concatenate([below, below + 1]),
+            rows=np.concatenate([rows, rows]),
+            shares=np.concatenate([1 - share, share]),
+        )
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether it is a categorical column, not a history or bins."""
+        return self.shares is None
+
+    def sum_by_row(self, weights: np.ndarray, num_rows: int) -> np.ndarray:
+        """Return the sum of the ids' ``weights`` [len(ids)] of each row, float64 [num_rows]."""
+        if self.rows is None:
+            return weights
+        if self.shares is not None:
+            weights = weights * self.shares
+        return np.bincount(self.rows, weights, num_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSample:
+    """Rows of a split.
+
+    Attributes:
+        dense: The dense values, float32 [n, dense columns].
+        columns: The categorical columns, then the histories'.
+        labels: The values of each label that is trained, by its name, float32 [n].
+        weights: The weights of the rows, float32 [n]; None if they have none.
+    """
+
+    dense: np.ndarray
+    columns: list[Column]
+    labels: dict[str, np.ndarray]
+    weights: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def bins(self, edges: np.ndarray | None) -> list[Column]:
+        """Return the columns of the dense values' edges; none without edges."""
+        if edges is None:
+            return []
+        return [Column.from_bins(*pair) for pair in zip(self.dense.T, edges, strict=True)]
+
+    def click_rate(self, label: str) -> float:
+        """Return the (weighted) share of the rows with label 1; 0 without rows."""
+        labels = self.labels[label]
+        return float(np.average(labels, weights=self.weights)) if len(labels) else 0.0
+
+    def relative_weights(self) -> np.ndarray:
+        """Return the weights of the rows divided by their mean, float64 [n]."""
+        if self.weights is None:
+            return np.ones(len(self))
+        return self.weights.astype(np.float64) / self.weights.mean()
+
+
+def read_sample(
+    settings: TrainSettings,
+    config: ModelConfig,
+    split: str,
+    batches: int,
+    files: tuple[Path, ...] | None = None,
+) -> RowSample:
+    """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
+    alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
+    fewer = min(config.max_events, _MAX_EVENTS)
+    config = dataclasses.replace(config, max_events=fewer, sequences=())
+    count, names = len(config.features), config.labels
+    dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
+    labels = [np.zeros((0, len(names)))]
+    ids, rows, held = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(3))
+    read = 0
+    for batch in make_sample(settings, config, split, alone, batches, BATCH, files):
+        features, size = batch.sparse_features, len(batch.labels)
+        lengths = features.lengths().view(count, size).long()
+        ends = lengths.sum(1).cumsum(0)[:-1].tolist()
+        for j, values in enumerate(np.split(features.values().numpy(), ends)):
+            ids[j].append(values)
+            rows[j].append(np.repeat(np.arange(read, read + size), lengths[j].numpy()))
+            held[j].append(lengths[j].numpy())
+        read += size
+        dense.append(batch.dense_features.numpy())
+        labels.append(batch.labels.numpy())
+        if batch.weights is not None:
+            weights.append(batch.weights.numpy())
+    columns = []
+    for j in range(count):
+        column_ids, column_rows, lengths = map(np.concatenate, (ids[j], rows[j], held[j]))
+        is_history = j >= len(config.categorical)
+        shares = 1 / lengths[column_rows] if is_history else None
+        has_one_id = not is_history and bool((lengths == 1).all())
+        columns.append(Column(column_ids, None if has_one_id else column_rows, shares))
+    row_weights = np.concatenate(weights) if weights else None
+    labels_by_name = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
+    return RowSample(np.concatenate(dense), columns, labels_by_name, row_weights)
