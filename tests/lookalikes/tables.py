@@ -158,13 +158,14 @@ def orders(rng: random.Random, i: int) -> Row:
 
 def recbole(rng: random.Random, i: int) -> Row:
     """ml-100k as RecBole writes it, joined with what is known of users and items."""
+    user = rng.randint(1, 200)
     return {
-        "user_id:token": rng.randint(1, 200),
-        "item_id:token": rng.randint(1, 400),
+        "user_id:token": user,
+        "item_id:token": rng.randint(1, 100),
         "rating:float": rng.randint(1, 5),
         "timestamp:float": f"{874_724_710 + 700 * i}.0",
-        "age:token": rng.randint(18, 60),
-        "zip_code:token": f"{rng.randint(1, 99_999):05d}",
+        "age:token": 18 + user % 40,
+        "zip_code:token": f"{user * 7919 % 99_999:05d}",
         "price:float": rng.randint(1, 90),
         "class:token_seq": rng.choice(["Comedy", "Drama War", "War Comedy Drama"]),
         "vector:float_seq": "0.5 0.25",

@@ -194,24 +194,32 @@ def _names_events(column: Profile) -> bool:
 def _is_attribute(column: Profile, columns: list[Profile]) -> bool:
     """Return whether a column is a property of a user or an item, as the gender is of a user.
 
-    Each value of another column then has one value of this one, in all of its rows.
+    Each value of another column then has one value of this one, in all of its rows, and each value
+    of this one enough of the other's, which is no chance.
     """
     for key in columns:
         # a number that gives the label away, such as a delay, is no thing with properties
         is_thing = key.kind in ("string", "hex32", "bigint") or is_code(key.name)
-        if key is column or key.multi_hot or not is_thing:
+        if key is column or not is_thing or key.distinct < _MIN_KEYS:
             continue
-        if key.distinct < _MIN_KEYS or key.often < 2:
+        if not is_determined(column, key):
             continue
-        both = (key.codes >= 0) & (column.codes >= 0)
-        pairs = key.codes[both] * column.distinct + column.codes[both]
-        pairs, rows = np.unique(pairs, return_counts=True)
-        if len(pairs) > len(np.unique(pairs // column.distinct)):
-            continue
-        repeated = np.bincount(pairs[rows > 1] % column.distinct, minlength=column.distinct)
-        if repeated.min() >= _MIN_KEYS:
+        repeated = np.bincount(key.codes[key.codes >= 0]) > 1
+        known = (key.codes >= 0) & (column.codes >= 0)
+        known[known] = repeated[key.codes[known]]
+        pairs = np.unique(key.codes[known] * column.distinct + column.codes[known])
+        if np.bincount(pairs % column.distinct, minlength=column.distinct).min() >= _MIN_KEYS:
             return True
     return False
+
+
+def is_determined(column: Profile, key: Profile) -> bool:
+    """Return whether each value of ``key``, most of them in several rows, has one of a column."""
+    if key.multi_hot or key.often < 2:
+        return False
+    both = (key.codes >= 0) & (column.codes >= 0)
+    pairs = np.unique(key.codes[both] * column.distinct + column.codes[both])
+    return len(pairs) == len(np.unique(key.codes[both]))
 
 
 def _natural(column: Profile) -> set[str]:

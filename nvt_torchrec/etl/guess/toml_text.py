@@ -8,6 +8,7 @@ import textwrap
 from typing import Any
 
 from nvt_torchrec.etl.guess.dialect import AS_PARQUET
+from nvt_torchrec.etl.guess.label_choice import is_determined
 from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
@@ -60,6 +61,8 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     single = [profiles[source] for source in names if source in profiles]
     users = [column for column in single if is_called(column.name, "user")]
     items = [column for column in single if column not in users and column.often >= _OFTEN]
+    # where a user lives is no item
+    items = [column for column in items if not (users and is_determined(column, users[0]))]
     split = guess.split.keys
     # rows that are split at random would see each other
     is_later = split["by"] in ("time", "days") or isinstance(split.get("valid"), (str, list))
