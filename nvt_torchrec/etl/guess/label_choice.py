@@ -202,14 +202,12 @@ def _is_attribute(column: Profile, columns: list[Profile]) -> bool:
         is_thing = key.kind in ("string", "hex32", "bigint") or is_code(key.name)
         if key is column or not is_thing or key.distinct < _MIN_KEYS:
             continue
-        if not is_determined(column, key):
-            continue
-        repeated = np.bincount(key.codes[key.codes >= 0]) > 1
-        known = (key.codes >= 0) & (column.codes >= 0)
-        known[known] = repeated[key.codes[known]]
-        pairs = np.unique(key.codes[known] * column.distinct + column.codes[known])
-        if np.bincount(pairs % column.distinct, minlength=column.distinct).min() >= _MIN_KEYS:
-            return True
+        if is_determined(column, key):
+            both = (key.codes >= 0) & (column.codes >= 0)
+            pairs = np.unique(key.codes[both] * column.distinct + column.codes[both])
+            keys = np.bincount(pairs % column.distinct, minlength=column.distinct)
+            if keys.min() >= _MIN_KEYS:
+                return True
     return False
 
 

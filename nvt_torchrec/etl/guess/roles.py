@@ -105,60 +105,38 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     if choice.possible:
         rule, why = labels[0]
         labels[0] = (rule, f"{why}; also possible: {', '.join(choice.possible)}")
-    rest = [column for j, column in enumerate(columns) if j not in choice.indices]
+    rest = {j: column for j, column in enumerate(columns) if j not in choice.indices}
+    outcomes = {} if criteo else find_outcomes([*rest.values()], label_columns, truth)
     features: list[Feature] = []
     unread: dict[str, str] = {}
-    outcomes: dict[str, str] = {}
-    if criteo:
-        for j, column in enumerate(rest):
+    for j, column in rest.items():
+        made = _features(column, sample)
+        if criteo:
             count = _feature(column, "dense", {}, "a count")
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
-            features.append(count if j < 13 else hashed)
-    else:
-        outcomes = find_outcomes(rest, label_columns, truth)
-        features, unread = _make_features(rest, outcomes, sample)
+            made = [count if j < 14 else hashed]
+        made = outcomes.get(column.name) or made
+        if isinstance(made, str):
+            unread[column.name or f"column {j + 1}"] = made
+        else:
+            features += made
     if not any(feature.kind == "categorical" for feature in features):
-        sources = {feature.source for feature in features}
-        features.append(_bucket([column for column in rest if column.source in sources], path))
+        read = {feature.source for feature in features}
+        features = _find_categories([c for c in rest.values() if c.source in read], features, path)
     # as in a spec; the categories of numbers that are dense as well come last
     dense = {feature.name for feature in features if feature.kind == "dense"}
     features.sort(key=lambda f: (f.kind != "dense", f.name.removesuffix(_ALSO) in dense))
-    features = _rename(features, [rule["name"] for rule, _ in labels])
-    time = find_time([column for column in rest if column.name not in outcomes])
-    split = choose_split(sample, time, label_columns)
-    names = [column.name for column in columns]
-    return Guess(labels, choice.close, split, time, features, unread, names)
-
-
-def _make_features(
-    columns: list[Profile], outcomes: dict[str, str], sample: SampledFile
-) -> tuple[list[Feature], dict[str, str]]:
-    """Return the features, and why other columns are not read, by their names.
-
-    Where names tell no category from a number, as in a log of ``u``, ``i`` and ``r``, integers of a
-    log without any category are judged by their values, as those of a file without a header are.
-    """
-    for named in (sample.named, False):
-        features: list[Feature] = []
-        unread: dict[str, str] = {}
-        for j, column in enumerate(columns):
-            made = outcomes.get(column.name) or _features(column, sample, named=named)
-            if isinstance(made, str):
-                unread[column.name or f"column {j + 1}"] = made
-            else:
-                features += made
-        if any(feature.kind == "categorical" for feature in features):
-            break
-    return features, unread
-
-
-def _rename(features: list[Feature], used: list[str]) -> list[Feature]:
-    """Give each feature another name, one that a spec can have."""
+    # each has another name, one that a spec can have
+    used = [rule["name"] for rule, _ in labels]
     names = unique_names([*used, *(spec_name(feature.name) for feature in features)])[len(used) :]
-    return [
+    features = [
         dataclasses.replace(feature, name=name)
         for feature, name in zip(features, names, strict=True)
     ]
+    time = find_time([column for column in rest.values() if column.name not in outcomes])
+    split = choose_split(sample, time, label_columns)
+    names = [column.name for column in columns]
+    return Guess(labels, choice.close, split, time, features, unread, names)
 
 
 def _is_criteo(sample: SampledFile, label: int) -> bool:
@@ -189,7 +167,7 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(column: Profile, sample: SampledFile, *, named: bool) -> list[Feature] | str:
+def _features(column: Profile, sample: SampledFile) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if not column.name:
         return "it has no name"
@@ -201,7 +179,7 @@ def _features(column: Profile, sample: SampledFile, *, named: bool) -> list[Feat
         return "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return f"always {next(iter(column.counts))!r:.40}"
-    way = _way(column, named=named)
+    way = _way(column, named=sample.named)
     if way == "both":
         category = dataclasses.replace(_categorical(column), name=f"{column.name}{_ALSO}")
         return [_dense(column), category]
@@ -310,8 +288,16 @@ def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
     ] or f"{why}, and always the same hour"
 
 
-def _bucket(columns: list[Profile], path: str) -> Feature:
-    """Return the quarter in which a number is as a category: a spec has at least one."""
+def _find_categories(columns: list[Profile], dense: list[Feature], path: str) -> list[Feature]:
+    """Return features with at least one category, given columns and their features, all dense.
+
+    Where no name tells an id, as in a log of ``u``, ``i`` and ``r``, the values do, as in a file
+    without a header; else the quarter in which a number is becomes a category.
+    """
+    ids = [column for column in columns if _way(column, named=False) == "id"]
+    if ids:
+        known = {column.source for column in ids}
+        return [f for f in dense if f.source not in known] + [_categorical(c) for c in ids]
     column = next((each for each in columns if each.is_number and each.distinct > 1), None)
     if column is None:
         raise BadInputError(
@@ -321,4 +307,5 @@ def _bucket(columns: list[Profile], path: str) -> Feature:
     quarters = {float(values[len(values) * k // 4]) for k in (1, 2, 3)}
     options = {**column.reading, "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"
-    return Feature(f"{column.name}_bucket", "categorical", options, why, column.source)
+    name = f"{column.name}_bucket"
+    return [*dense, Feature(name, "categorical", options, why, column.source)]

@@ -123,30 +123,20 @@ def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
     There are none unless some are for training, and some for another split.
     """
     filesystem, name = filesystem_of(path)
-    if filesystem.isdir(name):
-        root, found = path.rstrip("/"), filesystem.find(name)
-    elif not filesystem.isfile(name) and re.search(r"[*?[]", name):
-        root, found = path.rpartition("/")[0] or ".", filesystem.glob(name)
-    else:
-        return "", {}
-    base = filesystem_of(root)[1].rstrip("/")
     splits: dict[str, list[str]] = {}
-    endings = Counter(map(_ending, found))
-    for file in sorted(found):
-        below = file.removeprefix(f"{base}/")
-        split = find_split_path(below)
-        hidden = any(part.startswith((".", "_")) for part in below.split("/"))
-        if split and not hidden and _ending(file) == max(endings, key=lambda end: endings[end]):
-            splits.setdefault(split, []).append(below)
+    if filesystem.isfile(name):
+        return "", splits
+    root = path.rstrip("/") if filesystem.isdir(name) else path.rpartition("/")[0] or "."
+    filesystem, name = filesystem_of(root)
+    base = filesystem.unstrip_protocol(name).removeprefix("file://").rstrip("/")
+    with contextlib.suppress(BadInputError):
+        for file in find_days(path, split=ANY_FILES):
+            below = file.path.removeprefix(f"{base}/")
+            if split := find_split_path(below):
+                splits.setdefault(split, []).append(below)
     if "train" not in splits or len(splits) == 1:
         return "", {}
     return root, {split: splits[split] for split in SPLITS if split in splits}
-
-
-def _ending(path: str) -> str:
-    """Return how the name of a file ends, by which data differ from what describes them."""
-    ending = path.rpartition("/")[2].rpartition(".")[2]
-    return "" if find_split_path(ending) else ending
 
 
 def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFile:

@@ -67,13 +67,13 @@ def check_no_split_column(columns: list[Profile], path: str) -> None:
     Raises:
         BadInputError: There is one: a split at random would put rows of test into training.
     """
-    for column in columns:
+    for number, column in enumerate(columns, 1):
         found = {find_split_name(text) for text in column.counts}
         if "" in found or "train" not in found or len(found) == 1:
             continue
         values = ", ".join(sorted(column.counts))
         raise BadInputError(
-            f"{path}: column {column.name or columns.index(column) + 1} says which rows are for "
+            f"{path}: column {column.name or number} says which rows are for "
             f"training ({values}), and a [split] is by files",
             "write a directory for each value, and pass the directory of these to guess: in DuckDB "
             f"COPY (FROM '{path}') TO 'LOG' (FORMAT parquet, PARTITION_BY ({column.name})); or "
