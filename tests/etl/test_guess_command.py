@@ -155,6 +155,12 @@ def test_a_column_that_says_which_rows_are_for_training(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="column subset says which rows are for train") as error:
         guess(str(path))
     assert "PARTITION_BY (subset)" in error.value.remedy
+    with open(tmp_path / "sorted.csv", "w") as file:  # its head has rows for training alone
+        file.write("click,site,split\n")
+        file.writelines(f"{i * i % 7 % 2},s{i % 5},train\n" for i in range(120_000))
+        file.writelines(f"{i * i % 7 % 2},s{i % 5},test\n" for i in range(9))
+    with pytest.raises(BadInputError, match="column split says which rows are for training"):
+        guess(file.name)
     table, raw = pacsv.read_csv(path), tmp_path / "raw"
     hive = pads.partitioning(pads.dataset(table).schema.empty_table().select(["subset"]).schema,
                              flavor="hive")  # fmt: skip

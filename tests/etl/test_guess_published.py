@@ -148,6 +148,7 @@ def test_integers_of_users_and_items_are_ids(tmp_path: Path) -> None:
     assert (plain, spec.dense) == ({"uid": "int", "iid": "int"}, ())
     assert is_code("vid")
     assert not is_code("bid")
+    assert not is_code("YearsAtCompany")
 
     def make(rng: random.Random, i: int) -> tables.Row:
         return {"a": rng.randint(1, 300), "b": rng.randint(1, 500), "rating": rng.randint(1, 5)}

@@ -21,8 +21,6 @@ _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
 _VALUE = re.compile(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?|[\W_]+")
 #: Bytes that are signs such as € and “ in Windows' encoding, and control characters in Latin-1.
 _WINDOWS = re.compile(rb"[\x80-\x9f]")
-
-
 #: What to do with line breaks in values.
 AS_PARQUET = (
     "write the log as parquet, in DuckDB COPY (FROM read_csv('LOG.csv')) TO 'LOG.parquet', or "

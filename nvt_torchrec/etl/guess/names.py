@@ -24,7 +24,7 @@ _NAMES = {
     r"purchased?|bought|ordered|cart|add_?to_?cart|fav(ou?rited?)?|(dis)?liked?s?|follow(ed)?|"
     r"forward(ed)?|comment(ed)?|shared?|hate|subscri(ption|bed?)|install(ed|s)?|deposit|"
     r"churn(ed)?|fraud|attribut(ion|ed)|booking|booked|survived|responded|profile_enter|"
-    r"cancel(l?ed|l?ation)?|refund(ed)?|((arr(ival)?|dep(arture)?)_?)?delayed|"
+    r"cancel(l?ed|l?ation)?|refund(ed)?|attrition|readmitted|recommended|returned|((arr(ival)?|dep(arture)?)_?)?delayed|"
     r"(long|valid|effective)_view|visit(ed)?|retention|retained|exited)(_?(bool|flag|label))?",
     "perhaps": r"(is_?)?(class|outcome|response|income|default(.payment.*)?|action|behaviou?r|"
     r"status|state|risk|result)",
@@ -46,6 +46,8 @@ _NAMES = {
     "thing": rf"({_THINGS})(id|no|nr|number)?|[ac-jl-z]?(ids?|idx)|ip|code|type|category|"
     "categorical|cat|class|level|hash|key",
     "anonymous": r"C?\d+|feat(ure)?_?\d+",
+    # the first word of the name of a quantity, whatever the last one is: years_at_company
+    "quantity": "years|months|days|hours|minutes|num|total|avg|average|mean|max|min",
     # words that say that something is of the time before the row
     "before": "hist(ory|oric|orical)?|prev(ious|iously)?|past|last|prior|before|recent|ever|avg|"
     "average|mean|rate|ctr|since|counts?|num|number|n|no",
@@ -82,6 +84,8 @@ def words_of(name: str) -> list[str]:
 def is_code(name: str) -> bool:
     """Return whether integers of this name stand for things."""
     words = words_of(name)
+    if words and is_called(words[0], "quantity"):
+        return False
     last = (*words[-1:], "".join(words[-2:]))
     return any(is_called(each, "thing") for each in last) or is_called(name, "anonymous")
 

@@ -91,7 +91,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         BadInputError: no column looks like a label, none is left for features, or one says which
             rows are for training.
     """
-    check_no_split_column(sample.columns, path)
+    check_no_split_column(sample, path)
     choice = choose_labels(sample, path, label)
     criteo = _is_criteo(sample, choice.indices[0])
     columns = sample.columns if sample.named else _named(sample.columns, choice.indices[0], criteo)

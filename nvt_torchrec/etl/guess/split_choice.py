@@ -61,20 +61,21 @@ def choose_split(sample: SampledFile, time: Profile | None, labels: list[Profile
     return SplitChoice(keys, why + reason, input_path or sample.days)
 
 
-def check_no_split_column(columns: list[Profile], path: str) -> None:
+def check_no_split_column(sample: SampledFile, path: str) -> None:
     """Refuse a column that says of each row whether it is for training.
 
     Raises:
         BadInputError: There is one: a split at random would put rows of test into training.
     """
-    for number, column in enumerate(columns, 1):
+    for number, column in enumerate(sample.columns, 1):
         found = {find_split_name(text) for text in column.counts}
-        if "" in found or "train" not in found or len(found) == 1:
+        # the head of a log may have rows for training alone
+        is_split = len(found) > 1 or not (sample.whole or sample.splits)
+        if "" in found or "train" not in found or not is_split:
             continue
-        values = ", ".join(sorted(column.counts))
         raise BadInputError(
-            f"{path}: column {column.name or number} says which rows are for "
-            f"training ({values}), and a [split] is by files",
+            f"{path}: column {column.name or number} says which rows are for training "
+            f"({', '.join(sorted(column.counts))}), and a [split] by what is published is by files",
             "write a directory for each value, and pass the directory of these to guess: in DuckDB "
             f"COPY (FROM '{path}') TO 'LOG' (FORMAT parquet, PARTITION_BY ({column.name})); or "
             "remove the column",
