@@ -86,7 +86,7 @@ def test_columns_that_come_with_the_label_or_a_leak_are_left_out(tmp_path: Path)
     assert columns.keys() >= {"lead_time", "previous_cancellations", "agent", "company"}
     assert (columns["agent"].raw, columns["company"].raw) == ("int", "int")
     spec, _ = guess_table("airlines", tmp_path)
-    assert "IsDepDelayed" in spec.labels
+    assert spec.labels[0] == "IsDepDelayed"
     late = {"IsArrDelayed", "ArrDelay", "DepDelay", "Cancelled"}
     assert not late & columns_of(spec).keys()
     assert {"UniqueCarrier", "CRSDepTime", "Distance"} <= columns_of(spec).keys()

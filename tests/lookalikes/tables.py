@@ -110,7 +110,7 @@ def hotel_bookings(rng: random.Random, i: int) -> Row:
 def airlines(rng: random.Random, i: int) -> Row:
     """Delays at departure are the label; those at arrival follow, and cancelled flights."""
     late = round(rng.gauss(5, 25))
-    arrival = late + round(rng.gauss(0, 14))
+    arrival = late + round(rng.gauss(2, 14))
     return {
         "Year": rng.randint(1987, 2008),
         "DayOfWeek": rng.randint(1, 7),

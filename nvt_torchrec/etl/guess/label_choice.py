@@ -28,6 +28,8 @@ _MOST_TEXTS = 20
 _MAX_RATINGS, _MAX_RATING = 11, 10
 #: A candidate whose score is so near to the best one's may be the label as well.
 _CLOSE = 15
+#: Of two equal candidates, the last column is the label if it has this share of the other's ones.
+_ALIKE = 0.8
 #: Other candidates that a comment names.
 _SHOWN = 5
 #: Keys of which each has one label, with several rows, for that to be no chance.
@@ -79,7 +81,11 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
         if scores[j] and _is_attribute(column, columns):
             scores[j] = max(scores[j] - 30, 1)
     ranked = sorted(range(len(scores)), key=lambda j: (-scores[j], -_positives(columns[j]), j))
-    best, *others = ranked
+    best, last = ranked[0], _find_last(sample)
+    is_alike = _positives(columns[last]) >= _ALIKE * _positives(columns[best])
+    if is_alike and scores[last] == scores[best]:
+        best = last
+    others = [j for j in ranked if j != best]
     if not scores[best]:
         raise BadInputError(
             f"{path}: no column looks like a label: none has two values or is named rating",
@@ -99,6 +105,11 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
         name_all(others)[:_SHOWN],
         name_all([best, *close])[:_SHOWN] if close else [],
     )
+
+
+def _find_last(sample: SampledFile) -> int:
+    """Return the number of the last column, where tables mostly have the label."""
+    return max(k for k, column in enumerate(sample.columns) if column.name or not sample.named)
 
 
 def is_event(column: Profile) -> bool:
@@ -134,7 +145,6 @@ def _is_perhaps(column: Profile) -> bool:
 
 def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
     name, binary = column.name, set(column.counts) <= _BINARY
-    last = max(k for k, each in enumerate(sample.columns) if each.name or not sample.named)
     score = 20
     if is_event(column):
         score += 80
@@ -142,7 +152,7 @@ def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
         last_word = name.rpartition("_")[2]
         if _is_perhaps(column) or is_called(last_word, "perhaps") or _names_events(column):
             score += 30
-        if j == last:  # where tables mostly have it
+        if j == _find_last(sample):
             score += 25 if binary else 20
         elif j == 0:
             score += 5
