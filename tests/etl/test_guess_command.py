@@ -38,7 +38,7 @@ def test_candidates_that_are_close_are_named_first_with_a_command_each(
     path = write_loans(tmp_path)
     assert main(["guess", str(path), "--output", str(tmp_path / "spec.toml")]) in (0, None)
     first, *commands, taken = caplog.messages[:4]
-    assert first == "Creditability or status could be the label:"
+    assert first == "column Creditability or status could be the label:"
     assert taken == "taken is Creditability"
     for command, label in zip(commands, ("Creditability", "status"), strict=True):
         assert main(shlex.split(command)[3:]) in (0, None)

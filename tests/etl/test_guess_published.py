@@ -158,6 +158,20 @@ def test_integers_of_users_and_items_are_ids(tmp_path: Path) -> None:
     assert spec.categorical_names == ["a", "b"]
 
 
+def test_an_age_is_no_id_where_there_is_no_category(tmp_path: Path) -> None:
+    def make(rng: random.Random, i: int) -> tables.Row:
+        year = rng.randint(1940, 1999)
+        return {"birthday": f"{year}-03-{1 + i % 28:02d}", "price": f"{rng.random():.3f}",
+                "y": rng.randint(0, 1)}  # fmt: skip
+
+    path = tables.write_table(tmp_path / "raw" / "log.csv", make, 400)
+    spec, _ = guessed_with_text(path)
+    assert (spec.dense_names, spec.categorical_names) == (
+        ["birthday_age", "price"],
+        ["price_bucket"],
+    )
+
+
 def test_types_behind_names_are_read_as_what_they_say(tmp_path: Path) -> None:
     spec, text = guess_table("recbole", tmp_path, "\t")
     columns = columns_of(spec)

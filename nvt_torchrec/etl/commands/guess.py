@@ -58,7 +58,7 @@ class GuessedSpec:
     Attributes:
         text: The spec as TOML.
         flags: Those of ``etl run`` for it.
-        close: The columns of which each could be the label, the one that is first; [] in no doubt.
+        close: The columns of which each could be the label, the one taken first; [] without doubt.
         says: What to look at, in lines.
     """
 
@@ -147,8 +147,8 @@ def run(settings: GuessSettings) -> None:
     made = _guess_as_set(settings, settings.label)
     if made.close:
         taken = made.close[0]
-        log.warning("%s could be the label:", " or ".join(made.close))
-        if sys.stdin.isatty() and sys.stderr.isatty():
+        log.warning("column %s could be the label:", " or ".join(made.close))
+        if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
             taken = _ask(made.close)
             if taken != made.close[0]:
                 made = _guess_as_set(settings, taken)
@@ -200,8 +200,8 @@ def _ask(labels: list[str]) -> str:
         answer = sys.stdin.readline().strip()
         if not answer:
             return labels[0]
-        if answer in labels:
-            return answer
         if answer in map(str, range(1, len(labels) + 1)):
             return labels[int(answer) - 1]
+        if answer in labels:
+            return answer
         log.warning("give a number from 1 to %d", len(labels))

@@ -110,12 +110,13 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in rest.items():
-        made = _features(column, sample)
+        made: list[Feature] | str
         if criteo:
             count = _feature(column, "dense", {}, "a count")
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
             made = [count if j < 14 else hashed]
-        made = outcomes.get(column.name) or made
+        else:
+            made = outcomes.get(column.name) or _features(column, sample)
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
@@ -294,7 +295,7 @@ def _find_categories(columns: list[Profile], dense: list[Feature], path: str) ->
     Where no name tells an id, as in a log of ``u``, ``i`` and ``r``, the values do, as in a file
     without a header; else the quarter in which a number is becomes a category.
     """
-    ids = [column for column in columns if _way(column, named=False) == "id"]
+    ids = [c for c in columns if c.kind == "int" and _way(c, named=False) == "id"]
     if ids:
         known = {column.source for column in ids}
         return [f for f in dense if f.source not in known] + [_categorical(c) for c in ids]
