@@ -11,7 +11,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
 #: How names of text files end; other formats have endings of their own.
-_TEXT_ENDINGS = ("tsv", "txt", "csv", "dat", "data", "log", "json")
+_TEXT_ENDINGS = ("tsv", "txt", "csv", "dat", "data", "log", "json", "inter")
 #: What may follow the number or date: Spark's ids, then endings.
 _ENDINGS = r"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{}))?(?:\.(?:gz|bz2|xz|zst))?"
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"

@@ -51,6 +51,14 @@ def test_commands_exist_with_their_flags(name: str) -> None:
         parse(Parser(prog=subcommand), arguments, *module.SETTINGS)
 
 
+@pytest.mark.parametrize("name", ["census", "movielens"])
+def test_small_logs_are_trained_with_the_defaults(name: str) -> None:
+    """On census income, flags for layers and optimizer were worse than none."""
+    (line,) = [line for line in commands(name).splitlines() if line.startswith("nvt-train")]
+    flags = [word for word in shlex.split(line) if word.startswith("--")]
+    assert flags == ["--binary_path", "--save_checkpoint_path"]
+
+
 @pytest.mark.parametrize("name", ["avazu", "census"])  # one without and one with dense columns
 def test_a_recipe_learns_and_scores_raw_rows(name: str, tmp_path: Path) -> None:
     rows = 6000

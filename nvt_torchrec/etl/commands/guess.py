@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import shlex
+import sys
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -38,6 +40,10 @@ class GuessSettings(Settings):
         "(default: detected)", "", metavar="COLUMN"
     )
     delimiter: str = flag("delimiter of the fields (default: detected)", "")
+    events: bool = flag(
+        "let the spec count what happened before a row, of a log with a time, users and items; "
+        "docs/events.md", False
+    )
     head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, least=1, most=1024)
     # fmt: on
 
@@ -45,8 +51,30 @@ class GuessSettings(Settings):
 SETTINGS = (GuessSettings,)
 
 
+@dataclasses.dataclass(frozen=True)
+class GuessedSpec:
+    """A spec, and what there is to say of it.
+
+    Attributes:
+        text: The spec as TOML.
+        flags: Those of ``etl run`` for it.
+        close: The columns of which each could be the label, the one taken first; [] without doubt.
+        says: What to look at, in lines.
+    """
+
+    text: str
+    flags: list[str]
+    close: list[str]
+    says: str
+
+
 def guess(
-    path: str, *, label: str = "", delimiter: str = "", head_mb: int = HEAD_MB
+    path: str,
+    *,
+    label: str = "",
+    delimiter: str = "",
+    head_mb: int = HEAD_MB,
+    events: bool = False,
 ) -> tuple[str, list[str], str]:
     """Return a first spec for a log as TOML, flags of ``etl run`` for it, and what to look at.
 
@@ -57,50 +85,123 @@ def guess(
             commas between; "" to find it.
         delimiter: What is between the fields of text; "" to find it.
         head_mb: MiB of text to read from the beginning.
+        events: Whether the spec counts what happened before a row.
 
     Raises:
-        BadInputError: The file cannot be read, or no column can be the label.
+        BadInputError: The file cannot be read, no column can be the label, or there are no events.
     """
+    made = guess_spec(path, label, delimiter, head_mb, events=events)
+    return made.text, made.flags, made.says
+
+
+def guess_spec(path: str, label: str, delimiter: str, head_mb: int, *, events: bool) -> GuessedSpec:
+    """Return a first spec; see :func:`guess`."""
+    from nvt_torchrec.base.errors import BadInputError
     from nvt_torchrec.etl.guess.roles import assign
     from nvt_torchrec.etl.guess.sample import take_sample
-    from nvt_torchrec.etl.guess.toml_text import to_toml
+    from nvt_torchrec.etl.guess.toml_text import comment_events, propose_events, to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
     found = assign(sample, path, label)
+    proposed = propose_events(found, sample)
+    if events and not proposed:
+        raise BadInputError(
+            f"{path}: no [events]: they need a time that no row lacks, a column named for users, "
+            "another category with repeated values, and a split by days, time or files",
+            "leave --events out, or write the block by hand as docs/events.md shows",
+        )
     rule, why = found.labels[0]
-    flags = ["--input_path", sample.days or path, "--output_path", "OUT"]
+    flags = ["--input_path", found.split.input_path or path, "--output_path", "OUT"]
     if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
-    unread = ", ".join(list(found.unread)[:20]) + (" …" if len(found.unread) > 20 else "")
-    says = f"not read, for the reasons at the end of the spec: {unread}\n" if unread else ""
-    says += f"the label is {rule['name']}: "
-    says += why.replace("; also possible", "; --label takes another")
-    return to_toml(found, sample, path), flags, says
+    says = []
+    if found.unread:
+        unread = ", ".join(list(found.unread)[:20]) + (" …" if len(found.unread) > 20 else "")
+        says.append(f"not read, for the reasons at the end of the spec: {unread}")
+    if sample.quoted_breaks:
+        says.append(
+            f"{sample.quoted_breaks} lines end within quotes, in the middle of a value: write the "
+            "log as parquet, or their rows are left out"
+        )
+    if proposed and not events:
+        says.append("what happened before a row may say more than its ids: --events counts it")
+    why = why.replace("; also possible", "; --label takes another")
+    says.append(f"the label is {rule['name']}: {why}")
+    text = to_toml(found, sample, path, events=comment_events(proposed, wanted=events))
+    return GuessedSpec(text, flags, found.close, "\n".join(says))
 
 
 def run(settings: GuessSettings) -> None:
     """Print or write the spec.
 
     Raises:
-        BadInputError: The file cannot be read, or no column can be the label.
+        BadInputError: The file cannot be read, no column can be the label, or there are no events.
         OutputError: The output is there already, or cannot be written.
     """
     from nvt_torchrec.base.errors import OutputError, as_called
     from nvt_torchrec.base.files.atomic import output_errors, write_text
 
-    output, path = settings.output, settings.input_path
+    output = settings.output
     if output and output.exists():
         raise OutputError(f"{output}: exists already", "choose another --output, or delete it")
-    delimiter = settings.delimiter.replace("\\t", "\t")
-    text, flags, says = guess(
-        path, label=settings.label, delimiter=delimiter, head_mb=settings.head_mb
-    )
+    made = _guess_as_set(settings, settings.label)
+    if made.close:
+        taken = made.close[0]
+        log.warning("column %s could be the label:", " or ".join(made.close))
+        if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
+            taken = _ask(made.close)
+            if taken != made.close[0]:
+                made = _guess_as_set(settings, taken)
+        else:
+            for label in made.close:
+                log.warning("  %s", _command(settings, label))
+        log.warning("taken is %s", taken)
     if output is None:
-        print(text, end="")
+        print(made.text, end="")
         return
     with output_errors(output):
-        write_text(output, text)
+        write_text(output, made.text)
     log.info("wrote %s; review it, then run:", output)
     command = as_called("python -m etl run")
-    log.info("%s %s", command, shlex.join(["--spec", str(output), *flags]))
-    log.info(says)
+    log.info("%s %s", command, shlex.join(["--spec", str(output), *made.flags]))
+    log.info(made.says)
+
+
+def _guess_as_set(settings: GuessSettings, label: str) -> GuessedSpec:
+    delimiter = settings.delimiter.replace("\\t", "\t")
+    return guess_spec(
+        settings.input_path, label, delimiter, settings.head_mb, events=settings.events
+    )
+
+
+def _command(settings: GuessSettings, label: str) -> str:
+    """Return the command that takes a label, into a file of its own."""
+    from nvt_torchrec.base.errors import as_called
+
+    words = [settings.input_path, "--label", label]
+    if settings.delimiter:
+        words += ["--delimiter", settings.delimiter]
+    if settings.head_mb != HEAD_MB:
+        words += ["--head_mb", str(settings.head_mb)]
+    if settings.events:
+        words.append("--events")
+    if settings.output:
+        name = re.sub(r"\W", "_", label)
+        words += ["--output", str(settings.output.with_stem(f"{settings.output.stem}-{name}"))]
+    return f"{as_called('python -m etl guess')} {shlex.join(words)}"
+
+
+def _ask(labels: list[str]) -> str:
+    """Return which of some labels somebody at a terminal takes; the first one without an answer."""
+    for number, label in enumerate(labels, 1):
+        log.warning("  %d  %s", number, label)
+    while True:
+        print("Which is the label? [1] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip()
+        if not answer:
+            return labels[0]
+        if answer in map(str, range(1, len(labels) + 1)):
+            return labels[int(answer) - 1]
+        if answer in labels:
+            return answer
+        log.warning("give a number from 1 to %d", len(labels))

@@ -149,6 +149,8 @@ def prepare(
     kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
     log = EventLog(spec, files, names)
     rows, oldest, newest = log.bounds
+    if spec.split.by == "files":
+        _check_files(log, blocks, splits)
     if earlier and oldest < earlier.record.newest:
         raise BadInputError(
             f"{blocks[0].source}: a row of {format_time(oldest)} is older than rows of the days "
@@ -186,6 +188,30 @@ def prepare(
         smoothing, rate = _fit_rates(spec, moments)
     record = EventRecord(newest, smoothing, rate, next_keys, entries)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
+
+
+def _check_files(log: EventLog, blocks: list[Block], splits: dict[Block, str]) -> None:
+    """Check that no file for valid or test has a row that is older than one for training.
+
+    Raises:
+        BadInputError: One has, so training would count events of the rows that it is tested on.
+    """
+    newest, oldest = [], []
+    for block, name in zip(blocks, log.names, strict=True):
+        rows, first, last = log.bounds_of(name)
+        if rows and splits[block] == "train":
+            newest.append((last, block.source))
+        elif rows:
+            oldest.append((first, block.source))
+    if not newest or not oldest or min(oldest)[0] >= max(newest)[0]:
+        return
+    (last, trained), (first, tested) = max(newest), min(oldest)
+    raise BadInputError(
+        f"{tested}: it has rows from {format_time(first)} on, and {trained}, for training, until "
+        f"{format_time(last)}: with [events], rows for training would count events of those for "
+        "valid and test",
+        'leave [events] out, or cut the rows of all files anew, by time: [split] by = "time"',
+    )
 
 
 def _fit_rates(

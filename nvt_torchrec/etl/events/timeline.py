@@ -164,13 +164,14 @@ class EventLog:
     @functools.cached_property
     def bounds(self) -> tuple[int, int, int]:
         """How many rows there are, and the first and the last time."""
-        found = [self._bounds(name) for name in self.names]
+        found = [self.bounds_of(name) for name in self.names]
         if not any(rows for rows, _, _ in found):
             raise BadInputError("there is no well-formed row", "correct the input")
         rows, first, last = zip(*(of_block for of_block in found if of_block[0]), strict=True)
         return sum(rows), min(first), max(last)
 
-    def _bounds(self, name: str) -> tuple[int, int, int]:
+    def bounds_of(self, name: str) -> tuple[int, int, int]:
+        """Return how many rows a block has, and the first and the last time; 0 without rows."""
         times = self.map(self.files.times(name))[0]
         return (len(times), int(times.min()), int(times.max())) if len(times) else (0, 0, 0)
 

@@ -21,6 +21,11 @@ _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
 _VALUE = re.compile(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?|[\W_]+")
 #: Bytes that are signs such as € and “ in Windows' encoding, and control characters in Latin-1.
 _WINDOWS = re.compile(rb"[\x80-\x9f]")
+#: What to do with line breaks in values.
+AS_PARQUET = (
+    "write the log as parquet, in DuckDB COPY (FROM read_csv('LOG.csv')) TO 'LOG.parquet', or "
+    "without these line breaks"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +84,12 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     if best and best.fields > 1:
         what = f"delimiter {best.delimiter!r} gives {best.share:.0%} of the lines "
         what += f"{best.fields} fields, and others different numbers of fields"
+    if breaks := find_quoted_breaks(text, best.delimiter if best else ","):
+        raise BadInputError(
+            f"{path}: line {breaks[0]} ends within quotes, and so do {len(breaks) - 1} others: "
+            "line breaks in values, where a line is a row",
+            AS_PARQUET,
+        )
     raise BadInputError(
         f"{path}: {what}: {text.lstrip().split(chr(10), 1)[0]:.60}",
         "a log has a label and at least one more column; give what separates them with "
@@ -111,6 +122,18 @@ def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
     lines = _lines(text)[dialect.skip_lines :]
     rows = [_split(line, dialect.delimiter) for line in lines]
     return [row for row in rows if row not in ([], [""])]
+
+
+def find_quoted_breaks(text: str, delimiter: str) -> list[int]:
+    """Return the numbers, from 1 on, of the lines that end within a value in quotes."""
+    begin = re.compile(rf'(?:^|{re.escape(delimiter)})"(?:[^"]|"")*$')
+    numbers, is_open = [], False
+    for number, line in enumerate(_lines(text), 1):
+        if line.count('"') % 2:
+            is_open = not is_open and begin.search(line) is not None
+        if is_open:
+            numbers.append(number)
+    return numbers
 
 
 def _lines(text: str) -> list[str]:

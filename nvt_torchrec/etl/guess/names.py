@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
+from nvt_torchrec.formats.splits import SPLITS
+
 _PERSON = "customer|client|member|user"
 _THINGS = (
     "account|kind|group|zip|post|pos|position|version|user|item|movie|book|product|brand|device|"
     "site|app|customer|client|member|visitor|session|campaign|advertiser|creative|channel|city|"
     "region|country|continent|market|state|gender|sex|occupation|industry|genre|author|publisher|"
     "query|keyword|segment|cluster|sku|shop|store|seller|merchant|order|video|song|artist|page|"
-    "domain|language|browser|os|carrier|worker|name"
+    "domain|language|browser|os|carrier|worker|name|agent|agency|company|vendor|supplier|partner|"
+    "driver|host|branch|airline|airport|hotel|doctor|school"
 )
 #: What a whole name means, regardless of case. Events are what people do with what they are shown,
 #: never known when it is shown; outcomes are measured afterwards, unlike prev_conversions; a name
@@ -21,30 +24,51 @@ _NAMES = {
     r"purchased?|bought|ordered|cart|add_?to_?cart|fav(ou?rited?)?|(dis)?liked?s?|follow(ed)?|"
     r"forward(ed)?|comment(ed)?|shared?|hate|subscri(ption|bed?)|install(ed|s)?|deposit|"
     r"churn(ed)?|fraud|attribut(ion|ed)|booking|booked|survived|responded|profile_enter|"
+    r"cancel(l?ed|l?ation)?|refund(ed)?|attrition|readmitted|recommended|returned|((arr(ival)?|dep(arture)?)_?)?delayed|"
     r"(long|valid|effective)_view|visit(ed)?|retention|retained|exited)(_?(bool|flag|label))?",
     "perhaps": r"(is_?)?(class|outcome|response|income|default(.payment.*)?|action|behaviou?r|"
-    r"status|state)",
+    r"status|state|risk|result)",
     "outcome": r"(play(ing)?|watch(ing)?|dwell|stay|read(ing)?|comment_stay|profile_stay)_?"
     r"(times?(_ms)?|duration|ratio|percentage|seconds|ms)|impressions?|ratings?|overall|"
     r"(?!.*(hist|prev|past|last|avg|rate)).*conversions?([\W_]?(value|amount|count))?",
-    "rating": r"(.*[\W_])?(ratings?|stars|score|grade|overall)",
+    "rating": r"(.*[\W_])?(ratings?|stars?|score|grade|overall|feedback|satisfaction|preference|"
+    r"opinion|vote)",
+    # how long something took, which may be what the label is about; of a film it is not
+    "duration": r"(.*[\W_])?(duration|elapsed|time_?spent)([\W_]?(time|s|sec|seconds|ms|min))?",
     "weight": r"((sample|instance|row|case|importance|example)[_ ]?)?weights?|fnlwgt|"
     r"(.*_)?propensity(_score)?",
     "time": r"(?!.*[\W_]id$)(.*(time|date|day|hour|stamp|birth|dob).*|(.*_)?(ts|at|on|when))",
     # dates that belong to a person, not to an event
     "birth": r".*(birth|dob|sign.?up|regist|enrol|joined|join.?date|"
     rf"({_PERSON}).?since|(dt|date).?({_PERSON})|({_PERSON}|account).?(date|created)).*",
-    "user": rf"({_PERSON}|uid|visitor|viewer|household|session)[\W_]?(id|key|hash|code|no)?",
+    "user": rf"({_PERSON}|u|uid|visitor|viewer|household|session)[\W_]?(id|idx|key|hash|code|no)?",
     # the last word, or the last two, of the name of integers that stand for things
-    "thing": rf"({_THINGS})(id|no|nr|number)?|ids?|ip|code|type|category|categorical|cat|class|"
-    "level|hash|key",
+    "thing": rf"({_THINGS})(id|no|nr|number)?|[ac-jl-z]?(ids?|idx)|ip|code|type|category|"
+    "categorical|cat|class|level|hash|key",
     "anonymous": r"C?\d+|feat(ure)?_?\d+",
+    # the first word of the name of a quantity, whatever the last one is: years_at_company
+    "quantity": "years|months|days|hours|minutes|num|total|avg|average|mean|max|min",
+    # words that say that something is of the time before the row
+    "before": "hist(ory|oric|orical)?|prev(ious|iously)?|past|last|prior|before|recent|ever|avg|"
+    "average|mean|rate|ctr|since|counts?|num|number|n|no",
+    # words that many names end with, whatever these stand for
+    "general": "labels?|targets?|class|status|state|type|group|category|level|result|score|code|"
+    "flag|y|outcome|response",
+    # what rows of a log are that is one of events of all kinds
+    "kind of event": "(page_?)?views?|pv|expos(ure|ed)|impressions?|shown?|add_?to_?cart|"
+    "remove_?from_?cart|wish_?list|transactions?|checkout|detail",
+    # of files, directories and values, which rows of a log these are
+    "train": "train(ing)?",
+    "valid": "valid(ation)?|val|dev",
+    "test": "test(ing)?",
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _NAMES.items()}
-#: What stands behind the name of an event on another day (retention_7, clicked_30d), and what
-#: behind that of a label where a column is known only with it.
+#: What stands behind the name of an event on another day (retention_7, clicked_30d).
 DAY = re.compile(r"_?d?\d+(_?d(ays?)?)?$", re.IGNORECASE)
-OF_EVENT = r"_?(id|timestamp|time|ts|at|date|pos|nb|amount|value|delay)(_?ms)?"
+#: Letters of a stem, at least.
+_MIN_STEM = 3
+#: What is left out of a word for its stem, which delayed, delays and delay have in common.
+_ENDING = re.compile(r"(ations?|ions?|ing|ed|es|s|e)$")
 
 
 def is_called(name: str, *kinds: str) -> bool:
@@ -60,5 +84,42 @@ def words_of(name: str) -> list[str]:
 def is_code(name: str) -> bool:
     """Return whether integers of this name stand for things."""
     words = words_of(name)
+    if words and is_called(words[0], "quantity"):
+        return False
     last = (*words[-1:], "".join(words[-2:]))
     return any(is_called(each, "thing") for each in last) or is_called(name, "anonymous")
+
+
+def is_made_with(name: str, outcome: str) -> bool:
+    """Return whether a name says that a column comes with an outcome, such as a label.
+
+    It begins with the outcome's name, as reservation_status_date does, or ends like it with the
+    word of an event, as ArrDelay and IsDepDelayed do. Names that speak of the time before a row,
+    such as previous_cancellations, do not count.
+    """
+    words, given = words_of(name), words_of(outcome)
+    if any(is_called(word, "before") for word in words) or is_called(outcome, "general"):
+        return False
+    stems, outcome_stems = list(map(_stem, words)), list(map(_stem, given))
+    if not outcome_stems or sum(map(len, outcome_stems)) < _MIN_STEM:
+        return False
+    if len(stems) > len(outcome_stems) and stems[: len(outcome_stems)] == outcome_stems:
+        return True
+    is_event = is_called(given[-1], "event") or given[-1].endswith("ed")
+    return is_event and words != given and outcome_stems[-1] in stems
+
+
+def _stem(word: str) -> str:
+    stem = _ENDING.sub("", word) if len(word) > _MIN_STEM + 1 else word
+    return re.sub(r"(.)\1$", r"\1", stem)  # cancelled and canceled
+
+
+def find_split_name(text: str) -> str:
+    """Return which rows a value is for, as a split is called: train, valid or test; "" if none."""
+    return next((split for split in SPLITS if is_called(text.strip(), split)), "")
+
+
+def find_split_path(path: str) -> str:
+    """Return the split that a file is for by the words of its path, the last ones first."""
+    words = re.split(r"[^A-Za-z]+", path)
+    return next(filter(None, map(find_split_name, reversed(words))), "")

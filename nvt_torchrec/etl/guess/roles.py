@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.label_and_split import (
-    choose_labels,
-    choose_split,
-    find_leak,
-    label_rule,
-    labels_of_rows,
-    why_no_feature,
-)
+from nvt_torchrec.etl.guess.label_choice import choose_labels, label_rule, labels_of_rows
 from nvt_torchrec.etl.guess.names import is_called, is_code
+from nvt_torchrec.etl.guess.outcomes import find_outcomes, find_time
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
+from nvt_torchrec.etl.guess.split_choice import SplitChoice, check_no_split_column, choose_split
 from nvt_torchrec.etl.guess.values import Profile
 
 #: Rows from which on it means something that all values are different.
@@ -67,15 +62,18 @@ class Guess:
 
     Attributes:
         labels: the keys of each ``[[label]]`` with a comment, the main one first.
-        split: the keys of ``[split]``, ``split_why`` its comment.
+        close: the columns of which each could be the main label, that one first; [] without doubt.
+        split: how the rows are split.
+        time: the column that says when a row happened, if there is one.
         features: the columns of the spec, dense ones first.
         unread: the columns of the file that are not read, each with the reason.
         names: of text without a header, the names of all columns of the file.
     """
 
     labels: list[tuple[dict[str, Any], str]]
-    split: dict[str, Any]
-    split_why: str
+    close: list[str]
+    split: SplitChoice
+    time: Profile | None
     features: list[Feature]
     unread: dict[str, str]
     names: list[str]
@@ -90,39 +88,45 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         label: the name of the label's column, or its number from 1 on; "": find it.
 
     Raises:
-        BadInputError: no column looks like a label, or none is left for features.
+        BadInputError: no column looks like a label, none is left for features, or one says which
+            rows are for training.
     """
-    places, possible = choose_labels(sample, path, label)
-    criteo = _is_criteo(sample, places[0])
-    columns = sample.columns if sample.named else _named(sample.columns, places[0], criteo)
+    check_no_split_column(sample, path)
+    choice = choose_labels(sample, path, label)
+    criteo = _is_criteo(sample, choice.indices[0])
+    columns = sample.columns if sample.named else _named(sample.columns, choice.indices[0], criteo)
+    label_columns = [columns[j] for j in choice.indices]
     labels, truth = [], {}
-    for j in places:
-        name = f", {columns[j].name}" if sample.named else ""
-        rule, why = label_rule(columns[j], f"{path}: column {j + 1}{name}")
-        truth[rule["name"]] = labels_of_rows(columns[j], rule)
+    for j, column in zip(choice.indices, label_columns, strict=True):
+        name = f", {column.name}" if sample.named else ""
+        rule, why = label_rule(column, f"{path}: column {j + 1}{name}")
+        truth[rule["name"]] = labels_of_rows(column, rule)
         labels.append((rule, why))
-    if possible:
-        labels[0] = (labels[0][0], f"{labels[0][1]}; also possible: {', '.join(possible)}")
-    rest = {j: column for j, column in enumerate(columns) if j not in places}
+    if choice.possible:
+        rule, why = labels[0]
+        labels[0] = (rule, f"{why}; also possible: {', '.join(choice.possible)}")
+    rest = {j: column for j, column in enumerate(columns) if j not in choice.indices}
+    outcomes = {} if criteo else find_outcomes([*rest.values()], label_columns, truth)
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in rest.items():
+        made: list[Feature] | str
         if criteo:
             count = _feature(column, "dense", {}, "a count")
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
-            features.append(count if j < 14 else hashed)
-            continue
-        made = _features(column, [columns[place] for place in places], sample)
-        if not isinstance(made, str):
-            made = find_leak(column, truth) or made
+            made = [count if j < 14 else hashed]
+        else:
+            made = outcomes.get(column.name) or _features(column, sample)
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
             features += made
     if not any(feature.kind == "categorical" for feature in features):
-        dense = {feature.source for feature in features}
-        features.append(_bucket([c for c in rest.values() if c.name in dense], path))
-    features.sort(key=lambda f: (f.kind != "dense", f.name == f.source + _ALSO))  # as in a spec
+        read = {feature.source for feature in features}
+        features = _find_categories([c for c in rest.values() if c.source in read], features, path)
+    # as in a spec; the categories of numbers that are dense as well come last
+    dense = {feature.name for feature in features if feature.kind == "dense"}
+    features.sort(key=lambda f: (f.kind != "dense", f.name.removesuffix(_ALSO) in dense))
     # each has another name, one that a spec can have
     used = [rule["name"] for rule, _ in labels]
     names = unique_names([*used, *(spec_name(feature.name) for feature in features)])[len(used) :]
@@ -130,8 +134,10 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         dataclasses.replace(feature, name=name)
         for feature, name in zip(features, names, strict=True)
     ]
-    split, split_why = choose_split(list(rest.values()), sample)
-    return Guess(labels, split, split_why, features, unread, [c.name for c in columns])
+    time = find_time([column for column in rest.values() if column.name not in outcomes])
+    split = choose_split(sample, time, label_columns)
+    names = [column.name for column in columns]
+    return Guess(labels, choice.close, split, time, features, unread, names)
 
 
 def _is_criteo(sample: SampledFile, label: int) -> bool:
@@ -162,10 +168,8 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(column: Profile, labels: list[Profile], sample: SampledFile) -> list[Feature] | str:
+def _features(column: Profile, sample: SampledFile) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
-    if reason := why_no_feature(column, labels):
-        return reason
     if not column.name:
         return "it has no name"
     if column.kind == "empty":
@@ -199,7 +203,9 @@ def _way(column: Profile, *, named: bool) -> str:
 
     Counts and amounts are mostly small for their range; ids are spread evenly over it.
     """
-    if column.kind == "float":
+    if column.declared in ("token", "token_seq"):
+        return "id"
+    if column.kind == "float" or column.declared == "float":
         return "number"
     if column.kind != "int" or column.multi_hot or (named and is_code(column.name)):
         return "id"
@@ -225,7 +231,7 @@ def _feature(
     why += f", {column.distinct:,} distinct" if column.distinct != 1 else ", one value"
     if column.missing:
         why += f", {column.missing / column.rows:.1%} missing"
-    return Feature(name or column.name, kind, options, why, column.name)
+    return Feature(name or column.name, kind, options, why, column.source)
 
 
 def _dense(column: Profile) -> Feature:
@@ -283,8 +289,16 @@ def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
     ] or f"{why}, and always the same hour"
 
 
-def _bucket(columns: list[Profile], path: str) -> Feature:
-    """Return the quarter in which a number is as a category: a spec has at least one."""
+def _find_categories(columns: list[Profile], dense: list[Feature], path: str) -> list[Feature]:
+    """Return features with at least one category, given columns and their features, all dense.
+
+    Where no name tells an id, as in a log of ``u``, ``i`` and ``r``, the values do, as in a file
+    without a header; else the quarter in which a number is becomes a category.
+    """
+    ids = [c for c in columns if c.kind == "int" and _way(c, named=False) == "id"]
+    if ids:
+        known = {column.source for column in ids}
+        return [f for f in dense if f.source not in known] + [_categorical(c) for c in ids]
     column = next((each for each in columns if each.is_number and each.distinct > 1), None)
     if column is None:
         raise BadInputError(
@@ -294,4 +308,5 @@ def _bucket(columns: list[Profile], path: str) -> Feature:
     quarters = {float(values[len(values) * k // 4]) for k in (1, 2, 3)}
     options = {**column.reading, "derive": "bucket", "boundaries": sorted(quarters)}
     why = f"the quarter in which {column.name} is; at least one column is a category"
-    return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
+    name = f"{column.name}_bucket"
+    return [*dense, Feature(name, "categorical", options, why, column.source)]

@@ -19,16 +19,29 @@ from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_stream
 from nvt_torchrec.clicklog.readers.table_rows import partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
-from nvt_torchrec.etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
-from nvt_torchrec.etl.guess.values import Profile, profile
+from nvt_torchrec.etl.guess.dialect import (
+    Dialect,
+    decode,
+    find_dialect,
+    find_quoted_breaks,
+    has_header,
+    split_rows,
+)
+from nvt_torchrec.etl.guess.names import find_split_path
+from nvt_torchrec.etl.guess.values import DECLARED, Profile, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
+from nvt_torchrec.formats.splits import SPLITS
 
 #: So many first rows are looked at.
 HEAD_ROWS = 50_000
 #: Files of one table, as Spark and others write it, and no days.
 _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
+#: The name of a column, and its type.
+_TYPED = re.compile(rf"(.+):({'|'.join(DECLARED)})")
+#: Text that is read of files for valid and test, for the names of their columns.
+_HEADER_BYTES = 1 << 20
 #: The end of a text whose last line is empty.
 _EMPTY_LINE = (b"\n\n", b"\n\r\n")
 
@@ -43,9 +56,13 @@ class SampledFile:
         input: the keys of ``[input]``, in the order in which they are written.
         positional: whether the spec names columns by position.
         malformed: how many of the rows that were read have too many or too few fields.
+        quoted_breaks: how many of the lines that were read end within quotes.
         days: the directory or glob whose files are days, this one among them; "" if there is none.
         day_files: how many there are.
         file: the file that the rows are of.
+        splits: by split, the files that are named for it, below ``root``; {} if none are.
+        split_columns: by split, the columns of the first of these files.
+        root: the directory of these files.
     """
 
     columns: list[Profile]
@@ -53,28 +70,76 @@ class SampledFile:
     input: dict[str, Any]
     positional: bool = False
     malformed: int = 0
+    quoted_breaks: int = 0
     days: str = ""
     day_files: int = 0
     file: str = ""
+    splits: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    split_columns: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    root: str = ""
 
     @property
     def named(self) -> bool:
         """Whether the file names its columns."""
         return any(column.name for column in self.columns)
 
+    def has_labels(self, split: str, labels: list[Profile]) -> bool:
+        """Return whether the files for a split have the columns of the labels."""
+        columns = self.split_columns[split]
+        if not self.named:
+            return len(columns) == len(self.columns)
+        return {label.source for label in labels} <= set(columns)
+
 
 def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
-    """Read a part of a file, text (also compressed) or a table.
+    """Read a part of a log: of its first file, or of the first one for training.
 
     Args:
-        path: local or a URL.
+        path: a file, text (also compressed) or a table, or a directory or glob of such; local or a
+            URL.
         head_bytes: how much text is read from the beginning.
         delimiter: of text, what is between the fields; "": find it.
 
     Raises:
         BadInputError: it is missing, empty, of another format, or has one column.
     """
-    files, days, day_files = _files(path)
+    root, splits = _find_split_files(path)
+    if not splits:
+        files, days, day_files = _files(path)
+        sample = _read_sample(files, head_bytes, delimiter)
+        return dataclasses.replace(sample, days=days, day_files=day_files)
+    files = [f"{root}/{name}" for name in splits["train"]]
+    sample = _read_sample(files, head_bytes, delimiter)
+    columns = {"train": [column.source for column in sample.columns]}
+    for split in splits.keys() - {"train"}:
+        head = _read_sample([f"{root}/{splits[split][0]}"], _HEADER_BYTES, delimiter)
+        columns[split] = [column.source for column in head.columns]
+    return dataclasses.replace(sample, whole=False, splits=splits, split_columns=columns, root=root)
+
+
+def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
+    """Return a directory, and the files in it that are for training, validation and test by name.
+
+    There are none unless some are for training, and some for another split.
+    """
+    filesystem, name = filesystem_of(path)
+    splits: dict[str, list[str]] = {}
+    if filesystem.isfile(name):
+        return "", splits
+    root = path.rstrip("/") if filesystem.isdir(name) else path.rpartition("/")[0] or "."
+    filesystem, name = filesystem_of(root)
+    base = filesystem.unstrip_protocol(name).removeprefix("file://").rstrip("/")
+    with contextlib.suppress(BadInputError):
+        for file in find_days(path, split=ANY_FILES):
+            below = file.path.removeprefix(f"{base}/")
+            if split := find_split_path(below):
+                splits.setdefault(split, []).append(below)
+    if "train" not in splits or len(splits) == 1:
+        return "", {}
+    return root, {split: splits[split] for split in SPLITS if split in splits}
+
+
+def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFile:
     head, whole = _head(files[0], head_bytes)
     known = next((name for name in READERS if load_reader(name).recognizes(files[0], head)), "")
     if not known:
@@ -91,8 +156,7 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
         sample = _sample_format(known, files, head, whole)
     else:
         sample = _sample_text(files[0], head, whole, delimiter)
-    whole = sample.whole and len(files) == 1
-    return dataclasses.replace(sample, whole=whole, days=days, day_files=day_files, file=files[0])
+    return dataclasses.replace(sample, whole=sample.whole and len(files) == 1, file=files[0])
 
 
 def _files(path: str) -> tuple[list[str], str, int]:
@@ -142,13 +206,21 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
     different = unique_names(names)
-    profiles = [profile(values, name) for name, values in zip(different, columns, strict=True)]
     by_name = header and different == names
+    profiles = []
+    for name, values in zip(different, columns, strict=True):
+        typed = _TYPED.fullmatch(name) if by_name else None
+        if typed:
+            column = profile(values, typed[1], declared=typed[2])
+            profiles.append(dataclasses.replace(column, header=name))
+        else:
+            profiles.append(profile(values, name))
     if header and not by_name:
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
     keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
     profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
-    return SampledFile(profiles, whole, keys, not by_name, malformed)
+    breaks = len(find_quoted_breaks(text, dialect.delimiter)) if malformed else 0
+    return SampledFile(profiles, whole, keys, not by_name, malformed, breaks)
 
 
 def spec_name(name: str) -> str:

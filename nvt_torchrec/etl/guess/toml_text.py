@@ -7,23 +7,28 @@ import json
 import textwrap
 from typing import Any
 
-from nvt_torchrec.etl.guess.label_and_split import find_time
+from nvt_torchrec.etl.guess.dialect import AS_PARQUET
+from nvt_torchrec.etl.guess.label_choice import is_determined
 from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.formats.feature_spec.events import AGGREGATE_VALUES
 
 _WIDTH = 100
 #: How often the values of an item occur on average, at least.
 _OFTEN = 2
 
 
-def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
-    """Return a feature spec as text."""
+def to_toml(guess: Guess, sample: SampledFile, path: str, *, events: list[str]) -> str:
+    """Return a feature spec as text; ``events`` are lines that it contains."""
     lines = _comment(_about(sample, path))
     if sample.positional and sample.named:
         lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
-        lines.append(f"# Malformed lines besides: {sample.malformed}, see --on_bad_rows.")
+        what = f"Malformed lines besides: {sample.malformed}, see --on_bad_rows."
+        if sample.quoted_breaks:
+            what += f" {sample.quoted_breaks} lines end within quotes: {AS_PARQUET}."
+        lines += _comment(what)
     columns = _columns(guess, sample)
     keys = {key: value for key, value in sample.input.items() if not columns or key != "header"}
     if keys := keys | columns:
@@ -31,10 +36,10 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     mark = "[label]" if len(guess.labels) == 1 else "[[label]]"
     for rule, why in guess.labels:
         lines += ["", *_comment(why), mark, *_keys(rule)]
-    lines += ["", *_comment(guess.split_why), "[split]", *_keys(guess.split)]
+    lines += ["", *_comment(guess.split.why), "[split]", *_keys(guess.split.keys)]
     for (kind, options, _), features in itertools.groupby(guess.features, _block_of):
         lines += ["", *_block(kind, options, list(features))]
-    lines += _propose_events(guess, sample)
+    lines += events
     if guess.unread:
         lines += ["", "# Not read:"]
         for name, reason in guess.unread.items():
@@ -42,44 +47,55 @@ def to_toml(guess: Guess, sample: SampledFile, path: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _propose_events(guess: Guess, sample: SampledFile) -> list[str]:
-    """Return what happened before a row as comments, of a log with a time, a user and an item.
+def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
+    """Return what happened before a row as lines of a spec; [] without time, user and item.
 
     The item is the column of one value in a row that has the most values, each of them repeatedly.
     """
-    profiles = {column.name: column for column in sample.columns}
-    single = [
-        profiles[feature.source]
+    profiles = {column.source: column for column in sample.columns if column.name}
+    names = {
+        feature.source: feature.name
         for feature in guess.features
-        if feature.source in profiles
-        and feature.kind == "categorical"
-        and not {"multi_hot", "derive"} & feature.options.keys()
-    ]
+        if feature.kind == "categorical" and not {"multi_hot", "derive"} & feature.options.keys()
+    }
+    single = [profiles[source] for source in names if source in profiles]
     users = [column for column in single if is_called(column.name, "user")]
     items = [column for column in single if column not in users and column.often >= _OFTEN]
-    when = find_time(sample.columns)
-    if guess.split["by"] not in ("time", "days") or not (when and users and items):
+    # where a user lives is no item
+    items = [column for column in items if not (users and is_determined(column, users[0]))]
+    split = guess.split.keys
+    # rows that are split at random would see each other
+    is_later = split["by"] in ("time", "days") or isinstance(split.get("valid"), (str, list))
+    if not (is_later and guess.time and users and items):
         return []
     item = max(items, key=lambda column: column.distinct)
-    time = {"time": when.name}
-    if when.time_format:
-        time["time_format"] = when.time_format
-    history = {"name": "recent", "of": [users[0].name], "columns": [item.name]}
+    time = {"time": guess.time.source}
+    if guess.time.time_format:
+        time["time_format"] = guess.time.time_format
+    history = {"name": "recent", "of": [users[0].source], "columns": [names[item.source]]}
     blocks = ["[events]", *_keys(time)]
     for column in (users[0], item):
-        blocks += ["[[aggregate]]", *_keys({"of": [column.name]})]
-    blocks += ["[[history]]", *_keys(history)]
-    about = (
-        "What happened before a row, see docs/events.md: uncomment it, and if labels are known "
-        'later, add known = "1h" to [events].'
-    )
-    return ["", *_comment(about), *(f"# {line}" for line in blocks)]
+        values = list(AGGREGATE_VALUES)
+        blocks += ["[[aggregate]]", *_keys({"of": [column.source], "values": values})]
+    return [*blocks, "[[history]]", *_keys(history)]
+
+
+def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
+    """Return the lines of :func:`propose_events` with a comment; unless wanted, as comments."""
+    if not lines:
+        return []
+    about = "What happened before a row, see docs/events.md"
+    later = 'if labels are known later, add known = "1h" to [events]'
+    if wanted:
+        return ["", *_comment(f"{about}; {later}."), *lines]
+    about += f": uncomment it, or call guess with --events; {later}."
+    return ["", *_comment(about), *(f"# {line}" for line in lines)]
 
 
 def _about(sample: SampledFile, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
-    file = sample.file.removeprefix(f"{path.rstrip('/')}/")[-80:]
+    file = sample.file.removeprefix(f"{sample.root or path.rstrip('/')}/")[-80:]
     rows = "its rows" if sample.file == path else f"the rows of {_shown(file)}"
     return (
         f"First spec for {_shown(name)}, made from {part} of {rows} "
@@ -94,7 +110,7 @@ def _shown(text: str) -> str:
 def _columns(guess: Guess, sample: SampledFile) -> dict[str, list[str]]:
     """Return ``columns`` of a text without a header; {} where the order of the spec says it."""
     read = [rule.get("from", rule["name"]) for rule, _ in guess.labels]
-    read += [guess.split["column"]] if guess.split.get("column") else []
+    read += [guess.split.keys["column"]] if "column" in guess.split.keys else []
     read += [feature.source for feature in guess.features]
     if not sample.positional or list(dict.fromkeys(read)) == guess.names:
         return {}

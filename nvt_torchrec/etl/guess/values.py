@@ -46,6 +46,10 @@ _SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
 _COMPACT = {8: ["%Y%m%d", "%y%m%d%H"], 10: ["%Y%m%d%H"], 12: ["%Y%m%d%H%M"], 14: ["%Y%m%d%H%M%S"]}
 #: Texts and numbers that are not ISO are taken for times from 1990 to 2037; in microseconds.
 _FIRST, _END = np.array(["1990", "2038"], "M8[us]").astype(np.int64)
+#: What RecBole writes behind the names of columns: an id or a word, a number, lists of these.
+DECLARED = ("token", "token_seq", "float", "float_seq")
+#: Numbers that may be times, which some programs write as floats: 978300760.0.
+_DIGITS = re.compile(r"[0-9]+(\.0+)?")
 #: By so few texts most formats are ruled out.
 _TRIED = 3
 
@@ -55,7 +59,8 @@ class Profile:
     """What is known of a column.
 
     Attributes:
-        name: in the file; of text without a header the place holder that the spec uses.
+        name: in the file, without a type behind it; of text without a header the place holder that
+            the spec uses.
         kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "hex32", "time",
             "string" or, of lists, their items' kind.
         rows: how many were seen.
@@ -69,6 +74,8 @@ class Profile:
         multi_hot: whether values are lists.
         unread: why the column cannot be read; "" if it can.
         codes: int [rows], the number of each row's value, of lists of its text; -1 where missing.
+        header: the name in the file, where that has a type behind it: ``user_id:token``.
+        declared: that type, one of ``DECLARED``.
     """
 
     name: str
@@ -84,6 +91,13 @@ class Profile:
     multi_hot: bool = False
     unread: str = ""
     codes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    header: str = ""
+    declared: str = ""
+
+    @property
+    def source(self) -> str:
+        """The name by which a spec finds the column."""
+        return self.header or self.name
 
     @property
     def distinct(self) -> int:
@@ -115,13 +129,14 @@ class Profile:
         return kind.contains(self.numbers.min()) and kind.contains(self.numbers.max())
 
 
-def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
+def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: str = "") -> Profile:
     """Return what a column of texts is.
 
     Args:
         values: of each row; "" where missing.
         name: of the column; "" if it has none.
         lists: whether a text may be a list of values.
+        declared: its type, if the file says it: one of ``DECLARED``.
     """
     stripped = [value.strip(" \t") for value in values]
     counts = Counter(stripped)
@@ -132,9 +147,20 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True) -> Profile:
     missing = sum(counts.pop(text, 0) for text in ("", *nulls))
     places = {text: place for place, text in enumerate(counts)}
     codes = np.array([places.get(text, -1) for text in stripped], np.int64)
-    column = Profile(name, "empty", len(values), counts, missing, reading, codes=codes)
+    column = Profile(
+        name, "empty", len(values), counts, missing, reading, codes=codes, declared=declared
+    )
     if not counts:
         return column
+    if declared == "float_seq":
+        return dataclasses.replace(column, unread="lists of numbers are read as ids only")
+    if declared == "token_seq":
+        return _split_lists(column, " ")
+    if declared == "token":
+        ids = _find_numbers(column) or _find_hashes(column)
+        if ids is None or ids.kind == "float":
+            return dataclasses.replace(column, kind="string")
+        return ids
     format = time_format(list(counts), name)
     if format is not None:
         times = _parse(list(counts), "time", time_format=format).values
@@ -268,7 +294,7 @@ def time_format(texts: list[str], name: str) -> str | None:
         return ISO
     if not re.search(r"\d.*\d.*\d", texts[0]):
         return None
-    digits = all(text.isascii() and text.isdigit() for text in texts)
+    digits = all(map(_DIGITS.fullmatch, texts))
     if digits and name and not is_called(name, "time"):
         return None
     formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]

@@ -12,6 +12,7 @@ import re
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
+from nvt_torchrec.formats.feature_spec.split import Split
 
 #: Microseconds of each unit of a duration.
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
@@ -144,16 +145,22 @@ def parse_duration(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
-def check_split(by: str, column: str, groups: list[tuple[str, ...]]) -> None:
+def check_split(split: Split, groups: list[tuple[str, ...]]) -> None:
     """Check that a split keeps what happened before a row apart from what it is tested on.
+
+    Files are compared by their times when the events are read.
 
     Raises:
         SettingsError: It does not.
     """
-    if by in ("days", "time") or (by == "column" and all(column in key for key in groups)):
+    if split.by in ("days", "time") or (split.by == "files" and split.valid_files):
         return
+    if split.by == "column" and all(split.column in key for key in groups):
+        return
+    share = " with a share for valid" if split.by == "files" else ""
     raise SettingsError(
-        f"split by {by}, with [events]: rows for training would count events that are later than "
-        "those of valid and test",
-        'write by = "time" or by = "days"; or by = "column" with a column that is in every of',
+        f"split by {split.by}{share}, with [events]: rows for training would count events that are "
+        "later than those of valid and test",
+        'write by = "time" or by = "days"; by = "files" with files for valid, too; or '
+        'by = "column" with a column that is in every of',
     )

@@ -105,7 +105,7 @@ class FeatureSpec:
                 what, remedy = ("[events]", "an [[aggregate]] or a [[history]]")
             raise SettingsError(f"{what}, but no {remedy}", f"add {remedy}, or remove {what}")
         if self.events:
-            check_split(self.split.by, self.split.column, self.groups)
+            check_split(self.split, self.groups)
         for column in self.aggregates:
             assert column.aggregate is not None
             if column.aggregate.label and column.aggregate.label not in self.labels:

@@ -1,0 +1,144 @@
+"""Which rows are for training, validation and test."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.names import find_split_name
+from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.etl.guess.values import Profile
+from nvt_torchrec.formats.splits import SPLITS
+
+#: Microseconds; from the second span on cuts are at midnight.
+_DAY, _LONG = 86_400_000_000, 10 * 86_400_000_000
+_SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitChoice:
+    """How rows are split.
+
+    Attributes:
+        keys: Those of ``[split]``.
+        why: The comment.
+        input_path: What the ETL reads, if that is not what was given; "" else.
+    """
+
+    keys: dict[str, Any]
+    why: str
+    input_path: str = ""
+
+
+def choose_split(sample: SampledFile, time: Profile | None, labels: list[Profile]) -> SplitChoice:
+    """Return how rows are split: as they are published, else so that days can be added.
+
+    Args:
+        sample: The rows.
+        time: The column that says when a row happened, if there is one.
+        labels: The columns of the labels, which rows of valid and test need.
+    """
+    why, input_path = "", ""
+    if sample.splits:
+        choice = _choose_files(sample, labels)
+        if choice.keys:
+            return choice
+        why, input_path = choice.why, choice.input_path
+    if sample.days:
+        keys = {"by": "days"}
+        reason = (
+            f"the log has a file for each day: pass {sample.days} as --input_path; the last day "
+            "is halved into valid and test, and `nvt-etl extend` adds further ones"
+        )
+    elif time:
+        keys, reason = _choose_time(sample, time)
+    else:
+        keys = {"by": "share"} | _SHARES
+        reason = "at random, because no column says when a row happened"
+    return SplitChoice(keys, why + reason, input_path or sample.days)
+
+
+def check_no_split_column(sample: SampledFile, path: str) -> None:
+    """Refuse a column that says of each row whether it is for training.
+
+    Raises:
+        BadInputError: There is one: a split at random would put rows of test into training.
+    """
+    for number, column in enumerate(sample.columns, 1):
+        found = {find_split_name(text) for text in column.counts}
+        # the head of a log may have rows for training alone
+        is_split = len(found) > 1 or not (sample.whole or sample.splits)
+        if "" in found or "train" not in found or not is_split:
+            continue
+        raise BadInputError(
+            f"{path}: column {column.name or number} says which rows are for training "
+            f"({', '.join(sorted(column.counts))}), and a [split] by what is published is by files",
+            "write a directory for each value, and pass the directory of these to guess: in DuckDB "
+            f"COPY (FROM '{path}') TO 'LOG' (FORMAT parquet, PARTITION_BY ({column.name})); or "
+            "remove the column",
+        )
+
+
+def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
+    """Return the split of files that are named for it; without keys if only training has labels."""
+    files: dict[str, Any] = {}
+    why = ""
+    for split in SPLITS:
+        names = sample.splits.get(split, [])
+        if not names:
+            continue
+        if split == "train" or sample.has_labels(split, labels):
+            files[split] = names[0] if len(names) == 1 else names
+        else:
+            why += f"{names[0]} has no label, so its rows are neither for training nor for test; "
+    if len(files) == 1:
+        names = sample.splits["train"]
+        file = names[0] if len(names) == 1 else f"{_common_beginning(names)}*"
+        return SplitChoice({}, why, f"{sample.root}/{file}")
+    if "test" not in files:
+        files["test"] = files.pop("valid")
+        why += "valid is a tenth of the training rows, as only one other file has labels; "
+    if "valid" not in files:
+        files["valid"] = _SHARES["valid"]
+    keys = {"by": "files"} | {split: files[split] for split in SPLITS}
+    return SplitChoice(keys, f"{why}as the files are named", sample.root)
+
+
+def _common_beginning(names: list[str]) -> str:
+    first, last = min(names), max(names)
+    return next((first[:i] for i in range(len(first)) if first[i] != last[i]), first)
+
+
+def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], str]:
+    split = {"by": "time", "column": time.source}
+    if time.time_format:
+        split["time_format"] = time.time_format
+    why = f"{time.name} is a time, and a model scores rows newer than those it was trained on"
+    if cuts := _cut_times(time, sample):
+        return split | dict(zip(("valid_from", "test_from"), cuts, strict=True)), (
+            f"{why}: valid and test are the last tenths of the rows. What `nvt-etl extend` "
+            "adds later is test; shares, valid = 0.1 and test = 0.1, cannot be extended"
+        )
+    return split | _SHARES, (
+        f"{why}: the last tenth of the rows is test. For days that `nvt-etl extend` adds, give "
+        "the cuts themselves: valid_from and test_from instead of the shares"
+    )
+
+
+def _cut_times(column: Profile, sample: SampledFile) -> list[str]:
+    """Return when validation and test begin; [] if the times cannot be cut so."""
+    if not sample.whole:
+        return []
+    times = column.sorted_numbers()
+    first, last = times[0], times[-1]
+    cuts = times[[int(share * len(times)) for share in (0.8, 0.9)]]
+    days = cuts // _DAY * _DAY
+    if last - first >= _LONG and days[0] < days[1]:
+        cuts = days
+    if not first < cuts[0] < cuts[1] <= last:
+        return []
+    texts = np.datetime_as_string(cuts.astype("M8[us]"), unit="s")
+    return [text.replace("T", " ").removesuffix(" 00:00:00") for text in texts.tolist()]
