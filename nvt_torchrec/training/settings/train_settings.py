@@ -6,14 +6,14 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvt_torchrec.base.command_line import Parser, parse, words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.models.interactions import INTERACTIONS, LowRankCross
+from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
 from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 
@@ -34,31 +34,21 @@ _TEST_BATCH = 4096
 #: The flags of what Merlin's loader cannot do.
 _NOT_BY_MERLIN = ("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory")
 
-if TYPE_CHECKING:
-
-    class _AllFields(TrainFields, LowRankCross):
-        """What type checkers know of the class below: they cannot follow ``make_dataclass``."""
-
-else:
-    #: The flags, with those of the interactions' sizes.
-    _AllFields = dataclasses.make_dataclass(
-        "_AllFields",
-        [
-            (
-                field.name,
-                field.type,
-                dataclasses.field(default=field.default, metadata=field.metadata),
-            )
-            for kind in INTERACTIONS.values()
-            for field in dataclasses.fields(kind)
-        ],
-        bases=(TrainFields,),
-        frozen=True,
-    )
+#: The flags, with those of the interactions' sizes.
+_AllFields = dataclasses.make_dataclass(
+    "_AllFields",
+    [
+        (field.name, field.type, dataclasses.field(default=field.default, metadata=field.metadata))
+        for kind in INTERACTIONS.values()
+        for field in dataclasses.fields(kind)
+    ],
+    bases=(TrainFields,),
+    frozen=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainSettings(_AllFields):
+class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     """The settings of a training run. Each field is the flag of the same name.
 
     Raises:
