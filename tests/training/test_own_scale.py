@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import sys
 
+import pytest
 import torch
 from torch import nn
 
 from examples import deepfm
+from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.synthetic.click_model import SyntheticSettings
 from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.etl.run import EtlSettings, run
@@ -34,7 +36,7 @@ def config_of(columns: int, dense: int = 2) -> ModelConfig:
 
 
 class Layers(nn.Module):
-    """Layers over vectors; ``factor`` is what they return is multiplied by."""
+    """Layers over vectors, whose logit is multiplied by ``factor``."""
 
     def __init__(self, columns, factor):
         super().__init__()
@@ -52,7 +54,7 @@ def test_it_follows_from_what_the_module_computes():
     assert find_scale(many, deepfm.build, 0) < 1
     for config in (few, many):
         assert find_scale(config, lambda columns: Layers(columns, 1.0), 0) == 16
-    assert find_scale(few, lambda columns: Layers(columns, 30.0), 0) < 4
+    assert find_scale(few, lambda columns: Layers(columns, 100.0), 0) < 4
     assert find_scale(few, lambda columns: Layers(columns, float("inf")), 0) == 0.25
 
 
@@ -69,7 +71,7 @@ def test_a_checkpoint_keeps_it(data, tmp_path, caplog, monkeypatch):
     """A run that resumes takes it from there, whatever the module is now; a flag wins."""
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     caplog.set_level(logging.INFO, "nvt_torchrec")
-    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", TEMPLATE]
+    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=2", TEMPLATE]
     train_here(*small_run(data, tmp_path, *steps, "--max_steps=4"))
     record = CheckpointRecord.read(tmp_path / "final")
     assert f"--vector_scale {record.model['vector_scale']:g}, found" in caplog.text
@@ -80,6 +82,31 @@ def test_a_checkpoint_keeps_it(data, tmp_path, caplog, monkeypatch):
     assert again.model["vector_scale"] == record.model["vector_scale"] != 0.125
     train_here(*small_run(data, tmp_path / "given", TEMPLATE, "--vector_scale=3", "--max_steps=2"))
     assert CheckpointRecord.read(tmp_path / "given" / "final").model["vector_scale"] == 3
+
+
+NARROW = """
+from torch import nn
+
+class Narrow(nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.last = nn.Linear(len(columns.categorical) * columns.embedding_dim, 1)
+
+    def forward(self, dense, vectors):
+        return self.last(vectors.flatten(1))
+
+build = Narrow
+"""
+
+
+def test_a_module_for_the_vectors_of_categorical_columns_alone(data, tmp_path, monkeypatch):
+    """As they were written before dense columns had vectors; without these it trains."""
+    (tmp_path / "narrow.py").write_text(NARROW)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    flags = small_run(data, tmp_path, "--model=narrow:build", "--max_steps=1")
+    with pytest.raises(SettingsError, match=r"narrow.py.*\n.*columns\.width is the width"):
+        train_here(*flags)
+    train_here(*flags, "--dense_bins=0")
 
 
 def test_the_template_learns_as_much_as_the_model_of_this_project(tmp_path, monkeypatch):
