@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
     from nvt_torchrec.inference.scorer import Scorer
     from nvt_torchrec.nvt_loader.loader import KJTLoader
+    from nvt_torchrec.training.loop.train import train
+    from nvt_torchrec.training.settings.train_settings import TrainSettings
     from nvt_torchrec.workflows.store import load
 
 __all__ = [
@@ -25,9 +27,11 @@ __all__ = [
     "KJTLoader",
     "Predictor",
     "Scorer",
+    "TrainSettings",
     "__version__",
     "load",
     "run",
+    "train",
 ]
 
 _MODULES = {
@@ -36,8 +40,10 @@ _MODULES = {
     "KJTLoader": "nvt_torchrec.nvt_loader.loader",
     "Predictor": "nvt_torchrec.inference.predictor",
     "Scorer": "nvt_torchrec.inference.scorer",
+    "TrainSettings": "nvt_torchrec.training.settings.train_settings",
     "load": "nvt_torchrec.workflows.store",
     "run": "nvt_torchrec.etl.run",
+    "train": "nvt_torchrec.training.loop.train",
 }
 
 

@@ -1,4 +1,4 @@
-"""The README's lines of Python as a user writes them: mypy checks this file, nothing runs it."""
+"""Lines of Python of README and docs as a user writes them: mypy checks them, nothing runs them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch
 
 from nvt_torchrec import EtlSettings, KJTLoader, run
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.training import TrainResult, TrainSettings, train
 
 manifest = run(EtlSettings("clicks.csv", "OUT2", spec="spec.toml", days="0-3"))
 assert_type(manifest, Manifest)
 for batch in KJTLoader("OUT/criteo_binary/split/train", 2048, rank=0, world_size=8, shuffle=True):
     assert_type(batch.dense_features, torch.Tensor)
     assert_type(batch.labels, torch.Tensor)
+settings = TrainSettings(binary_path="OUT/criteo_binary/split", save_checkpoint_path="CKPT")
+assert_type(train(settings), TrainResult)

@@ -136,6 +136,8 @@ def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
     """Return the value of a path, or one that is given in Python as on a command line."""
     if not isinstance(value, str | Path):
         return value
+    if value == "" and field.default != "":  # as of a variable that the shell does not know
+        raise SettingsError(f"{rules.name(field)} is empty", "give a value, or leave it out")
     if rules.parse is not None:
         return rules.parse(str(value))
     kind = re.split(r"[] ]", str(field.type).removeprefix("Parsed["))[0]  # of "Path | None"
@@ -210,6 +212,11 @@ def key_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def _path(text: str) -> Path | str:
+    """``"a/b"`` → Path("a/b"); an empty text, which the dataclass refuses, is no Path(".")."""
+    return Path(text) if text else ""
+
+
 class _Collect(argparse.Action):
     """Makes a dict of all pairs."""
 
@@ -222,7 +229,7 @@ _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "N"),
     float: (float, "X"),
     str: (str, "TEXT"),
-    Path: (Path, "PATH"),
+    Path: (_path, "PATH"),
     tuple[int, ...]: (integers, "N,N,…"),
     tuple[str, ...]: (words, "A,B,…"),
     Mapping[str, Any]: (key_value, "KEY=VALUE"),

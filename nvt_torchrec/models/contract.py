@@ -49,8 +49,9 @@ With ``--sequences``, names of histories, it is called with ``lists=`` and ``pre
 A parameter that is looked up by ids has a gradient of its own size, which all ranks add up in each
 step: TorchRec's tables are for large ones.
 
-Beside the first-order term vectors are multiplied by ``--vector_scale``, by default 4: they begin
-small, and so would the effect of all layers.
+Beside the first-order term vectors are multiplied by ``--vector_scale``: they begin small, and so
+would the effect of layers. By default a run finds it from the module
+(:mod:`nvt_torchrec.training.sharding.own_scale`).
 
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
 one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).

@@ -46,8 +46,8 @@ class KJTLoader:
       per key and row. A multi-hot column has as many ids in a row as its list holds. After them
       comes each column of each history, as ``NAME.COLUMN``: the ids of the newest ``max_events``
       events before the row, oldest first;
-    - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them); with
-      several, [B, labels];
+    - ``labels``: float32 [B], from 0 to 1; others are refused (TorchRec's DLRMTrain calls
+      ``.float()`` on them); with several, [B, labels];
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each

@@ -20,6 +20,8 @@ from nvt_torchrec.base.command_line import (
     run_subcommand,
 )
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +59,20 @@ def parsed(line: str) -> Job:
     return parse(Parser(prog="job"), shlex.split(line), Job)[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "values", "name"),
+    [
+        (EtlSettings, ("log.csv", ""), "--output_path"),
+        (EtlSettings, ("", "OUT"), "--input_path"),
+        (TrainSettings, ("train", ""), "--binary_path"),
+    ],
+)
+def test_paths_that_are_empty(settings, values, name):
+    """As of a variable that the shell does not know: the ETL wrote to where it was started."""
+    with pytest.raises(SettingsError, match=f"{name} is empty\n  -> give a value"):
+        settings(*values)
+
+
 def test_defaults_are_those_of_the_dataclass():
     assert parsed("in") == Job(Path("in"))
 
@@ -75,6 +91,8 @@ def test_values_have_the_types_of_the_fields():
     ("line", "message"),
     [
         ("", "arguments are required: SOURCE\n  -> see: job --help"),
+        ("''", "source is empty\n  -> give a value"),  # not Path(".")
+        ("in --kind ''", "--kind is empty\n  -> give a value"),
         ("in --rows many", "argument --rows: invalid int value: 'many'"),
         ("in --rows 0", "--rows 0\n  -> it must be at least 1"),
         ("in --share 2", "--share 2.0\n  -> it must be above 0 and at most 1"),

@@ -4,10 +4,14 @@ import copy
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError, OutputError
 from nvt_torchrec.clicklog.text import delimited, tokenizer
+from nvt_torchrec.clicklog.text.remedies import NUMBER_LABEL
 from nvt_torchrec.etl.run import run
 from tests.etl.extended import content
 from tests.etl.runs import QUARANTINE, assert_is, cut, read_split, settings
@@ -89,8 +93,8 @@ def test_bad_rows_can_be_left_out(days, options, tmp_path: Path) -> None:
     raw_2 = "\t".join(days[2][40]).encode().replace("\ufffd".encode(), b"\xff")
     path_1, path_2 = str(raw / "day_1").encode(), str(raw / "day_2").encode()
     reason = (
-        b"column label: '7': expected a label of 0 or 1 -> correct the file, or set positive, "
-        b"threshold or trim in [label] for column label in the spec"
+        b"column label: '7': expected a label of 0 or 1 -> correct the file, or set threshold in "
+        b"[label] of the spec: with threshold = 4, numbers from 4 on are 1, others 0"
     )
     assert _rejected(output) == {
         "day_1.tsv": [[path_1, b"11", reason, raw_1]],
@@ -162,3 +166,32 @@ def test_very_many_bad_rows_end_the_run_soon(days, tmp_path: Path, described, mo
         run(settings(raw, tmp_path / "out", on_bad_rows="quarantine", block_mb=1))
     assert len(described) < 1000
     assert sum(read) < 20 << 20
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["text", "parquet"])
+def test_ratings_are_not_left_out(tmp_path: Path, table: bool) -> None:
+    """What is bad is the spec: with --on_bad_rows quarantine only rows rated 1 would be left."""
+    ratings = pa.table({"user": ["a", "b", "c"] * 100, "rating": [1, 5, 2.5] * 100})
+    kind, write = ("parquet", pq.write_table) if table else ("csv", pyarrow.csv.write_csv)
+    log, spec = tmp_path / f"ratings.{kind}", tmp_path / "spec.toml"
+    write(ratings, log)
+    spec.write_text(
+        f'''[input]
+        format = "{kind}"
+        [label]
+        name = "rating"
+        [[categorical]]
+        names = "user"
+        raw = "string"
+        [split]
+        by = "share"
+        valid = 0.1
+        test = 0.1
+        '''
+    )
+    with pytest.raises(BadRowError, match=r"column rating: '?5(.0|'): expected a label") as error:
+        run(settings(log, tmp_path / "out", spec=spec))
+    assert str(error.value).endswith(NUMBER_LABEL), "and no word of a quarantine"
+    with pytest.raises(BadRowError, match=r"200 of 300 rows \(66.67%\)") as error:
+        run(settings(log, tmp_path / "out", spec=spec, on_bad_rows="quarantine"))
+    assert str(error.value).endswith(NUMBER_LABEL)

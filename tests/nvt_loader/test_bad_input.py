@@ -144,6 +144,13 @@ WRONG = [
     *((put("int_2", 70, value), f"int_2 holds {value}") for value in (NAN, INFINITY)),
     *((put("label", 70, value), f"label holds {value}") for value in (NAN, INFINITY)),
     *(
+        (
+            put("label", 70, value, kind),
+            rf"label holds {value}, and labels are from 0[\s\S]*threshold",
+        )
+        for value, kind in [(5, None), (-1, None), (1.5, None), (3, pa.int64())]
+    ),
+    *(
         (put("cat_1", 70, value, kind), f"cat_1 holds id {value}, .* table of 50 rows .* group 1")
         for value, kind in [(50, None), (2**31 - 1, None), (-1, None)]
         + [(value, pa.int64()) for value in (50, 2**40, -1)]

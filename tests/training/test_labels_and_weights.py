@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn import metrics as sklearn
@@ -18,6 +20,7 @@ from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import _Losses, _scale_to_mean_1
+from tests.nvt_loader.data import write_split
 from tests.nvt_loader.weighted import write_weighted
 from tests.training.reference import reference_losses
 from tests.training.runs import (
@@ -152,6 +155,20 @@ def test_padding_rows_have_no_weight(weighted):
     assert padded.weights.tolist() == [*batch.weights.tolist(), 0, 0, 0]
     assert (padded.rows, padded.global_size) == (5, 16)
     assert TrainBatch.pad(batch, 5, 16).weights is batch.weights
+
+
+def test_ratings_are_refused(tmp_path):
+    """Their cross-entropy has no minimum: the loss would fall to -184, with status 0."""
+    write_split(tmp_path / "split", {"train": [400], "valid": [40], "test": [40]})
+    path = tmp_path / "split" / "train" / "part.0.parquet"
+    table = pq.read_table(path)
+    ratings = pa.array(np.arange(400) % 5 + 1, pa.float32())
+    field = table.schema.field("label")
+    pq.write_table(table.set_column(table.schema.get_field_index("label"), field, ratings), path)
+    with pytest.raises(
+        SchemaError, match=r"train/part.0.parquet: column label holds 2[^$]*threshold"
+    ):
+        train_here(*small_run(tmp_path / "split", tmp_path))
 
 
 def test_a_label_that_is_not_there(weighted, tmp_path):

@@ -18,6 +18,7 @@ import pyarrow as pa
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.text.remedies import may_leave_out
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, describes
 
@@ -197,10 +198,9 @@ class LogFormat(abc.ABC):
         bad = rows.bad[0]
         more = f" (one of {rows.bad_count} malformed rows near it)" if rows.bad_count > 1 else ""
         remedy = bad.remedy or "correct the file"
-        return BadRowError(
-            f"{source}, {self.unit} {first + bad.line}: {bad.what}{more}",
-            f"{remedy}, or leave such rows out with --on_bad_rows quarantine",
-        )
+        if may_leave_out(remedy):
+            remedy += ", or leave such rows out with --on_bad_rows quarantine"
+        return BadRowError(f"{source}, {self.unit} {first + bad.line}: {bad.what}{more}", remedy)
 
     # ---- blocks
 

@@ -30,6 +30,10 @@ REMEDIES = {
 MISSING_LABEL = (
     'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
 )
+#: Of a number that is neither 0 nor 1.
+NUMBER_LABEL = (
+    "set threshold in [label] of the spec: with threshold = 4, numbers from 4 on are 1, others 0"
+)
 ADD_MISSING_LABEL = 'add "" to negative in [label] of the spec if a missing label is 0'
 #: Of an empty line, which has one field.
 EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
@@ -51,6 +55,8 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     kind = RAW_TYPES[read.raw]
     if missing and read.raw == "label":
         return ADD_MISSING_LABEL if read.label.positive else MISSING_LABEL
+    if read.raw == "label" and code == codes.RANGE:
+        return NUMBER_LABEL
     if code == codes.RANGE and not kind.wider:
         return ""
     remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
@@ -83,3 +89,11 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
 def correct_or(hint: str) -> str:
     """Return a remedy for a value or a line of a file."""
     return hint and f"correct the file, or {hint}"
+
+
+def may_leave_out(remedy: str) -> bool:
+    """Tell whether rows may be left out instead of what a remedy or reason says.
+
+    A column of ratings is right, and so are its rows: without them only ratings of 0 and 1 stay.
+    """
+    return not remedy.endswith(NUMBER_LABEL)

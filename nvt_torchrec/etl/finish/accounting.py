@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
 from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.text.remedies import NUMBER_LABEL, may_leave_out
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, group_by_source, rejected_file
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -57,11 +58,14 @@ def quarantine(
     if bad:
         log.info("%d of %d rows rejected: %s", bad, lines, final)
     if bad > settings.max_bad_fraction * lines:
+        described = (what for result in results for _, what in result.bad)
+        remedy = "correct the input, or run it again and allow more, which repeats no finished work"
+        if not all(map(may_leave_out, described)):
+            remedy = NUMBER_LABEL
         raise BadRowError(
             f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
             f"--max_bad_fraction {settings.max_bad_fraction}; {_worst(results, spec)}",
-            f"all of them are in {directory}; correct the input, or run it again "
-            "and allow more, which repeats no finished work",
+            f"all of them are in {directory}; {remedy}",
         )
 
 

@@ -244,6 +244,8 @@ class DeviceChecker:
         schema = self._dataset.schema
         broken = ~rows.floats.isfinite().all(dim=0)
         broken |= (rows.floats < 0).any(dim=0) & ~self._signed
+        labels = len(schema.labels)
+        broken[:labels] |= (rows.floats[:, :labels] > 1).any(dim=0)
         outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
         in_lists = [
             ((values < 0) | (values >= schema.table_sizes[i])).any().view(1)

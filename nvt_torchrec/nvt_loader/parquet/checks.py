@@ -1,4 +1,4 @@
-"""Convert columns and check their values: nulls, infinity and NaN, ids outside their tables.
+"""Convert columns and check their values: nulls, infinity and NaN, labels, ids of no table.
 
 Everything is checked before a model sees the rows, and on the values themselves: a footer's minimum
 and maximum say what was written, not what the pages hold now. A check costs one reduction for each
@@ -18,6 +18,9 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 #: From this number on, the bits of a float32's magnitude mean infinity or NaN.
 INFINITY_BITS = 0x7F800000
 
+#: The bits of a label must stay below it: one more than those of 1.0.
+LABEL_BITS = 0x3F800001
+
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
 
@@ -30,13 +33,15 @@ class Checker:
         self._first_id = len(schema.floats)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
         self._known: tuple[pa.Schema | None, dict[int, int]] = (None, {})
-        #: What each number must stay below: an unsigned id, the bits of a weight or a magnitude.
-        #: The pointers of histories are checked where the events are read.
+        #: What each number must stay below: an unsigned id, the bits of a label, of a weight or of
+        #: a magnitude. The pointers of histories are checked where the events are read.
+        others = self._first_id - len(schema.labels)
         pointers = len(schema.integers) - len(schema.categorical)
-        bounds = [INFINITY_BITS] * self._first_id + [*schema.table_sizes] + [2**32] * pointers
+        bounds = [LABEL_BITS] * len(schema.labels) + [INFINITY_BITS] * others
+        bounds += [*schema.table_sizes] + [2**32] * pointers
         self.limits = np.array(bounds, np.uint64)
-        #: Whether a column may hold negative numbers: all floats but the weight.
-        self.signed = np.array([name != schema.weight for name in schema.floats])
+        #: Whether a column may hold negative numbers: all floats but labels and the weight.
+        self.signed = np.array([name in schema.dense for name in schema.floats])
 
     def plain_leaves(self, footer: Footer) -> dict[int, int]:
         """Find the columns of the loader's own types, none of whose values may be missing: for each
@@ -86,8 +91,8 @@ class Checker:
         """Check the numbers of a column.
 
         Raises:
-            SchemaError: Infinity or NaN, or an id outside its table. The message names file,
-                column, value and table size.
+            SchemaError: Infinity or NaN, a label outside [0, 1], a negative weight, or an id
+                outside its table. The message names file, column, value and table size.
         """
         is_float = number < self._first_id
         if values.dtype == self.dtype(number):
@@ -98,7 +103,9 @@ class Checker:
                 return
         name = self._dataset.schema.columns[number]
         if is_float:
-            refuse_floats(values, name, where)  # unless it is a weight of -0.0
+            is_label = number < len(self._dataset.schema.labels)
+            refuse = refuse_labels if is_label else refuse_floats
+            refuse(values, name, where)  # unless it is -0.0
             return
         size = int(self.limits[number])
         outside = values[(values < 0) | (values >= size)]
@@ -128,4 +135,20 @@ def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
         raise SchemaError(
             f"{where}: column {name} holds a negative weight, {column.min():g}",
             "weights are 0 or more: correct the column in the log, and run the ETL again",
+        )
+
+
+def refuse_labels(column: np.ndarray, name: str, where: str) -> None:
+    """Refuse labels that are no probability: their loss has no minimum.
+
+    Raises:
+        SchemaError: The message names file, column and value.
+    """
+    outside = column[~((column >= 0) & (column <= 1))]
+    if outside.size:
+        raise SchemaError(
+            f"{where}: column {name} holds {outside[0]:g}, and labels are from 0 to 1 (in "
+            f"{outside.size} of {column.size} values)",
+            "of a rating or a count write 1 from some number on and else 0, as the ETL does with "
+            "threshold = 4, for example, in [label] of the spec",
         )

@@ -45,10 +45,17 @@ def process_group() -> Iterator[Group]:
 
     It uses nccl with one GPU per process if there are GPUs, else gloo. After an error the group is
     not destroyed: its other members may be waiting in a collective, and the launcher ends them.
+    What PyTorch was set to before, such as its threads, it is set to afterwards.
 
     Raises:
-        SettingsError: Another process uses the same GPU.
+        SettingsError: Another process uses the same GPU, or this one has a group already.
     """
+    if dist.is_initialized():
+        raise SettingsError(
+            "this process has a process group of torch.distributed already",
+            "end it by torch.distributed.destroy_process_group(); of two runs in threads of one "
+            "process, begin one after the other",
+        )
     alone = "WORLD_SIZE" not in os.environ
     rank = 0 if alone else int(os.environ["RANK"])
     world_size = 1 if alone else int(os.environ["WORLD_SIZE"])
@@ -59,6 +66,7 @@ def process_group() -> Iterator[Group]:
         shared = next(dist.rendezvous("env://", rank, world_size))[0]
         store = store_of_this_attempt(shared, rank, world_size)
     where: dict[str, Any] = {"store": store, "rank": rank, "world_size": world_size}
+    restore = _remember_torch()
     if torch.cuda.is_available():
         device = choose_gpu(store, rank)
         torch.cuda.set_device(device)
@@ -83,6 +91,31 @@ def process_group() -> Iterator[Group]:
             dist.destroy_process_group()
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.default_stream(device))
+        restore()
+
+
+def _remember_torch() -> Callable[[], None]:
+    """Return a function that sets PyTorch to what it is set to now.
+
+    It is about what a run sets for the whole process: a notebook goes on with its own.
+    """
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    random = torch.get_rng_state()
+    of_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+
+    def restore() -> None:
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.set_rng_state(random)
+        if of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu)
+
+    return restore
 
 
 def choose_gpu(store: dist.Store, rank: int) -> torch.device:

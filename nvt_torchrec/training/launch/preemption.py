@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,8 @@ _INTERVAL_SECONDS, _MOST_STEPS = 0.25, 16
 
 class StopRequests:
     """Turn SIGTERM into a stop that all ranks agree on. Use it as a context manager.
+
+    Python lets the main thread alone handle signals: in another one SIGTERM is left as it is.
 
     The ranks exchange their requests by an all-reduce that runs during the next steps, so no step
     waits for it. A rank that waits for one that is gone cannot agree: the launcher ends it.
@@ -41,7 +45,9 @@ class StopRequests:
         self._steps, self._steps_between = 0, 1
 
     def __enter__(self) -> StopRequests:
-        self._before = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
+        self._before: Any = None  # None: the signal is not handled here
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         return self
 
     def __exit__(
@@ -51,7 +57,8 @@ class StopRequests:
         if kind is None:
             self.finish()
         self._decided = True
-        signal.signal(signal.SIGTERM, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
         if isinstance(error, Exception) and self._requested and not (self._alone or decided):
             # The launcher ends this rank because another one failed: the error only follows from
             # that, so it is not reported.

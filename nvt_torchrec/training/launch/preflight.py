@@ -135,6 +135,9 @@ _BY_TEXT = {
     "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
     "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY, whose events lists are",
     "is not one of": "compute it from the operators of usual layers, which programs may hold",
+    "shapes cannot be multiplied|must match|normalized_shape|size mismatch": "vectors has a vector "
+    "for each name in columns.vectors, those of the dense columns too: columns.width is the width "
+    "of dense and vectors together; --dense_bins 0 leaves out vectors of dense columns",
     "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
 }
 _REMEDIES = {

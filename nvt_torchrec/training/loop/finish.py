@@ -130,7 +130,8 @@ def _reordered(
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
         return TrainBatch(dense, batch.sparse_features, *rest)
-    columns = batch.sparse_features.to_dict()
+    # a copy: TorchRec keeps the dict, and the next column would be changed beside this one
+    columns = dict(batch.sparse_features.to_dict())
     places = [f"{name}:{place}" for place in range(config.max_events)]
     for key in places if name in config.lists else [name]:
         lengths = columns[key].lengths()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from nvt_torchrec.base.errors import SettingsError
@@ -9,7 +10,7 @@ from nvt_torchrec.training.checkpoint.ancestor import finished_run
 from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
 from nvt_torchrec.training.checkpoint.saving import check_destination
 from nvt_torchrec.training.data import choices
-from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.launch.distributed import Group, process_group
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.reporting.progress import TrainResult
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
@@ -19,17 +20,35 @@ from nvt_torchrec.training.sharding.model_config import model_config
 log = logging.getLogger(__name__)
 
 
-def train(settings: TrainSettings, group: Group) -> TrainResult:
+def train(settings: TrainSettings, group: Group | None = None) -> TrainResult:
     """Train as ``settings`` say, evaluate, and write the checkpoints (collective).
+
+    It may be called several times in a process, in any thread, by one thread at a time.
+
+    Args:
+        settings: The settings of the run.
+        group: This process among all that train together; None: it joins those that torchrun has
+            started, or trains alone, and leaves PyTorch as it was.
+
+    Returns:
+        The run's metrics, steps and checkpoint.
 
     Raises:
         SettingsError: The settings do not fit the data or the device, the tables do not fit into
-            memory, or the loss is no longer finite.
+            memory, the loss is no longer finite, or this process has a process group already.
         BadInputError, SchemaError: The data cannot be read, or do not match their schema.
         OutputError: The checkpoint or the log cannot be written, would overwrite something, or
             another run is writing there.
-        SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
+        SystemExit: SIGTERM stopped the run, which it does only in the main thread; a checkpoint of
+            its last step is written.
     """
+    if settings.plan_only:
+        raise SettingsError("plan_only plans, and trains nothing", "nvt-train --plan_only N")
+    with process_group() if group is None else contextlib.nullcontext(group) as ranks:
+        return _train(settings, ranks)
+
+
+def _train(settings: TrainSettings, group: Group) -> TrainResult:
     schema = choices.read_schema(settings)
     settings = choices.choose_label(settings, schema)
     choices.check_gauc_column(settings, schema)

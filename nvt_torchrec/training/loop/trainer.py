@@ -36,6 +36,7 @@ from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_tabl
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
+from nvt_torchrec.training.sharding.own_scale import choose_scale
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Trainer:
         if own:
             lists = read_schema(settings).multi_hot
             config = trace_own_model(config, own, settings.seed, group, lists)
+            config = choose_scale(config, settings, own, group)
         self.config = config
         self.group = group
         directory = settings.log_directory() if group.rank == 0 else None

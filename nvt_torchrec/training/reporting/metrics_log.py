@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
-#: Titles of the metrics that the log shows.
-_COLUMNS = {
-    "AUROC": "auroc", "GAUC": "gauc", "log loss": "log_loss", "NE": "normalized_entropy",
-    "accuracy": "accuracy", "calibration": "calibration",
-}  # fmt: skip
+#: Titles of the metrics that the log and the page show, and those that the page alone has.
+TITLES = {
+    "samples": "samples",
+    "auroc": "AUROC",
+    "gauc": "GAUC",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "accuracy": "accuracy",
+    "positive_rate": "click rate",
+    "mean_prediction": "mean prediction",
+    "calibration": "calibration",
+}
+_OF_PAGE = ("samples", "positive_rate", "mean_prediction")
 
 
 def set_up_logging() -> None:
@@ -135,8 +143,11 @@ def metrics_table(results: Mapping[str, ByLabel]) -> str:
 
 
 def _values(metrics: Metrics) -> dict[str, str]:
-    """Return the metrics that are shown, by their titles."""
-    values = {title: getattr(metrics, name) for title, name in _COLUMNS.items()}
-    if metrics.gauc_samples is None:
-        del values["GAUC"]
-    return {title: "–" if value is None else f"{value:.5f}" for title, value in values.items()}
+    """Return the metrics that the log shows, by their titles."""
+    shown = {}
+    for name, title in TITLES.items():
+        if name in _OF_PAGE or (name == "gauc" and metrics.gauc_samples is None):
+            continue
+        value = getattr(metrics, name)
+        shown[title] = "–" if value is None else f"{value:.5f}"
+    return shown

@@ -18,7 +18,7 @@ from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE, name_of
+from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE, TITLES, name_of
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
@@ -99,6 +99,9 @@ def page(events: Events) -> str:
     last = {_name_of(event): event for event in of_kind["evaluation"]}
     final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
     baselines = {(_name_of(event), event["name"]): event for event in of_kind["baseline"]}
+    titles = dict(TITLES)
+    if not any("gauc" in event for event in last.values()):
+        del titles["gauc"]
     drawn = curves(of_kind["train"], of_kind["evaluation"])
     return render(
         Path(__file__).with_name("training.html"),
@@ -110,6 +113,7 @@ def page(events: Events) -> str:
         end=end,
         train=of_kind["train"],
         last=last,
+        titles=titles,
         final=final,
         results=last | {", ".join(names): event for names, event in baselines.items()},
         quality=drawn[: -len(_CURVES)],
@@ -162,10 +166,10 @@ def _curves_of_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
         loss = [*loss, Series(name, _points(valid, "log_loss"), "second", dots=True)]
     charts = []
     if any(series.points for series in loss):
-        charts = [lines(loss, x="step", y="log loss", form="number")]
+        charts = [lines(loss, x="step", y=TITLES["log_loss"], form="number")]
     if any(event["auroc"] is not None for event in valid):
         auroc = Series(name, _points(valid, "auroc"), "second", dots=True)
-        charts.append(lines([auroc], x="step", y="AUROC", form="number"))
+        charts.append(lines([auroc], x="step", y=TITLES["auroc"], form="number"))
     if evaluations and (points := evaluations[-1].get("calibration_curve")):
         highest = max(map(max, points))
         series = [

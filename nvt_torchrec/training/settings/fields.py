@@ -159,7 +159,7 @@ class TrainFields(Settings):
 
     vector_scale: float | None = _model(
         "what the vectors are multiplied by before the model gets them beside the first-order term "
-        "(default: 4 with --model, unless the optimizer is sgd; else 1)", None, above=0
+        "(default: that of the model, found from an own one; 1 with sgd)", None, above=0
     )
     first_order: float | None = _model(
         "factor of the sum of all embeddings' first coordinates in the first-order term, which is "

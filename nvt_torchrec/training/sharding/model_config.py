@@ -22,12 +22,6 @@ log = logging.getLogger(__name__)
 #: more, SGD diverges on the demo's log, and other logs end an epoch below the regression that they
 #: start from, by up to 0.0017 of AUROC with a factor of 1.7.
 _FIRST_ORDER, _MOST_FIRST_ORDER = 0.2, 5.0
-#: What an own model's vectors are multiplied by. They begin small and move by small steps: products
-#: of them, and layers that begin as torch.nn.Linear does, hardly change the logit then. Of models
-#: written by the papers for the log ``crossed`` of ``benchmarks.regression``, AutoInt, FinalMLP,
-#: FiBiNET, xDeepFM, DCN-Mix and GDCN gained .002 to .009 of AUROC by 4, and DeepFM, which sees
-#: products at once, lost .003; with 10 it learned nothing.
-_OWN_SCALE = 4.0
 #: The ids of each table that belong to no value: padding, null and out of vocabulary.
 _RESERVED_IDS = FIRST_OOV_ID + 1
 
@@ -104,9 +98,12 @@ def _first_order(settings: TrainSettings, columns: Columns) -> float:
 
 
 def _vector_scale(settings: TrainSettings) -> float:
-    """Return what the module's vectors are multiplied by; steps of SGD grow with its square."""
+    """Return what the module's vectors are multiplied by; steps of SGD grow with its square.
+
+    That of an own model is chosen later (:mod:`.own_scale`).
+    """
     known = MODELS.get(settings.model)
-    scale = known.vector_scale if known else _OWN_SCALE
+    scale = known.vector_scale if known else 1.0
     adaptive = OPTIMIZERS[settings.table_optimizer].ADAPTIVE
     return settings.vector_scale or (scale if adaptive else 1.0)
 

@@ -96,12 +96,18 @@ class Label(base.RawType):
         values = is_one_of(texts, ("1", "1.0"))
         wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
         code = np.where(wrong, base.SYNTAX, 0).astype(np.uint8)
+        if wrong.any():  # what to do about other numbers, such as ratings, is to give a threshold
+            numbers = parse_floats(texts, missing, read)
+            is_number = ~missing & (numbers.code == 0)
+            is_other = (numbers.values != 0) & (numbers.values != 1)
+            code[wrong & is_number & is_other] = base.RANGE
         return base.ParsedText(values.astype(np.uint8), missing, code)
 
     def from_arrow(self, array: pa.Array, read: Read) -> base.ParsedText:
         rule = read.label
         if not rule.positive and rule.threshold is None:
             parsed = super().from_arrow(array, read)
+            parsed.code[parsed.code != 0] = base.RANGE  # also a fraction
             parsed.code[parsed.missing] = base.SYNTAX
             return parsed
         numbers, missing = base.as_numbers(array, read.nulls)
