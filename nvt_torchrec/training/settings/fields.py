@@ -145,10 +145,18 @@ class TrainFields(Settings):
     )
     num_embeddings: int | None = _model(
         "rows of every embedding table (default: from the data)", None, least=1,
-        excludes=("num_embeddings_per_feature",)
+        excludes=("num_embeddings_per_feature", "max_table_size")
     )
     num_embeddings_per_feature: tuple[int, ...] | None = _model(
         "rows of each embedding table (default: from the data)", None, least=1
+    )
+    max_table_size: int | None = _model(
+        "most rows of a table, for tables that do not fit; needs --hash_indices", None, least=4,
+        needs="--hash_indices"
+    )
+    hash_indices: bool | None = _model(
+        "ids beyond the rows of a table that is smaller than the data need share its rows, modulo "
+        "their number; the reserved ids 0, 1 and 2 keep their own", None
     )
     embedding_dim: int | None = _model(
         "width of the embedding tables (default: by --size)", None, least=1, aliases=("ev_size",)
