@@ -91,7 +91,7 @@ def grown(then: int, now: int, values: list[int]) -> GrownTable:
 
 
 def test_ids_that_share_rows():
-    """They keep their rows while the table keeps its size; rows without an id are free for new ones."""
+    """They keep their rows while the table keeps its size; rows without an id are for new ones."""
     for values in ([40, 40], [40, 41]):
         table = grown(20, 20, values)
         assert table.kept == 20
