@@ -75,7 +75,7 @@ def test_a_run_keeps_its_tables(data, tmp_path, monkeypatch):
     assert events(whole / "log", "start")[-1]["settings"]["max_table_size"] == 40
 
     other = tmp_path / "other"
-    with pytest.raises(SchemaError, match="another model: .*hash_indices was True"):
+    with pytest.raises(SchemaError, match=r"another model: .*hash_indices was True"):
         train_here(
             *flags(data, other, f"--load_checkpoint_path={whole / 'final'}", "--no-hash_indices")
         )
