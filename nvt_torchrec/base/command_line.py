@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError, as_called
 from nvt_torchrec.base.files.validation import strict_json
@@ -42,6 +42,7 @@ class Rules:
     metavar: str = ""
     parse: Callable[[str], Any] | None = None
     positional: bool = False
+    aliases: tuple[str, ...] = ()
 
     def name(self, field: dataclasses.Field) -> str:
         """Return the field's name on a command line."""
@@ -86,7 +87,9 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
             ``excludes``: the names of the fields that must not be set beside this one. ``group``:
             the heading in the help. ``metavar``: the name of the value in the help. ``parse``:
             makes the value of the text, if the type of the field does not. ``positional``: the
-            argument is recognized by its position.
+            argument is recognized by its position. ``aliases``: what other programs call it,
+            without dashes: they are refused with the name here. ``"NAME VALUE"``: what they call
+            this flag with this value.
 
     Returns:
         The field, which type checkers take for a value of any type.
@@ -98,9 +101,16 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
+    Attributes:
+        OTHER_PROGRAMS: The page that lists the flags of other programs; errors for these name it.
+        LEFT_OUT: Flags of other programs that are on the page and have no counterpart here.
+
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
     """
+
+    OTHER_PROGRAMS: ClassVar[str] = ""
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         fields = _declared(type(self))
@@ -294,7 +304,8 @@ def parse(
     # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
-    _refuse({name: _instead(name, parser) for name in names if name not in known})
+    foreign = _foreign_flags(settings_classes)
+    _refuse({name: _instead(name, parser, foreign) for name in names if name not in known})
     args, unexpected = parser.parse_known_args(argv)
     _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
     return [
@@ -319,14 +330,37 @@ def _refuse(unknown: Mapping[str, str]) -> None:
         raise SettingsError(f"unknown arguments {', '.join(unknown)}", "\n  -> ".join(lines))
 
 
-def _instead(name: str, parser: Parser) -> str:
-    """Say what to use instead of an unknown flag."""
+def _foreign_flags(settings_classes: Sequence[type[Settings]]) -> dict[str, str]:
+    """Return the flags of other programs, each with what to use instead."""
+    instead = {}
+    for settings_class in settings_classes:
+        page = settings_class.OTHER_PROGRAMS
+        for flag_name in settings_class.LEFT_OUT:
+            instead[flag_name] = f"it is left out here; {page} says why, or what to use"
+        for field, rules in _declared(settings_class):
+            for alias in rules.aliases:
+                theirs, _, value = alias.partition(" ")
+                ours = f"{rules.name(field)} {value}".rstrip()
+                instead[f"--{theirs}"] = f"it is called {ours} here ({page})"
+    return instead
+
+
+def _instead(name: str, parser: Parser, foreign: Mapping[str, str]) -> str:
+    """Say what to use instead of an unknown flag.
+
+    Args:
+        name: The unknown flag, as it was given.
+        parser: The parser with all flags of this program.
+        foreign: The flags of other programs, each with what to use instead.
+    """
     # other programs' parsers take flags with one dash, and --noX for a switch X
     flag = f"--{name.lstrip('-')}"
     switch = flag.replace("--no", "--", 1)
+    if flag in foreign:
+        return foreign[flag]
     if flag in parser.flags():
         return f"it takes two dashes: {flag}"
-    if switch != flag and switch in parser.flags():
+    if switch != flag and switch in parser.flags() | foreign.keys():
         return "leave it out: a switch is off unless it is given"
     close = difflib.get_close_matches(flag, parser.flags(), n=1)
     return f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"

@@ -207,6 +207,7 @@ class Predictor:
         return np.concatenate(scores)
 
     def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+        ids = self.model.fold(ids)
         logits = self.model.logits(dense, self.model.lookup(ids), ids)
         return torch.sigmoid(logits).cpu().numpy()
 

@@ -32,6 +32,7 @@ class ModelConfig(Columns):
         settings: The settings of its function ``build``, as JSON holds them.
         vector_scale: What the vectors are multiplied by that the module gets beside that term.
         program: What an own model computes, so that nothing else imports it.
+        hash_indices: Whether ids beyond a table's rows share them (:func:`.contract.fold_ids`).
 
     Raises:
         SchemaError: The values do not make a model.
@@ -42,6 +43,7 @@ class ModelConfig(Columns):
     settings: dict[str, Any]
     vector_scale: float = 1.0
     program: Program | None = None
+    hash_indices: bool = False
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.num_embeddings):
@@ -140,6 +142,12 @@ class ModelConfig(Columns):
         """The rows of each table, by its name."""
         return dict(zip(self.table_of.values(), self.num_embeddings, strict=True))
 
+    @property
+    def feature_rows(self) -> tuple[int, ...]:
+        """The rows of the table of each of ``features``."""
+        rows = dict(zip(self.categorical, self.num_embeddings, strict=True))
+        return tuple(rows[column] for column in self.features.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
         value = dataclasses.asdict(self)
@@ -149,6 +157,8 @@ class ModelConfig(Columns):
             del value["sequences"]
         if not self.vocabularies:
             del value["vocabularies"]
+        if not self.hash_indices:
+            del value["hash_indices"]
         for name in RAW_COLUMNS.values() if self.program else ():
             if not value["program"][name]:  # older versions do not know it
                 del value["program"][name]

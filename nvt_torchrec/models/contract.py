@@ -90,6 +90,8 @@ from nvt_torchrec.formats.histories import StoredHistory, list_features
 MOST_BINS = 1024
 #: The attribute of a module that names the columns of a further argument of ``forward``.
 RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
+#: The ids of each table that belong to no value: padding, null and unknown.
+RESERVED_IDS = 3
 #: A function ``build``.
 Build: TypeAlias = Callable[..., nn.Module]
 
@@ -159,6 +161,20 @@ def stack_raw_inputs(
         argument: torch.stack([values[argument](name) for name in names], 1).long()
         for argument, names in columns.items()
     }
+
+
+def fold_ids(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return the row of each id in a table that has fewer rows than there are ids.
+
+    The ids 0, 1 and 2 (padding, null, unknown) and others below the size keep their rows; of any
+    other id, what is beyond these three counts modulo the rows beyond them.
+
+    Args:
+        ids: Integers of any shape, none negative.
+        rows: The rows of each id's table; broadcast to ``ids``.
+    """
+    beyond = RESERVED_IDS + (ids - RESERVED_IDS) % (rows - RESERVED_IDS).clamp(min=1)
+    return torch.where(ids < RESERVED_IDS, ids, beyond)
 
 
 def load_build(name: str) -> Build | None:

@@ -12,6 +12,7 @@
 
 Others:
 
+* ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
 * ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
 * ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error. It
   computes the variance as Σx² − (Σx)²/n: where values are large compared with their spread, or all
@@ -22,10 +23,9 @@ Others:
   mean is stored as an offset from the chunk's first value, so that the spread of equal values is 0
   and that of close values is exact. Chunks are merged in order, whatever the workers.
 
-Those that specs and the example do not use are as released: ``DifferenceLag`` fails in pandas 3,
-``Bucketize`` puts a missing value into the top bucket, ``FillMedian`` is far from the median over
-several partitions, ``HashBucket`` and ``ListSlice(pad=True)`` fail on lists of pandas frames.
-docs/nvtabular.md has the table.
+Those that specs and the example do not use are as released: ``Bucketize`` puts a missing value into
+the top bucket, ``FillMedian`` is far from the median over several partitions, ``HashBucket`` and
+``ListSlice(pad=True)`` fail on lists of pandas frames. docs/nvtabular.md has the table.
 """
 
 from __future__ import annotations
@@ -181,6 +181,18 @@ def _patch_vocabulary(categorify) -> None:
     )
 
 
+def _difference_lag(self, col_selector, df):
+    """Subtract the row ``shift`` rows before; missing where that row is of another group."""
+    output = {}
+    for shift in self.shifts:
+        keys = df[self.partition_cols]
+        same_group = (keys == keys.shift(shift)).fillna(False).all(axis=1)
+        for column in col_selector.names:
+            difference = (df[column] - df[column].shift(shift)).where(same_group)
+            output[self._column_name(column, shift)] = difference.astype(self.output_dtype)
+    return type(df)(output)
+
+
 def _checked(function: Callable, check: Callable) -> Callable:
     """Return a method that first calls a check with its arguments."""
 
@@ -274,6 +286,7 @@ def apply() -> None:
 
     _patch_encode(categorify)
     _patch_vocabulary(categorify)
+    replace(ops.DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
     log_op = _checked(ops.LogOp.transform, _warn_of_nan)
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
     finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)

@@ -30,15 +30,20 @@ ROOT = Path(__file__).parents[2]
 class Job(Settings):
     """Fields of every kind."""
 
+    OTHER_PROGRAMS = "page.md"
+    LEFT_OUT = frozenset({"--sources"})
+
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
-    rows: int = flag("rows of a batch", 32, least=1)
+    rows: int = flag("rows of a batch", 32, least=1, aliases=("lines",))
     share: float | None = flag("share of the rows", None, above=0, most=1)
     wait: float = flag("seconds", 5.0, above=0, most=math.inf)
     weight: float = flag("weight of a row", 1.0, above=0)
     shift: float = flag("added to each value", 0.0)
     sizes: tuple[int, ...] = flag("layers", (4,) * 6, least=1)
     columns: tuple[str, ...] = flag("columns", ())
-    kind: str = flag("100 % of the kinds", "plain", choices=("plain", "mixed"))
+    kind: str = flag(
+        "100 % of the kinds", "plain", choices=("plain", "mixed"), aliases=("mix mixed",)
+    )
     mixture: int | None = flag("parts of a mixture", None, needs="--kind mixed")
     quiet: bool = flag("print nothing", False)
     level: int | None = flag("level of silence", None, needs="--quiet")
@@ -106,6 +111,10 @@ def test_values_have_the_types_of_the_fields():
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
         ("in -rows 3", "unknown argument -rows\n  -> it takes two dashes: --rows"),
         ("in --noquiet", "unknown argument --noquiet\n  -> leave it out: a switch is off unless"),
+        ("in --lines=2", "--lines\n  -> it is called --rows here (page.md)"),
+        ("in --mix 2", "--mix\n  -> it is called --kind mixed here (page.md)"),
+        ("in --sources 2", "--sources\n  -> it is left out here; page.md says why"),
+        ("in --nolines", "--nolines\n  -> leave it out: a switch is off unless"),
         (
             "-rows 2 --row=3 --rows many",
             "unknown arguments -rows, --row\n  -> -rows: it takes two dashes: --rows\n"

@@ -15,6 +15,7 @@ from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.interactions import DotProducts, LowRankCross
+from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import load
@@ -23,14 +24,18 @@ from tests.training.runs import with_tables
 from tests.training.shapes import dlrm
 
 INTERACTIONS = (DotProducts(), LowRankCross(dcn_num_layers=2, dcn_low_rank_dim=3))
-#: The other models, with what they have besides layers.
-OTHERS: dict[str, dict[str, int]] = {
-    "deepfm": {}, "dcn_v2": {"dcn_num_layers": 2, "dcn_low_rank_dim": 3}, "final_mlp": {},
-}  # fmt: skip
+#: The settings of models besides those of their layers.
+SETTINGS = {"dcn_v2": {"dcn_num_layers": 2, "dcn_low_rank_dim": 3}}
+#: The other models of the registry. Those that attend to events need a spec with histories, which
+#: the random ones lack: tests/inference/test_histories.py serves and exports them.
+OTHERS = [name for name, known in MODELS.items() if name != DEFAULT_MODEL and not known.attends]
 
 
 def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
-    """A model with random weights for a workflow's output; the seed also picks its kind."""
+    """A model with random weights for a workflow's output; the seed also picks its kind.
+
+    Half of the seeds give a DLRM, the others one of ``OTHERS`` each, in turn.
+    """
     columns = schema.dense, schema.categorical, schema.table_sizes
     bottom = (8, 4) if schema.dense else ()
     if len(schema.categorical) + len(bottom) < 2:
@@ -38,8 +43,8 @@ def make_scorer(schema, seed: int) -> tuple[ModelWithTables, ModelConfig]:
     first_order = (0.0, 0.7)[seed % 2]
     config = dlrm(*columns, 4, bottom, (8, 4, 1), first_order, INTERACTIONS[seed % 3 % 2])
     if seed % 6 > 2:
-        name = list(OTHERS)[seed % 3]
-        settings = {"over_arch_layer_sizes": [8, 4, 1], **OTHERS[name]}
+        name = OTHERS[seed // 6 % len(OTHERS)]
+        settings = {"over_arch_layer_sizes": [8, 4, 1], **SETTINGS.get(name, {})}
         config = dataclasses.replace(config, model=name, settings=settings)
     config = dataclasses.replace(
         config,

@@ -1,8 +1,9 @@
-"""Operators that made NaN silently."""
+"""Operators that failed on pandas 3 or made NaN silently; the text of parquet that they get."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -44,3 +45,31 @@ def test_infinity_does_not_spread_over_a_column(values: list[float]) -> None:
         _fit(["x", "y"] >> ops.LogOp() >> ops.Normalize(), frame)
     missing = pd.DataFrame({"x": [np.nan] * 3})  # nothing to spread
     assert _fit(["x"] >> ops.Normalize(), missing).transform(missing)["x"].isna().all()
+
+
+def test_difference_lag() -> None:
+    frame = pd.DataFrame(
+        {"user": [1, 1, 1, 2, 2, np.nan, np.nan], "day": [1, 1, 2, 2, 2, 3, 3],
+         "time": [1000, 1005, 2000, 2020, 2040, 7, 9.0]}
+    )  # fmt: skip
+    result = _fit(["time"] >> ops.DifferenceLag("user", shift=[1, -1]), frame).transform(frame)
+    nan = np.nan
+    lag, lead = result["time_difference_lag_1"], result["time_difference_lag_-1"]
+    np.testing.assert_array_equal(lag, [nan, 5, 995, nan, 20, nan, nan])
+    np.testing.assert_array_equal(lead, [-5, -995, nan, -20, nan, nan, nan])
+    assert lag.dtype == np.float32
+    two = _fit(["time"] >> ops.DifferenceLag(["user", "day"]), frame).transform(frame)
+    np.testing.assert_array_equal(two["time_difference_lag_1"], [nan, 5, nan, nan, 20, nan, nan])
+
+
+def test_text_of_parquet_is_what_text_of_a_frame_is(tmp_path: Path) -> None:
+    """Of dtype object, which is Merlin's type of strings: in partitions and in their sample."""
+    frame = pd.DataFrame({"text": ["abcd", "e", None], "x": [1, 2, 3]})
+    frame.to_parquet(tmp_path / "part.parquet")
+    parts = nvtabular.Dataset(str(tmp_path / "part.parquet"), engine="parquet", cpu=True)
+    assert parts.to_ddf()._meta["text"].dtype == frame["text"].dtype == object
+    workflow = nvtabular.Workflow(["text"] >> ops.LambdaOp(lambda column: column.str.slice(1, 3)))
+    workflow.fit(parts)
+    pd.testing.assert_series_equal(
+        workflow.transform(parts).to_ddf().compute()["text"], frame["text"].str.slice(1, 3)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 
 from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.training.settings.other_trainers import LEFT_OUT
 from nvt_torchrec.training.settings.train_settings import (
     TrainSettings,
     build_parser,
@@ -51,15 +53,56 @@ def test_every_flag_of_ours_is_on_the_page():
     assert flags_in(OURS) == ours - theirs
 
 
+def remedies_of(argv: list[str]) -> dict[str, str]:
+    """Parse unknown flags, two or more; return what the error says to use instead of each."""
+    with pytest.raises(SettingsError) as error:
+        parse_settings(argv)
+    return dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer["name"])
+def test_every_flag_of_theirs_leads_to_what_the_page_says(peer):
+    """None leads to a flag that only looks alike, and each error names the page."""
+    renamed = dict(re.findall(r"^\| `(--\w+)` \| `(.+)` \|$", RENAMED_HERE, re.M))
+    unknown = [flag for flag in peer["flags"] if flag not in PARSER.flags()]
+    assert unknown or peer["name"] == "nvt"
+    for flag, remedy in (remedies_of([*unknown, "-amp"]) if unknown else {}).items():
+        if flag in renamed:
+            assert remedy == f"it is called {renamed[flag]} here (docs/flags.md)"
+        elif flag != "-amp":
+            assert remedy == "it is left out here; docs/flags.md says why, or what to use"
+            assert flag in flags_in(OMITTED)
+
+
+def test_what_to_use_is_there():
+    renamed = dict(re.findall(r"^\| `(--\w+)` \| `(.+)` \|$", RENAMED_HERE, re.M))
+    assert {flag.split()[0] for flag in renamed.values()} <= PARSER.flags()
+    assert not renamed.keys() & PARSER.flags()
+    assert flags_in(OMITTED) == LEFT_OUT
+    # each alias is on the page, so that the page can be read alone
+    aliases = {
+        f"--{alias.split()[0]}"
+        for field in dataclasses.fields(TrainSettings)
+        if "rules" in field.metadata
+        for alias in field.metadata["rules"].aliases
+    }
+    assert aliases == renamed.keys()
+
+
+@pytest.mark.parametrize(
+    "name", ["dlrm_main.py", "nvt_preproc.sh", "inference_benchmark`", "cuda_dot"]
+)
+def test_their_programs_and_values_are_on_the_page(name):
+    assert PAGE.count(name) >= 1
+
+
 def test_other_flags_are_refused_with_what_to_use():
     """The parser of NVIDIA, absl's, takes --noX, and one dash."""
-    flags = ["--noamp", "--noadagrad"]
-    with pytest.raises(SettingsError) as error:
-        parse_settings([*flags, "-amp", "--learning_rat=1"])
-    lines = dict(line.split(": ", 1) for line in error.value.remedy.split("\n  -> "))
-    assert lines == {
+    flags = ["--noamp", "--nohash_indices", "--noshuffle_batch_order"]
+    assert remedies_of([*flags, "-amp", "-shuffle", "--learning_rat=1"]) == {
         **dict.fromkeys(flags, "leave it out: a switch is off unless it is given"),
         "-amp": "it takes two dashes: --amp",
+        "-shuffle": "it is called --shuffle_training_set here (docs/flags.md)",
         "--learning_rat": "did you mean --learning_rate?",
     }
 

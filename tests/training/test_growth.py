@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.hashing import murmur3_int
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.checkpoint.restoring import grow_tables
+from nvt_torchrec.training.checkpoint.restoring import GrownTable, grow_tables
 from tests.training.shapes import dlrm
 
 
@@ -81,6 +81,27 @@ def test_rows_follow_their_values(history, data):
     kept = set(range(begin, end)) - set(rows.tolist())
     assert all(row < min(table.kept, sizes[0]) for row in kept), "each is in the checkpoint"
     assert all(origin < sizes[0] for origin in origins.tolist())
+
+
+def grown(then: int, now: int, values: list[int]) -> GrownTable:
+    """A table of a run with --hash_indices, whose column has so many values by generation."""
+    workflow = lineage(values, CategoricalColumn("cat_0", raw="int"))
+    tables = (dataclasses.replace(config([rows]), hash_indices=True) for rows in (then, now))
+    return grow_tables(*tables, workflow.lineage[0], workflow)["t_cat_0"]
+
+
+def test_ids_that_share_rows():
+    """They keep their rows while the table keeps its size; rows without an id are for new ones."""
+    for values in ([40, 40], [40, 41]):
+        table = grown(20, 20, values)
+        assert table.kept == 20
+        assert not len(table.anew(0, 20)[0])
+    rows, _ = grown(50, 50, [40, 60]).anew(0, 50)
+    assert rows.tolist() == list(range(43, 50))
+    assert grown(43, 50, [40, 60]).kept == 43  # no rows were shared
+    for then, now in ((20, 30), (50, 40)):
+        with pytest.raises(SettingsError, match=r"column cat_0 had 43 ids.*\n.*--max_table_size"):
+            grown(then, now, [40, 60])
 
 
 def test_a_column_that_the_workflow_lacks():

@@ -160,6 +160,7 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
         ("--eps=1e-6", "eps was 1e-08, is 1e-06"),
         ("--drop_last_training_batch", "drop_last_training_batch was False, is True"),
         ("--limit_train_batches=20", "limit_train_batches was None, is 20"),
+        ("--hash_indices", "hash_indices was False, is True"),
         ("--undersampling_rate=0.5", "undersampling_rate was None, is 0.5"),
         ("--batch_size=64", "global_batch = 64, but 32"),
     ],

@@ -44,6 +44,8 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
             "--lr_decay_start 5 is before the warm-up ends",
         ),
         ("--dcn_num_layers 2", "no effect without --interaction_type dcn"),
+        ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
+        ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
         ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),

@@ -30,7 +30,7 @@ from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
-from nvt_torchrec.models.contract import stack_raw_inputs
+from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
@@ -68,6 +68,10 @@ class Scores(nn.Module):
         self.places = dict(zip(spec.categorical_names, self.order.tolist(), strict=True))
         self.first_singles = model.first[~torch.tensor(lists)]
         self.first_lists = model.first[torch.tensor(lists)]
+        self.hash_indices = model.config.hash_indices
+        rows = torch.tensor(model.config.feature_rows)
+        self.rows_singles = rows[~torch.tensor(lists)]
+        self.rows_lists = rows[torch.tensor(lists)]
 
     def forward(self, columns: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the probabilities of :attr:`Encoded.columns`."""
@@ -76,7 +80,7 @@ class Scores(nn.Module):
         embedded: list[torch.Tensor] = []
         singles: tuple[torch.Tensor, ...] = ()
         if len(self.first_singles):
-            ids = columns.pop(0)
+            ids = self._fold(columns.pop(0), self.rows_singles)
             embedded.append(self.rows(ids + self.first_singles))
             singles = ids.unbind(1)
         lists, lengths = columns[: len(self.first_lists)], columns[len(self.first_lists) :]
@@ -85,6 +89,7 @@ class Scores(nn.Module):
         for j, (first, ids, length) in enumerate(
             zip(self.first_lists, lists, lengths, strict=True)
         ):
+            ids = self._fold(ids, self.rows_lists[j])
             place, end = torch.arange(ids.shape[1]), length.unsqueeze(1)
             present = place < end
             if j >= plain:  # the newest events of a history
@@ -111,6 +116,9 @@ class Scores(nn.Module):
             found = zip(*(of_lists[name] for name in self.lists), strict=True)
             more |= zip(("lists", "present"), (torch.stack(each, 1) for each in found), strict=True)
         return torch.sigmoid(self.head(self._dense(dense, vectors), vectors, more)).unbind(1)
+
+    def _fold(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return fold_ids(ids, rows) if self.hash_indices else ids
 
     def _dense(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
         if x is None:

@@ -24,7 +24,7 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.rows import Ids
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import stack_raw_inputs
+from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.head import Head
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
@@ -191,6 +191,18 @@ class ServingModel:
                 sums[singles:] /= counts.to(sums).unsqueeze(2)
             vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
+
+    def fold(self, ids: Ids) -> Ids:
+        """Return ids as the rows of their tables, where ``hash_indices`` lets them share rows."""
+        if not self.config.hash_indices:
+            return ids
+        rows = np.array(self.config.feature_rows[: ids.count])
+        if ids.offsets is None:
+            rows = rows[:, np.newaxis]
+        else:
+            rows = rows.repeat(ids.offsets[:, -1] - ids.offsets[:, 0])
+        folded = fold_ids(torch.from_numpy(ids.values), torch.from_numpy(rows))
+        return dataclasses.replace(ids, values=folded.numpy())
 
     def read_more_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
         """Return what a model takes beside vectors (:mod:`models.contract`).

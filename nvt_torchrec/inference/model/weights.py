@@ -155,7 +155,7 @@ def check_pair(
     for name, needed, rows in zip(
         schema.categorical, schema.table_sizes, config.num_embeddings, strict=True
     ):
-        if needed > rows:
+        if needed > rows and not config.hash_indices:
             raise SchemaError(
                 f"column {name}: {workflow} gives ids up to {needed - 1}, the table in "
                 f"{model} has {rows} rows",

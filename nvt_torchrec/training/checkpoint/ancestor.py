@@ -44,6 +44,7 @@ from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.settings.train_settings import (
     MODEL_SIZES,
     RATES,
+    TABLE_SIZES,
     TrainSettings,
     table_optimizer,
 )
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 #: Settings that do not tell one run from another, and those that a run chooses if they are None.
 _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
 _CHOSEN = (
-    *(*MODEL_SIZES, *RATES, "optimizer", "eps", "batch_size", "test_batch_size"),
+    *(*MODEL_SIZES, *TABLE_SIZES, *RATES, "optimizer", "eps", "batch_size", "test_batch_size"),
     *("shuffle_training_set", "model_settings", "epochs", "early_stopping"),
 )
 

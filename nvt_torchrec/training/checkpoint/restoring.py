@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+)
 from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
@@ -72,6 +78,7 @@ def grow_tables(
         workflow: The workflow of the run's data, of a later generation or the same one.
 
     Raises:
+        SettingsError: Ids share rows, and would share others.
         SchemaError: The columns are not those of the workflow.
         BadInputError: A file of the workflow is damaged.
     """
@@ -89,9 +96,23 @@ def grow_tables(
         vocabulary = column.vocabulary_name
         values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
         kept, needed = (column.reserved_ids + count for count in values)
+        if now.hash_indices:
+            if rows != rows_then and (rows_then < kept or rows < kept):
+                raise _other_sharing(name, kept, rows_then, rows)
+            kept, needed = min(kept, rows), min(needed, rows)
         origins = workflow.oov_ids(column, np.arange(kept, needed))
         tables[table] = GrownTable(rows_then, rows, kept, origins, column.oov_ids)
     return tables
+
+
+def _other_sharing(name: str, ids: int, rows_then: int, rows: int) -> SettingsError:
+    """The error for ids that --hash_indices would map to other rows than in the checkpoint."""
+    return SettingsError(
+        f"--continue_from: column {name} had {ids} ids, which shared {rows_then} rows; in {rows} "
+        "rows they would be at others",
+        "give the sizes of the checkpoint (--max_table_size, --num_embeddings_per_feature), or "
+        "train from scratch without --continue_from",
+    )
 
 
 def load_state(

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
-    *("undersampling_rate", "days", "label", "table_precision"),
+    *("undersampling_rate", "days", "label", "table_precision", "hash_indices"),
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
@@ -182,4 +182,5 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings that a resumed run must share; the loader checks the global batch."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
+    fixed["hash_indices"] = bool(fixed["hash_indices"])  # older checkpoints do not know it
     return {"optimizer": table_optimizer(settings), **fixed}

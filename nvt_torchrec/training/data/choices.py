@@ -21,6 +21,7 @@ from nvt_torchrec.training.checkpoint.directories import checkpoints_in, newest_
 from nvt_torchrec.training.settings.train_settings import (
     MODEL_SIZES,
     RATES,
+    TABLE_SIZES,
     TrainSettings,
     fill_sizes,
     table_optimizer,
@@ -149,6 +150,10 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         if resumed:
             same = "shuffle_training_set", "epochs", "early_stopping"
             kept |= {name: then.get(name) for name in same}
+        sized = any(getattr(settings, name) for name in TABLE_SIZES)
+        if model.hash_indices and not sized:  # with others, ids would move to other rows
+            sizes = {name: then.get(name) for name in TABLE_SIZES}
+            kept |= {k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()}
         if model.model == settings.model and settings.model not in MODELS:
             kept["model_settings"] = model.settings
         known = {name: value for name, value in kept.items() if value not in (None, ())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import fold_ids
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from nvt_torchrec.training.launch.distributed import Group
@@ -87,6 +88,17 @@ def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
     return dataclasses.replace(batch, sparse_features=spread)
 
 
+def fold_batch(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
+    """Return a batch whose ids are rows of the tables, which have fewer rows than there are ids."""
+    ids = batch.sparse_features
+    rows = torch.tensor(config.feature_rows, dtype=ids.values().dtype)
+    rows = rows.repeat_interleave(torch.tensor(ids.length_per_key())).to(ids.values().device)
+    folded = KeyedJaggedTensor(
+        ids.keys(), fold_ids(ids.values(), rows), lengths=ids.lengths(), stride=ids.stride()
+    )
+    return dataclasses.replace(batch, sparse_features=folded)
+
+
 def make_loader(
     settings: TrainSettings,
     config: ModelConfig,
@@ -112,7 +124,8 @@ def make_loader(
         "data": files or settings.split_path(split),
         "batch_size": settings.batch_size_of(split),
         "drop_last": settings.drop_last_training_batch and training,
-        "table_sizes": config.num_embeddings,
+        # where ids share rows, the loader checks them by the data's own sizes
+        "table_sizes": None if config.hash_indices else config.num_embeddings,
         "label": config.labels,
         "limit_batches": limits[split],
         "rank": group.rank,
@@ -123,6 +136,11 @@ def make_loader(
         from nvt_torchrec.nvt_loader.merlin import MerlinLoader
 
         return MerlinLoader.from_split(**common)
+    functions: list[Callable[[LoaderBatch], LoaderBatch]] = []
+    if config.hash_indices:
+        functions.append(functools.partial(fold_batch, config=config))
+    if config.lists:
+        functions.append(functools.partial(spread_events, config=config))
     return KJTLoader(
         **common,
         shuffle=bool(settings.shuffle_training_set and training),
@@ -132,7 +150,7 @@ def make_loader(
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
         max_events=config.max_events,
-        transforms=[functools.partial(spread_events, config=config)] if config.lists else [],
+        transforms=functions,
     )
 
 

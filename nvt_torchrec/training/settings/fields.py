@@ -16,6 +16,7 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
+from nvt_torchrec.training.settings.other_trainers import LEFT_OUT
 
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
@@ -62,6 +63,9 @@ _checkpoints = functools.partial(flag, group="checkpoints")
 class TrainFields(Settings):
     """The flags, which :class:`training.settings.train_settings.TrainSettings` checks and reads."""
 
+    OTHER_PROGRAMS = "docs/flags.md"
+    LEFT_OUT = LEFT_OUT
+
     # fmt: off
     mode: str = flag(
         "train, or evaluate the test set", "train", group="what to do", choices=("train", "test")
@@ -69,24 +73,29 @@ class TrainFields(Settings):
 
     binary_path: str = _data(
         "the ETL's OUT/criteo_binary/split: holds train, valid and test",
-        "/data/criteo_1tb/criteo_binary/split/", metavar="PATH"
+        "/data/criteo_1tb/criteo_binary/split/", metavar="PATH",
+        aliases=("dataset", "in_memory_binary_criteo_path")
     )
     batch_size: int | None = _data(
-        "samples per step and rank (default: by the number of training rows)", None, least=1
+        "samples per step and rank (default: by the number of training rows)", None, least=1,
+        aliases=("batchsize",)
     )
     test_batch_size: int | None = _data(
-        "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1
+        "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1,
+        aliases=("batchsize_eval",)
     )
     shuffle_training_set: bool | None = _data(
         "read the rows of the training set in a new order every epoch (default: if the data are "
-        "not divided by time or days)", None
+        "not divided by time or days)", None,
+        aliases=("shuffle", "shuffle_batch_order", "shuffle_batches")
     )
     drop_last_training_batch: bool = _data(
         "leave out the last training step of an epoch when it is not full", False
     )
     limit_train_batches: int | None = _data("largest number of steps of an epoch", None, least=1)
     limit_val_batches: int | None = _data(
-        "largest number of steps of an evaluation of valid", None, least=1
+        "largest number of steps of an evaluation of valid", None, least=1,
+        aliases=("max_eval_batches",)
     )
     limit_test_batches: int | None = _data(
         "largest number of steps of an evaluation of test", None, least=1
@@ -136,25 +145,34 @@ class TrainFields(Settings):
     )
     num_embeddings: int | None = _model(
         "rows of every embedding table (default: from the data)", None, least=1,
-        excludes=("num_embeddings_per_feature",)
+        excludes=("num_embeddings_per_feature", "max_table_size")
     )
     num_embeddings_per_feature: tuple[int, ...] | None = _model(
         "rows of each embedding table (default: from the data)", None, least=1
     )
+    max_table_size: int | None = _model(
+        "most rows of a table, for tables that do not fit; needs --hash_indices", None, least=4,
+        needs="--hash_indices"
+    )
+    hash_indices: bool | None = _model(
+        "ids beyond the rows of a table that is smaller than the data need share its rows, modulo "
+        "their number; the reserved ids 0, 1 and 2 keep their own", None
+    )
     embedding_dim: int | None = _model(
-        "width of the embedding tables (default: by --size)", None, least=1
+        "width of the embedding tables (default: by --size)", None, least=1, aliases=("ev_size",)
     )
     dense_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers for the dense features; ends with embedding_dim (default: by --size)", None,
-        least=1
+        least=1, aliases=("bottom_mlp_sizes",)
     )
     over_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers above the interaction; ends with the number of labels (default: by --size)", None,
-        least=1
+        least=1, aliases=("top_mlp_sizes",)
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), or a low-rank cross network (DCN v2)", "original",
-        choices=tuple(INTERACTIONS)
+        choices=tuple(INTERACTIONS),
+        aliases=("interaction_op",)
     )
 
     vector_scale: float | None = _model(
@@ -183,14 +201,17 @@ class TrainFields(Settings):
     )
     stop_at_auroc: float | None = _optimization(
         "stop when each label's AUROC of valid is at least this", None, above=0, most=1,
-        needs="--mode train"
+        needs="--mode train",
+        aliases=("auc_threshold", "validation_auroc")
     )
     max_steps: int | None = _optimization(
-        "stop after this many steps", None, least=1, needs="--mode train"
+        "stop after this many steps", None, least=1, needs="--mode train",
+        aliases=("max_iter",)
     )
     learning_rate: float | None = _optimization(
         "learning rate (default: one for the tables and one for the dense layers, by optimizer, "
-        "global batch and layers, after a warm-up; docs/training.md)", None, above=0
+        "global batch and layers, after a warm-up; docs/training.md)", None, above=0,
+        aliases=("lr",)
     )
     dense_learning_rate: float | None = _optimization(
         "learning rate of the dense layers (default: --learning_rate, if given)", None, above=0
@@ -199,7 +220,8 @@ class TrainFields(Settings):
         "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
         "or Adagrad with rowwise_adagrad; adam needs GPUs (default: by --size; sgd with "
         "--learning_rate)", None,
-        choices=tuple(OPTIMIZERS)
+        choices=tuple(OPTIMIZERS),
+        aliases=("Adam_embedding_optimizer adam", "Adam_MLP_optimizer adam")
     )
     adagrad: bool = _optimization(
         "the example's name for --optimizer rowwise_adagrad", False, excludes=("optimizer",)
@@ -219,7 +241,8 @@ class TrainFields(Settings):
     )
     lr_warmup_steps: int | None = _optimization(
         "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
-        "none with --learning_rate or --continue_from)", None, least=0
+        "none with --learning_rate or --continue_from)", None, least=0,
+        aliases=("warmup_steps",)
     )
     dense_decay: float | None = _optimization(
         "share of all steps, at the end, over which the dense layers' learning rate falls to 0, "
@@ -227,14 +250,25 @@ class TrainFields(Settings):
         "--dense_learning_rate, --continue_from or another schedule)", None, least=0, most=1
     )
     lr_decay_start: int = _optimization(
-        "step at which the decay begins", 0, least=0, needs="--lr_decay_steps"
+        "step at which the decay begins", 0, least=0, needs="--lr_decay_steps",
+        aliases=("decay_start", "decay_start_step")
     )
-    lr_decay_steps: int = _optimization("steps that the decay takes; 0: no decay", 0, least=0)
+    lr_decay_steps: int = _optimization(
+        "steps that the decay takes; 0: no decay", 0, least=0,
+        aliases=("decay_steps",)
+    )
 
-    amp: bool = _speed("compute the dense layers in bfloat16; weights stay float32", False)
-    allow_tf32: bool = _speed("TensorFloat-32 for matrix products (GPUs)", False)
+    amp: bool = _speed(
+        "compute the dense layers in bfloat16; weights stay float32", False,
+        aliases=("fp16", "use_mixed_precision")
+    )
+    allow_tf32: bool = _speed(
+        "TensorFloat-32 for matrix products (GPUs)", False,
+        aliases=("enable_tf32_compute",)
+    )
     compile_dense: bool = _speed(
-        "torch.compile for the dense layers, on GPUs with CUDA graphs", False
+        "torch.compile for the dense layers, on GPUs with CUDA graphs", False,
+        aliases=("cuda_graphs",)
     )
     table_precision: str = _speed(
         "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
@@ -248,10 +282,12 @@ class TrainFields(Settings):
 
     sharding: str = _sharding(
         "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",
-        choices=("auto", "table_wise", "row_wise", "column_wise")
+        choices=("auto", "table_wise", "row_wise", "column_wise"),
+        aliases=("sharding_plan",)
     )
     hbm_gib: float | None = _sharding(
-        "GiB of memory per rank for the plan (default: the device's)", None, above=0
+        "GiB of memory per rank for the plan (default: the device's)", None, above=0,
+        aliases=("memory_cap_for_embedding",)
     )
     comm_precision: str = _sharding(
         "type of embeddings and gradients when they are sent between ranks", "fp32",
@@ -263,11 +299,13 @@ class TrainFields(Settings):
 
     throughput_check_freq_within_epoch: int | None = _reporting(
         "steps between two lines of progress; one more ends each epoch (default: a twentieth of an "
-        "epoch, at most 1000)", None, least=1
+        "epoch, at most 1000)", None, least=1,
+        aliases=("print_freq", "display_interval")
     )
     validation_freq_within_epoch: int | None = _reporting(
         "steps between two evaluations of valid; one more ends each epoch; test follows at the end "
-        "(default: a quarter of an epoch, at most 10000)", None, least=1
+        "(default: a quarter of an epoch, at most 10000)", None, least=1,
+        aliases=("test_freq", "eval_interval")
     )
     benchmark_warmup_steps: int = _reporting(
         "number of first steps that the throughput at the end leaves out", 0, least=0
@@ -297,7 +335,8 @@ class TrainFields(Settings):
 
     save_checkpoint_path: str | None = _checkpoints(
         "directory of the checkpoint that is written at the end", None, metavar="PATH",
-        needs="--mode train"
+        needs="--mode train",
+        aliases=("output_dir",)
     )
     keep: int | None = _checkpoints(
         "number of the newest checkpoints to keep: of --checkpoint_dir (default: 3), and of "

@@ -20,8 +20,10 @@ from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 #: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
 MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    *("vector_scale", "dense_bins", "max_events", "sequences"),
+    *("vector_scale", "dense_bins", "max_events", "sequences", "hash_indices"),
 )
+#: The sizes of tables that are given; with ``hash_indices`` they are taken from a checkpoint, too.
+TABLE_SIZES = ("num_embeddings", "num_embeddings_per_feature", "max_table_size")
 RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 #: A flag as the README of TorchRec's example writes it.
 THREE_DASHES = "---adagrad"
@@ -32,7 +34,10 @@ _BINS = 8, 64
 #: The samples of a step of an evaluation, at least, where no batch size is given.
 _TEST_BATCH = 4096
 #: The flags of what Merlin's loader cannot do.
-_NOT_BY_MERLIN = ("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory")
+_NOT_BY_MERLIN = (
+    *("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory"),
+    "hash_indices",
+)
 
 #: The flags, with those of the interactions' sizes.
 _AllFields = dataclasses.make_dataclass(

@@ -7,11 +7,10 @@ import logging
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.contract import RESERVED_IDS, Columns
 from nvt_torchrec.models.registry import MODELS, flags_of, load_model
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -22,8 +21,6 @@ log = logging.getLogger(__name__)
 #: more, SGD diverges on the demo's log, and other logs end an epoch below the regression that they
 #: start from, by up to 0.0017 of AUROC with a factor of 1.7.
 _FIRST_ORDER, _MOST_FIRST_ORDER = 0.2, 5.0
-#: The ids of each table that belong to no value: padding, null and out of vocabulary.
-_RESERVED_IDS = FIRST_OOV_ID + 1
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
@@ -57,6 +54,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         first_order=_first_order(settings, columns),
         model=settings.model,
         settings=_build_settings(settings, columns),
+        hash_indices=bool(settings.hash_indices),
     )
 
 
@@ -125,6 +123,8 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
             f"categorical columns ({schema.categorical[0]} … {schema.categorical[-1]})",
             f"{leave_out}, {paste}",
         )
+    if settings.hash_indices:
+        return _shared_sizes(settings, schema, flag, sizes)
     short = {
         name: (given, needed)
         for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True)
@@ -133,12 +133,36 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
     small = [
         f"column {name} needs {needed} rows (its largest id + 1) and gets {given}"
         for name, (given, needed) in short.items()
-        if needed - given > _RESERVED_IDS
+        if needed - given > RESERVED_IDS
     ]
     if small:
-        raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", f"{leave_out}, {paste}")
+        raise SettingsError(
+            f"{flag}: table too small: {'; '.join(small)}",
+            f"{leave_out}, {paste}; for tables that do not fit, --hash_indices lets ids share rows",
+        )
     if short:
         raised = (f"{name} {given} → {needed}" for name, (given, needed) in short.items())
         log.info("%s counts values; raised for the reserved ids: %s", flag, ", ".join(raised))
     needed = {name: rows for name, (_, rows) in short.items()}
     return tuple(map(needed.get, schema.categorical, sizes))
+
+
+def _shared_sizes(
+    settings: TrainSettings, schema: TableSchema, flag: str, sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the sizes of tables whose rows ids may share, with --hash_indices."""
+    limit = settings.max_table_size or max(sizes, default=0)
+    limited = tuple(min(size, limit) for size in sizes)
+    for name, rows, needed in zip(schema.categorical, limited, schema.table_sizes, strict=True):
+        if rows < needed and rows <= RESERVED_IDS:
+            raise SettingsError(
+                f"{flag}: column {name} needs {needed} rows and gets {rows}, which the reserved "
+                f"ids 0 to {RESERVED_IDS - 1} take",
+                f"give it more than {RESERVED_IDS} rows",
+            )
+        if rows < needed and name == settings.gauc_column:
+            raise SettingsError(
+                f"--gauc_column {name}: its ids share rows, so groups would be of several ids",
+                f"give it a table of {needed} rows, or another --gauc_column",
+            )
+    return limited
