@@ -65,7 +65,8 @@ def initialize(model: _Module) -> _Module:
     of steps on large batches teach the model nothing.
     """
     for layer in model.modules():
-        if isinstance(layer, nn.Linear):
+        # without memory there is nothing to initialize; PyTorch would import its compiler for it
+        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
             nn.init.xavier_normal_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
