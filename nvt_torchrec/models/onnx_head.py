@@ -42,14 +42,15 @@ _OUTPUT = "logits"
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
-class _PositionalHead(nn.Module):
-    """A head whose further inputs are positional: the exporter names tensors in that order."""
+class _ListHead(nn.Module):
+    """A head that takes one list of tensors: the exporter names them in that order."""
 
     def __init__(self, head: Head, names: list[str]) -> None:
         super().__init__()
         self.head, self.names = head, names
 
-    def forward(self, dense: torch.Tensor, vectors: torch.Tensor, *more: Any) -> torch.Tensor:
+    def forward(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+        dense, vectors, *more = inputs
         return self.head(dense, vectors, dict(zip(self.names, more, strict=True)))
 
 
@@ -91,30 +92,47 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
     to_proto = import_name("onnx_ir", "to_proto")
     import_name("onnxscript", "opset20")  # the exporter needs it
     dense, vectors, more = make_example_inputs(head.module, config, _EXPORT_ROWS)
-    inputs = (dense, vectors[:, : len(config.features)], *more.values())
+    inputs = [dense, vectors[:, : len(config.features)], *more.values()]
     rows = torch.export.Dim("rows", min=1)
-    of_more = tuple({0: rows} for _ in more)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _PositionalHead(head, [*more]).eval(),
-            inputs,
-            input_names=["dense", "vectors", *more],
-            output_names=[_OUTPUT],
-            dynamic_shapes=({0: rows}, {0: rows}, of_more),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
+        module = _ListHead(head, [*more]).eval()
+        # apart from the second step, whose errors hide those of the first
+        exported = torch.export.export(
+            module, (inputs,), dynamic_shapes=([{0: rows} for _ in inputs],)
         )
-    assert program is not None
-    for node in list(program.model.graph):
-        transpose_gather(program.model.graph, node)
-    model = to_proto(program.model)
+        names = ["dense", "vectors", *more]
+        try:
+            graph_model = _convert(exported, names)
+        except torch.onnx.OnnxExporterError as error:
+            try:  # some operators are converted in one form only, as attention in 4 dimensions
+                graph_model = _convert(exported.run_decompositions(), names)
+            except torch.onnx.OnnxExporterError:
+                cause: BaseException = error
+                while cause.__cause__ is not None:  # the first error names the operator
+                    cause = cause.__cause__
+                raise NotImplementedError(str(cause)) from error
+    for node in list(graph_model.graph):
+        transpose_gather(graph_model.graph, node)
+    model = to_proto(graph_model)
     _strip(model)
     if problem := _find_problem(model):
         raise NotImplementedError(problem)
     return model.SerializeToString(deterministic=True)
+
+
+def _convert(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Model:
+    program = torch.onnx.export(
+        exported,
+        input_names=names,
+        output_names=[_OUTPUT],
+        opset_version=OPSET,
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    return program.model
 
 
 def _strip(model: onnx.ModelProto) -> None:

@@ -61,12 +61,11 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
         ("unused", "backward .*no gradient reaches unused"),
         ("statistics", r"save .*changes norm.running_mean.*\n.*write nn\.LayerNorm"),
         ("lazy", r"build: TypeError: last\.weight has no shape .*nn\.Linear"),
-        ("half", r"export .*BFloat16\n.*float32"),
-        ("fourier", r"export .*aten\..*\n.*real numbers alone"),
+        ("half", r"score .*ONNX Runtime opens.*\n.*float32"),
         ("branch", r"export .*\n.*no branch on values"),
         ("seed", "load .*layers.0.weight has other initial values"),
         ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
-        ("operator", r"export .*'aten\._linalg_svd\.default' is not .*their_models\.py:44"),
+        ("operator", r"export .*linalg_svd.*\n.*usual layers"),
         ("rows", "score .*scores of a row alone differ"),
         ("", None),
     ],
@@ -75,6 +74,7 @@ def test_a_stage_that_fails_is_named(broken, message):
     if message is None:
         assert tried("their_models:deep_fm", broken=broken).own.widest == 8
         assert tried("their_models:deep_fm", broken="sometimes").own
+        assert tried("their_models:deep_fm", broken="fourier").own
         return
     with pytest.raises(SettingsError, match=f"--model their_models:deep_fm: .*{message}"):
         tried("their_models:deep_fm", broken=broken)
@@ -171,7 +171,7 @@ def test_operators_of_usual_models(compute):
     head = build_head(config, build=lambda columns: Module())
     exported = OnnxHead(export_head(head, config), config)
     rows = torch.randn(5, 1), torch.randn(5, 3, 4)
-    torch.testing.assert_close(exported(*rows)[:, 0], compute(*rows))
+    torch.testing.assert_close(exported(*rows)[:, 0], compute(*rows).reshape(-1))
 
 
 def test_two_ranks_train_and_resume_bitwise(data, theirs):

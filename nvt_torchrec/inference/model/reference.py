@@ -69,7 +69,7 @@ def check_scores(bundle: Path, model: ServingModel) -> None:
         raise BadInputError(f"{bundle / FOLDER}: damaged: {error}", remedy) from error
     if not difference <= _TOLERANCE:
         raise BadInputError(
-            f"{bundle}: the scores of its reference rows differ by {difference:g} from those that it "
-            "gave when it was made",
+            f"{bundle}: the scores of its reference rows differ by {difference:g} from those that "
+            "it gave when it was made",
             remedy,
         )

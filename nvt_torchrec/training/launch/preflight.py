@@ -1,7 +1,7 @@
 """An own model is tried before its first step: what trains for a day must be kept and served.
 
-A few random rows go forward and backward; the weights are saved and loaded, what follows the lookup
-is exported as for a bundle (:mod:`models.onnx_head`), and its logits are compared with the module's.
+A few random rows go forward and backward; the weights are saved and loaded; what follows the
+lookup is exported as for a bundle (:mod:`models.onnx_head`), and its logits are compared.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
 #: Remedies by what an error says, and by its stage.
 _BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
-    "complex|_fft|view_as_": "a bundle computes with real numbers: multiply by a constant matrix",
     "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
     "a column of lists": "take its vector; length_columns give the number of its ids",
@@ -145,13 +144,14 @@ _BY_TEXT = {
     "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
     "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY, whose events lists are",
     "a branch or a loop": "compute it from the operators of usual layers",
-    "No ONNX function found|not supported": "compute it from the operators of usual layers",
+    "No ONNX function|No decompositions": "compute it from the operators of usual layers",
+    "Could not find an implementation": "compute in float32, with the operators of usual layers",
     "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
 }
 _REMEDIES = {
     "build": "correct the function, or --model_settings, its keyword arguments",
-    "export": "a bundle holds the model for any number of rows: use tensor.shape[0], not len(tensor) "
-    "(torch.export)",
+    "export": "a bundle holds the model for any number of rows: use tensor.shape[0], "
+    "not len(tensor) (torch.export)",
     "load": "build the same weights for the same seed of PyTorch, on every rank",
 }
 
