@@ -121,7 +121,7 @@ def test_an_own_model_of_two_labels(tmp_path: Path) -> None:
         "nvt-train --binary_path OUT/criteo_binary/split --label clicked,bought"
         " --model my_model:build --log_path LOG --no-boosted_trees"
         ' --save_checkpoint_path CKPT --model_settings \'crosses=[["user", "item"]]\'\n'
-        f"rm my_model.py\n{_BUNDLE} --output BUNDLE\n"
+        f"{_BUNDLE} --model my_model:build --output BUNDLE\nrm my_model.py\n"
         "nvt-infer predict --bundle BUNDLE --input clicks.parquet --output scores.parquet",
     )
     assert "FutureWarning" not in printed  # of PyTorch's export, as is the next

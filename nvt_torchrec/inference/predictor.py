@@ -23,6 +23,7 @@ from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
+from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 
@@ -58,7 +59,7 @@ class Predictor:
         self._encoder = Encoder(workflow)
         of_lists = len(config.lists) * config.max_events * config.embedding_dim
         most = min(MODEL_ROWS, max(1, _LIST_VALUES // max(1, of_lists)))
-        self._rows_at_once = min(most, getattr(model.head.module, "rows_at_once", most))
+        self._rows_at_once = most
 
     @classmethod
     def load(
@@ -68,6 +69,7 @@ class Predictor:
         *,
         device: torch.device | str = "cpu",
         tables: str | None = None,
+        model: Build | None = None,
         check: bool = False,
     ) -> Predictor:
         """Open a bundle, or a saved workflow and a training checkpoint.
@@ -79,6 +81,8 @@ class Predictor:
             device: Device of the model, which must hold all tables. Rows are encoded on the CPU.
             tables: Type of the embeddings: float32, float16 (half the memory) or int8 (a quarter,
                 and 8 bytes a row). None for the bundle's type, or float32 for a checkpoint.
+            model: The function that makes the module of an own model, for its checkpoint. A bundle
+                holds the model, and needs none.
             check: Read all files of the bundle or workflow, and compare them with their digests.
                 A checkpoint's digests are always compared.
 
@@ -95,15 +99,15 @@ class Predictor:
                 raise BadInputError(
                     f"{path}: a saved workflow, not a bundle", "also pass a checkpoint"
                 )
-            workflow, model = read_bundle(path, device, check=check)
+            workflow, trained = read_bundle(path, device, check=check)
         else:
             if check:
                 inspect(path).verify()
             workflow = compiled.load(path, verify=check)
-            model, origin = read_checkpoint(checkpoint, device)
-            pair = workflow.schema, workflow.digest, model.config, origin.workflow_digest
+            trained, origin = read_checkpoint(checkpoint, device, model)
+            pair = workflow.schema, workflow.digest, trained.config, origin.workflow_digest
             check_pair(*pair, path, checkpoint)
-        return cls(workflow, model.convert(tables or model.table.kind))
+        return cls(workflow, trained.convert(tables or trained.table.kind))
 
     @property
     def spec(self) -> FeatureSpec:

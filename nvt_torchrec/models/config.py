@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import math
 from collections import Counter
@@ -13,13 +12,28 @@ from typing import Any
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.schema import LARGEST_TABLE, check_vocabularies
-from nvt_torchrec.models.contract import MOST_BINS, RAW_COLUMNS, Columns, find_raw_columns
-from nvt_torchrec.models.program import Program
+from nvt_torchrec.models.contract import MOST_BINS, Columns, find_raw_columns
 
 log = logging.getLogger(__name__)
 
 #: The most events of all lists of a row that a model gets one by one.
 _MOST_PLACES = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnModel:
+    """What is known of the module of an own model (:mod:`.contract`).
+
+    Attributes:
+        id_columns, length_columns: The columns whose ids and lengths it takes.
+        widest: The width of its widest layer, by which learning rates are chosen.
+        digest: A digest of what it computes (:func:`.onnx_head.digest_graph`); "" if unknown.
+    """
+
+    id_columns: tuple[str, ...] = ()
+    length_columns: tuple[str, ...] = ()
+    widest: int = 1
+    digest: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +45,9 @@ class ModelConfig(Columns):
         model: A key of :data:`.registry.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
         vector_scale: What the vectors are multiplied by that the module gets beside that term.
-        program: What an own model computes, so that nothing else imports it.
         hash_indices: Whether ids beyond a table's rows share them (:func:`.contract.fold_ids`).
+        own: What is known of an own model, which is imported only where the caller names it; None
+            for a model of this project.
 
     Raises:
         SchemaError: The values do not make a model.
@@ -42,8 +57,8 @@ class ModelConfig(Columns):
     model: str
     settings: dict[str, Any]
     vector_scale: float = 1.0
-    program: Program | None = None
     hash_indices: bool = False
+    own: OwnModel | None = None
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.num_embeddings):
@@ -159,9 +174,6 @@ class ModelConfig(Columns):
             del value["vocabularies"]
         if not self.hash_indices:
             del value["hash_indices"]
-        for name in RAW_COLUMNS.values() if self.program else ():
-            if not value["program"][name]:  # older versions do not know it
-                del value["program"][name]
         return value
 
     @classmethod
@@ -171,6 +183,9 @@ class ModelConfig(Columns):
         Raises:
             SchemaError: A key is missing or unknown, or its value is of another type.
         """
+        if isinstance(value, dict) and "program" in value:  # of versions before 0.2
+            value = {**value, "own": _read_program(value["program"])}
+            del value["program"]
         try:
             return convert(cls, value)
         except ValueError as error:
@@ -183,27 +198,24 @@ class ModelConfig(Columns):
         """
         before, now = (
             {**value.to_dict(), "labels": len(value.labels), **value.settings}
-            | {"raw columns": find_raw_columns(value.program)}
+            | {"raw columns": find_raw_columns(value.own)}
             for value in (then, self)
         )
         for value in (before, now):
-            del value["settings"], value["program"]
+            del value["settings"], value["own"]
         return differences(before, {**dict.fromkeys(before), **now})
 
     def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
         """Warn if an own model computes something else than that of the checkpoint ``path``.
 
-        It is not refused: another version of PyTorch may make another program of the same code.
+        It is not refused: another version of PyTorch may export the same code differently.
         """
-        before, now = (config.program.steps if config.program else () for config in (then, self))
-        for number, (old, new) in enumerate(itertools.zip_longest(before, now)):
-            if old != new:
-                names = (step.operator if step else "none" for step in (old, new))
-                log.warning(
-                    "%s: the code of --model %s has changed since: step %d of its program was %s, "
-                    "is %s", path, self.model, number, *names
-                )  # fmt: skip
-                return
+        digests = [config.own.digest for config in (self, then) if config.own]
+        if len(digests) == 2 and all(digests) and digests[0] != digests[1]:
+            log.warning(
+                "%s: what --model %s computes has changed since: other code, or another version of "
+                "PyTorch", path, self.model,
+            )  # fmt: skip
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
@@ -213,3 +225,10 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
         for name in now
         if then.get(name) != now[name]
     )
+
+
+def _read_program(program: Any) -> dict[str, Any] | None:
+    """Return ``own`` of what older checkpoints have in its place: the steps of the module."""
+    if not isinstance(program, dict):
+        return None
+    return {name: program.get(name, []) for name in ("id_columns", "length_columns")}

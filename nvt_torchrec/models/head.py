@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -142,10 +142,10 @@ def build_head(
     """Build the head of a model, with its initial weights, which depend on the seed alone.
 
     They are made on the CPU. With ``device="meta"`` nothing is allocated. An own model is built by
-    ``build``, to train it, or else of its program, without values.
+    ``build``, which the caller has named.
 
     Raises:
-        SchemaError: The settings do not make the model.
+        SchemaError: The settings do not make the model, or it is an own one without ``build``.
     """
     initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
     with torch.random.fork_rng(devices=[]), torch.device(initial_device):
@@ -155,7 +155,7 @@ def build_head(
             if not isinstance(module, nn.Module):
                 raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
         else:
-            module = _known_module(config, device)
+            module = _known_module(config)
         labels, dim = len(config.labels), config.embedding_dim
         first_order = piecewise = None
         if config.first_order:
@@ -174,21 +174,37 @@ def build_head(
     return Head(piecewise, first_order, module, labels, factors).to(device)
 
 
-def _known_module(config: ModelConfig, device: torch.device | str) -> nn.Module:
+def _known_module(config: ModelConfig) -> nn.Module:
+    if config.own:
+        raise SchemaError(
+            f"it is the model {config.model}, whose code is not imported because a file names it",
+            f"name it, if you trust it: --model {config.model}, or in Python model=FUNCTION",
+        )
     try:
-        if config.program:
-            return config.program.module(config.columns, device)
         if config.model not in MODELS:
-            raise ValueError(f"no model is called {config.model!r:.80}, and it has no program")
+            raise ValueError(f"no model is called {config.model!r:.80}")
         return load_model(config.model).build(config.columns, **config.settings)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"not the configuration of a model: {error}") from None
 
 
 def widest_layer(config: ModelConfig) -> int:
-    """Return the width of the widest layer: that which the module says, or the largest matrix's."""
-    if config.program:
-        return config.program.widest(config.columns)
-    module = _known_module(config, "meta")
-    matrices = (len(weight) for weight in module.parameters() if weight.dim() > 1)
-    return getattr(module, "widest", None) or max(matrices, default=1)
+    """Return the width of the widest layer of a model."""
+    if config.own:
+        return config.own.widest
+    with torch.device("meta"):
+        return find_widest(_known_module(config))
+
+
+def find_widest(module: nn.Module, looked_up: Container[str] = ()) -> int:
+    """Return the width of the widest layer: that which a module says, or the largest matrix's.
+
+    Parameters named in ``looked_up`` are tables that are looked up by ids, not layers.
+    """
+    if widest := getattr(module, "widest", None):
+        return widest
+    widths = [1]
+    for name, weight in module.named_parameters():
+        if weight.dim() > 1 and name not in looked_up:
+            widths.append(len(weight))
+    return max(widths)

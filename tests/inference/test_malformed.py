@@ -19,7 +19,6 @@ from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import Trained
-from tests.inference.serving import serving
 from tests.mutations import edit_json, expect_own_errors, flip_bit
 from tests.shell import python
 
@@ -131,56 +130,6 @@ def test_a_byte_of_any_weight_is_noticed(bundle: Path, tmp_path: Path, capsys) -
             with pytest.raises(BadInputError, match=f"{file.name}: not the file that was written"):
                 Predictor.load(bundle)
         file.write_bytes(whole)
-
-
-def _with_program(bundle: Path, *steps: tuple) -> None:
-    """Put a program into a bundle: steps on the dense values, and a constant of three numbers."""
-    constant = {"name": "", "dtype": "float32", "shape": [3, 1], "data": "AACAPwAAAEAAAEBA"}
-    called = [dict(zip(("operator", "arguments", "options"), step, strict=True)) for step in steps]
-    program = {"tensors": [constant], "steps": called, "output": len(steps) + 2}
-    value = read_json(bundle / "bundle.json", "a bundle")
-    model = value["model"] | {"model": "theirs:build", "settings": {}, "program": program}
-    BUNDLE_FORMAT.write(bundle / "bundle.json", value | {"model": model})
-
-
-def test_programs_of_own_models(bundle: Path, tmp_path: Path, capsys) -> None:
-    """What is wrong with one is a sentence, in each command and in the server's answers."""
-    rows = tmp_path / "rows.tsv"
-    rows.write_text("1\t\t7\t5\n50\t\t7\t5\n")
-    predict = ["predict", "--bundle", bundle, "--input", rows, "--output", tmp_path / "x.parquet"]
-
-    def refused(message: str, *commands: list) -> None:
-        for command in commands:
-            assert main([str(part) for part in command]) == 2
-            error = capsys.readouterr().err
-            assert message in error
-            assert "Traceback" not in error
-            assert len([line for line in error.splitlines() if line.startswith("error: ")]) == 1
-
-    # rows whose first dense value is above 1.2, as no row is that is tried, have a number 7
-    large = (
-        ("aten.select.int", [{"result": 0}, 1, 0], {}),
-        ("aten.gt.Scalar", [{"result": 3}, 1.2], {}),
-        ("aten._to_copy.default", [{"result": 4}], {"dtype": {"torch": "int64"}}),
-        ("aten.mul.Scalar", [{"result": 5}, 7], {}),
-        ("aten.embedding.default", [{"result": 2}, {"result": 6}], {}),
-    )
-    _with_program(bundle, *large)
-    refused("the model's program fails: index out of range in self", predict)
-    with serving(tmp_path, "--bundle", str(bundle)) as server:
-        answer = server.refused({"rows": ROWS[50:51]}, 500)
-        assert answer["error"] == "the model's program fails: index out of range in self"
-        assert len(server.predict(rows=ROWS[:1])) == 1
-    assert "Traceback" not in (tmp_path / "stderr").read_text()
-
-    every = [
-        predict,
-        ["publish", bundle, "--to", tmp_path / "served"],
-        ["export", "--bundle", bundle, "--output", tmp_path / "onnx"],
-        ["serve", "--bundle", bundle],
-    ]
-    _with_program(bundle, ("aten.empty.memory_format", [[1]], {}))
-    refused("not one of the operators of programs", *every)
 
 
 def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from nvt_torchrec.inference.model.weights import check_pair
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
+from nvt_torchrec.models.contract import Build, load_build
 from tests.inference.conftest import Trained, train_model
 from tests.inference.exported import score
 from tests.inference.serving import serving
 from tests.inference.test_predictor import trainers_scores
 from tests.spec_logs import write_spec_log
 from tests.training.own_models import write_models
+from tests.training.runs import config_of
 
 SPEC = FeatureSpec(
     "click",
@@ -41,24 +44,27 @@ OWN = ["--model=their_models:deep_fm", "--model_settings", 'pair=["user", "site"
 
 
 @pytest.fixture(scope="module", params=[[], OWN], ids=["original", "own"])
-def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The module of an own model is there in training alone."""
+def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """The module of an own model is there in training, and where a checkpoint is read."""
     base = tmp_path_factory.mktemp("sparse")
     write_spec_log(base / "raw", SPEC, rows=200)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.chdir(write_models(base))
-        trained = train_model(base, SPEC, *request.param)
+        yield train_model(base, SPEC, *request.param)
     sys.modules.pop("their_models", None)
-    (base / "their_models.py").unlink()
-    return trained
 
 
 @pytest.fixture(scope="module")
 def bundle(sparse: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sparse_bundle") / "bundle"
-    write_bundle(sparse.workflow, sparse.checkpoint, path)
+    write_bundle(sparse.workflow, sparse.checkpoint, path, build=own_build(sparse))
     return path
+
+
+def own_build(sparse: Trained) -> Build | None:
+    """The function of the own model, if it is one."""
+    return load_build(config_of(sparse.checkpoint).model)
 
 
 def raw_rows(sparse: Trained) -> list[dict]:
@@ -72,10 +78,10 @@ def test_every_way_scores_as_training_evaluates(
 ) -> None:
     expected = trainers_scores(sparse.parquet, sparse.checkpoint)
     rows = raw_rows(sparse)
-    scored = Predictor.load(sparse.workflow, sparse.checkpoint).predict(rows)
-    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    checkpoint = Predictor.load(sparse.workflow, sparse.checkpoint, model=own_build(sparse))
+    np.testing.assert_allclose(checkpoint.predict(rows), expected, atol=1e-6)
     opened = Predictor.load(bundle, check=True)
-    np.testing.assert_array_equal(opened.predict(rows), scored)
+    np.testing.assert_allclose(opened.predict(rows), expected, atol=1e-6)
     in_8_bits = Predictor.load(bundle, tables="int8").predict(rows)
     np.testing.assert_allclose(in_8_bits, expected, atol=0.02)
     encoded = opened.workflow.transform(opened.read(rows)).ids
@@ -85,12 +91,12 @@ def test_every_way_scores_as_training_evaluates(
     none = np.empty((len(rows), 0))
     np.testing.assert_allclose(Scorer(opened).predict(none, given), expected, atol=1e-6)
     config = opened.model.config
-    if config.program:
+    if config.own:
         given[0][0] = [users[0], users[0]]
         with pytest.raises(SchemaError, match="column user: the model takes its ids, and a row"):
             Scorer(opened).predict(none, given)
         config = dataclasses.replace(
-            config, program=dataclasses.replace(config.program, id_columns=("tags",))
+            config, own=dataclasses.replace(config.own, id_columns=("tags",))
         )
         with pytest.raises(SchemaError, match="model takes ids of tags, in workflow a list"):
             check_pair(opened.workflow.schema, "", config, "", "workflow", "model")

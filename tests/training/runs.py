@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from nvt_torchrec.models import registry
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.loop.train import TrainResult, train
@@ -153,7 +154,8 @@ STEPS = 90  # 3 epochs of 30 steps of 32 rows
 
 def with_tables(config: ModelConfig, seed: int = 0) -> ModelWithTables:
     """TorchRec's model in this process alone, with memory for its tables."""
-    model = build_model(config, seed=seed).eval().requires_grad_(False)
+    build = load_build(config.model) if config.own else None
+    model = build_model(config, seed=seed, build=build).eval().requires_grad_(False)
     model.sparse_arch.embedding_bag_collection.to_empty(device="cpu")
     return model
 

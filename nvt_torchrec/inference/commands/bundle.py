@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.inference.commands.model import TABLES
+from nvt_torchrec.inference.commands.model import OWN_MODEL, TABLES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,7 @@ class BundleSettings(Settings):
     checkpoint: Path = flag("training checkpoint", metavar="CKPT")
     output: Path = flag("directory to make", metavar="BUNDLE")
     tables: str = flag("type of the embeddings", "float32", choices=TABLES)
+    model: str | None = flag(OWN_MODEL, None, metavar="MODULE:FUNCTION")
     # fmt: on
 
 
@@ -30,9 +31,12 @@ def run(settings: BundleSettings) -> None:
 
     prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
+    from nvt_torchrec.inference.model.weights import import_model
 
-    output = settings.output
-    if write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables):
+    output, build = settings.output, import_model(settings.model, settings.checkpoint)
+    if write_bundle(
+        settings.workflow, settings.checkpoint, output, tables=settings.tables, build=build
+    ):
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
         print(f"{output}: {size / 2**20:.1f} MiB")
     else:

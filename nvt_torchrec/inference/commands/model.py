@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
 
 TABLES = ("float32", "float16", "int8")
+OWN_MODEL = "the function that makes an own model, as given to the training; its code is run"
 
 
 @functools.cache
@@ -42,6 +43,9 @@ class ModelSettings(Settings):
     )
     workflow: Path | None = flag("saved workflow, and", None, metavar="OUT/workflow")
     checkpoint: Path | None = flag("training checkpoint, of any world size", None, metavar="CKPT")
+    model: str | None = flag(
+        f"of a checkpoint: {OWN_MODEL}", None, metavar="MODULE:FUNCTION"
+    )
     device: str = flag("where the model runs: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
     tables: str | None = flag(
         "type of the embeddings (default: the bundle's; float32 for a checkpoint)", None,
@@ -60,6 +64,10 @@ class ModelSettings(Settings):
             raise SettingsError(
                 "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
             )
+        if self.model is not None and self.bundle is not None:
+            raise SettingsError(
+                f"--model {self.model} with --bundle, which holds its model", "leave --model out"
+            )
 
     def load(self, *, bundle: Path | None = None) -> Predictor:
         """Load the model.
@@ -71,6 +79,7 @@ class ModelSettings(Settings):
             ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
         """
         prepare()
+        from nvt_torchrec.inference.model.weights import import_model
         from nvt_torchrec.inference.predictor import Predictor
 
         return Predictor.load(
@@ -78,5 +87,6 @@ class ModelSettings(Settings):
             self.checkpoint,
             device=self.device,
             tables=self.tables,
+            model=import_model(self.model, self.checkpoint),
             check=not self.skip_digests,
         )

@@ -36,7 +36,7 @@ from nvt_torchrec.inference.export.onnx_operators import (
 )
 from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, Input, inputs_of, kind_of
 
-OPSET, ML_OPSET = 20, 4
+ML_OPSET = 4
 #: The name of a node that fails, which ONNX Runtime's errors show.
 HEXADECIMAL = "hexadecimal digits must be lower case, and 8 or without leading zeros"
 #: How many values of a vocabulary are kept for trying the file.

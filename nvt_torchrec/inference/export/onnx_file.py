@@ -1,7 +1,7 @@
 """``model.onnx``: raw columns to the probability, for any program that runs ONNX.
 
 Its operators are standard ones: those of :mod:`.graph` encode the columns, and the model is what
-PyTorch's exporter makes of :class:`Scores`.
+PyTorch's exporter makes of :class:`Scores`; of an own model, what the bundle holds follows it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
@@ -25,18 +26,19 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.inference.export.graph import ML_OPSET, OPSET, Encoded, encode
+from nvt_torchrec.inference.export.graph import ML_OPSET, Encoded, encode
 from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
+from nvt_torchrec.models.onnx_head import OPSET, OnnxHead, transpose_gather
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
 FILE = "model.onnx"
 PRODUCER = "nvt-torchrec"
-#: Of ONNX 1.16, which has the operators of :data:`.graph.OPSET`.
+#: Of ONNX 1.16, which has the operators of :data:`models.onnx_head.OPSET`.
 IR_VERSION = 10
 #: From this size on, weights are a file beside the model: a protobuf has less than 2 GiB.
 _WEIGHTS_APART = 1 << 30
@@ -49,7 +51,10 @@ _TOLERANCE = 1e-5
 
 
 class Scores(nn.Module):
-    """Dense values and ids → for each label probabilities [rows]; see :class:`.graph.Encoded`."""
+    """Dense values and ids → for each label probabilities [rows]; see :class:`.graph.Encoded`.
+
+    If the head is a file of ONNX, it returns what this file takes, named by :attr:`head_inputs`.
+    """
 
     def __init__(self, description: WorkflowDescription, predictor: Predictor) -> None:
         super().__init__()
@@ -59,6 +64,9 @@ class Scores(nn.Module):
         self.histories = [*model.config.features][len(model.config.categorical) :]
         self.lists = model.config.lists
         self.rows, self.head = model.table.rows, model.head
+        self.head_inputs: tuple[str, ...] = ()
+        if isinstance(model.head, OnnxHead):
+            self.head_inputs = model.head.inputs
         self.transforms = [spec.transform_of(column) for column in spec.dense]
         center, scale = normalization(spec, description.statistics)
         self.center, self.scale = torch.from_numpy(center), torch.from_numpy(scale)
@@ -115,7 +123,10 @@ class Scores(nn.Module):
         if self.lists:
             found = zip(*(of_lists[name] for name in self.lists), strict=True)
             more |= zip(("lists", "present"), (torch.stack(each, 1) for each in found), strict=True)
-        return torch.sigmoid(self.head(self._dense(dense, vectors), vectors, more)).unbind(1)
+        values = self._dense(dense, vectors)
+        if self.head_inputs:
+            return values, vectors, *(more[name] for name in self.head_inputs[2:])
+        return torch.sigmoid(self.head(values, vectors, more)).unbind(1)
 
     def _fold(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return fold_ids(ids, rows) if self.hash_indices else ids
@@ -194,41 +205,59 @@ def _spliced(graph: Graph, encoded: Encoded, scores: Scores, names: list[str]) -
     assert program is not None
     body = program.model.graph
     for node in list(body):
-        _gather_rows(body, node)
+        transpose_gather(body, node)
     for inner, outer in zip(body.inputs, encoded.columns, strict=True):
         inner.replace_all_uses_with(outer)
     nodes, initializers, outputs = list(body), list(body.initializers.values()), list(body.outputs)
     body.initializers.clear()
     body.outputs.clear()
     body.remove(nodes)
+    if isinstance(scores.head, OnnxHead):
+        given = dict(zip(scores.head_inputs, outputs, strict=True))
+        outputs = _append_head(scores.head, given, nodes, initializers)
     of_names = dict(zip(names, outputs, strict=True))
     return assemble(
         encoded.inputs, of_names, [*graph.nodes, *nodes], [*graph.initializers, *initializers]
     )
 
 
-def _gather_rows(body: ir.Graph, node: ir.Node) -> None:
-    """Choose columns as rows of the transposed: ONNX Runtime copies single values, 5 times slower.
+def _append_head(
+    head: OnnxHead,
+    given: dict[str, ir.Value],
+    nodes: list[ir.Node],
+    initializers: list[ir.Value],
+) -> list[ir.Value]:
+    """Append the nodes of a head, and those that make probabilities of its logits.
 
-    So the products of pairs are chosen.
+    Args:
+        head: The head of an own model.
+        given: What it takes, by name.
+        nodes: To which its nodes are appended.
+        initializers: To which its weights are appended.
+
+    Returns:
+        The probabilities of each label, [rows].
     """
-    if node.op_type != "Gather" or node.attributes.get_int("axis") != 1:
-        return
-    index, shape = node.inputs[1], node.outputs[0].shape
-    if (
-        index is None
-        or index.const_value is None
-        or index.const_value.size < 2
-        or len(shape or ()) != 2
-    ):
-        return
+    body = ir.from_proto(onnx.ModelProto.FromString(head.content)).graph
+    for value in body.inputs:
+        value.replace_all_uses_with(given[str(value.name)])
+    (logits,) = body.outputs
+    of_head, weights = list(body), list(body.initializers.values())
+    body.initializers.clear()
+    body.outputs.clear()
+    body.remove(of_head)
     tape = Tape()
-    flipped = tape.op("Transpose", [node.inputs[0]], {"perm": [1, 0]})
-    rows = tape.op("Gather", [flipped, index], {"axis": 0})
-    chosen = tape.op("Transpose", [rows], {"perm": [1, 0]})
-    body.insert_before(node, tape.nodes)
-    node.outputs[0].replace_all_uses_with(chosen)
-    body.remove(node)
+    probabilities = tape.op("Sigmoid", [logits])
+    outputs = []
+    for label in range(head.labels):
+        index = ir.Value(name=f"label {label}", const_value=ir.tensor(np.int64(label)))
+        weights.append(index)
+        outputs.append(tape.op("Gather", [probabilities, index], {"axis": 1}))
+    for value in outputs:
+        value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(["rows"])
+    nodes += [*of_head, *tape.nodes]
+    initializers += weights
+    return outputs
 
 
 def assemble(

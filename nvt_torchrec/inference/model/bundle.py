@@ -11,7 +11,9 @@ Layout::
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
                            :mod:`inference.model.scoring`
     weights/NAME.npy       the weights of the layers, by their names in
-                           :class:`models.head.Head`
+                           :class:`models.head.Head`; or of an own model
+    weights/head.onnx      what follows the lookup (:mod:`models.onnx_head`)
+    reference/NAME.npy     some encoded rows and their scores (:mod:`.reference`)
 
 There is no pickle and no absolute path in it. The table is mapped into memory, not read: opening a
 bundle takes no longer for a large one, and the processes of a machine share the table.
@@ -29,31 +31,42 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base import __version__
-from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+)
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
+from nvt_torchrec.inference.model import reference
 from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable, ServingModel
 from nvt_torchrec.inference.model.weights import Origin, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.head import Head, build_head
+from nvt_torchrec.models.onnx_head import OnnxHead, export_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import event_files
 
 FORMAT = Format(
     "nvt-torchrec bundle",
-    5,
+    6,
     "a bundle of `python -m inference bundle`",
     version_key="version",
     digest_key="blake2b",
     foreign=SchemaError,
 )
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
+#: The head of an own model, in the directory of weights.
+HEAD = "head.onnx"
 _NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
 #: Digits of a bundle's digest that name it in headers, metrics and directories.
 _NAME_DIGITS = 12
@@ -61,7 +74,12 @@ _AGAIN = "copy the whole bundle again, or make it again with `python -m inferenc
 
 
 def write_bundle(
-    workflow: Path | str, checkpoint: Path | str, path: Path | str, *, tables: str = "float32"
+    workflow: Path | str,
+    checkpoint: Path | str,
+    path: Path | str,
+    *,
+    tables: str = "float32",
+    build: Build | None = None,
 ) -> bool:
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
 
@@ -72,6 +90,7 @@ def write_bundle(
         checkpoint: Its directory.
         path: Of the bundle.
         tables: The type of the embeddings, one of :data:`inference.model.scoring.KINDS`.
+        build: Makes the module of an own model.
 
     Returns:
         Whether it was written; False if it is there already, made from the same, where the workflow
@@ -94,7 +113,7 @@ def write_bundle(
             "choose another --output, or remove it first",
         )
     description.verify()
-    model, made_from = read_checkpoint(checkpoint, torch.device("cpu"))
+    model, made_from = read_checkpoint(checkpoint, torch.device("cpu"), build)
     trained_on = made_from.workflow_digest
     _check_generation(description, trained_on, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)
@@ -141,6 +160,8 @@ def save_bundle(
     path: Path, workflow: Path, model: ServingModel, origin: Origin, trained: float | None = None
 ) -> None:
     """Put a workflow and a model on the CPU into a new directory ``path``."""
+    if model.config.own:
+        model = export_own_head(model)
     description = inspect(workflow)
     with new_directory(path) as temporary:
         events = event_files(description.spec)
@@ -152,6 +173,12 @@ def save_bundle(
         (temporary / WEIGHTS).mkdir()
         for name, tensor in _weights(model).items():
             _save(temporary / WEIGHTS / f"{name}.npy", np.ascontiguousarray(tensor.numpy()))
+        if isinstance(model.head, OnnxHead):
+            (temporary / WEIGHTS / HEAD).write_bytes(model.head.content)
+        for name, array in reference.make_rows(model).items():
+            file = temporary / reference.FOLDER / f"{name}.npy"
+            file.parent.mkdir(exist_ok=True)
+            _save(file, array)
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         content = {
             "workflow_digest": description.digest,
@@ -178,11 +205,33 @@ def _save(file: Path, array: np.ndarray) -> None:
 
 
 def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model by the names of their files."""
+    """Return the tensors of a model by the names of their files; those of ONNX have none."""
     weights = {"table": model.table.values}
     if model.table.ranges is not None:
         weights["ranges"] = model.table.ranges
     return weights | model.head.state_dict()
+
+
+def export_own_head(model: ServingModel) -> ServingModel:
+    """Return a model whose head, that of an own model, is executed by ONNX Runtime.
+
+    Raises:
+        SettingsError: It cannot be exported.
+    """
+    config = model.config
+    if isinstance(model.head, OnnxHead):
+        return model
+    try:
+        head = OnnxHead(export_head(model.head, config), config)
+    except ClickLogError:
+        raise
+    except Exception as error:  # what PyTorch's exporter raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError(
+            f"--model {config.model} cannot be exported to ONNX: {type(error).__name__}: {reason}",
+            "docs/training.md says what a model of your own may compute",
+        ) from error
+    return ServingModel.make(model.table, config, head)
 
 
 def read_bundle(
@@ -219,7 +268,10 @@ def read_bundle(
         head = _load_head(path / WEIGHTS, config, device)
         table = _load_table(path / WEIGHTS, value.tables, config).to(device)
         model = ServingModel.make(table, config, head)
-        for name in (f"{WEIGHTS}/{tensor}.npy" for tensor in _weights(model)):
+        needed = [f"{WEIGHTS}/{tensor}.npy" for tensor in _weights(model)]
+        if config.own:
+            needed.append(f"{WEIGHTS}/{HEAD}")
+        for name in needed:
             if name not in value.files:  # comparing digests would say nothing of it
                 raise ValueError(f"{name} is not among its files")
     except (ValueError, OSError, SchemaError) as error:
@@ -309,11 +361,13 @@ def _load_table(weights: Path, kind: str, config: ModelConfig) -> JoinedTable:
     return JoinedTable(*tensors, mapped=(values, of_rows))
 
 
-def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head:
+def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head | OnnxHead:
     """Read the weights into memory: they are small, and no truncated file can end the process.
 
     They are looked for before memory is allocated for them.
     """
+    if config.own:
+        return OnnxHead((weights / HEAD).read_bytes(), config)
     state = {}
     for name, tensor in build_head(config, device="meta").state_dict().items():
         kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type

@@ -1,6 +1,7 @@
 """The trained model, arranged for scoring: one table of all embeddings, and what follows it.
 
-What follows the lookup is the very module that was trained. TorchRec looks up one table after the
+What follows the lookup is the very module that was trained, or, in bundles of an own model, what
+PyTorch's exporter made of it (:mod:`models.onnx_head`). TorchRec looks up one table after the
 other, through a KeyedJaggedTensor with a key for each; for one row that takes longer than
 everything else together. Here all tables are joined in one tensor, and one lookup serves all
 columns. Nothing of TorchRec is imported.
@@ -26,6 +27,7 @@ from nvt_torchrec.formats.rows import Ids
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.head import Head
+from nvt_torchrec.models.onnx_head import OnnxHead
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0
@@ -138,11 +140,11 @@ class ServingModel:
 
     table: JoinedTable
     first: torch.Tensor
-    head: Head
+    head: Head | OnnxHead
     config: ModelConfig
 
     @classmethod
-    def make(cls, table: JoinedTable, config: ModelConfig, head: Head) -> ServingModel:
+    def make(cls, table: JoinedTable, config: ModelConfig, head: Head | OnnxHead) -> ServingModel:
         """Make a model of its parts."""
         begins = dict(zip(config.tables, np.cumsum([0, *config.tables.values()]), strict=False))
         table_of = config.table_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build, load_build
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +75,11 @@ def usable(device: torch.device | str) -> torch.device:
 
 
 def read_checkpoint(
-    path: Path | str, device: torch.device
+    path: Path | str, device: torch.device, build: Build | None = None
 ) -> tuple[ServingModel, CheckpointOrigin]:
     """Read the model of a training checkpoint of any world size and sharding plan.
+
+    ``build`` makes the module of an own model.
 
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or weights are not finite.
@@ -82,8 +88,28 @@ def read_checkpoint(
     from nvt_torchrec.models.checkpoint.reading import read_model  # imports torch.distributed
 
     origin = _read_origin(Path(path))
-    rows, head, config = read_model(path, device)
+    rows, head, config = read_model(path, device, build)
     return ServingModel.make(JoinedTable(rows), config, head), origin
+
+
+def import_model(name: str | None, checkpoint: Path | str | None) -> Build | None:
+    """Import the function ``MODULE:FUNCTION`` that the caller names for a checkpoint.
+
+    Raises:
+        SettingsError: It cannot be imported, or it is not the name of a function.
+    """
+    if name is None:
+        return None
+    build = load_build(name)
+    if build is None:
+        raise SettingsError(
+            f"--model {name}: a model of this project needs no --model here",
+            "leave it out; for a model of your own give --model MODULE:FUNCTION",
+        )
+    trained = CheckpointRecord.read(checkpoint or "").model.get("model")
+    if trained != name:
+        log.warning("--model %s: %s was trained with --model %s", name, checkpoint, trained)
+    return build
 
 
 def _read_origin(path: Path) -> CheckpointOrigin:
@@ -149,7 +175,7 @@ def check_pair(
             f"columns of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
         )
     dataclasses.replace(schema, histories=config.histories)  # checks their columns
-    taken = config.program.id_columns if config.program else ()
+    taken = config.own.id_columns if config.own else ()
     if several := sorted({*taken} & {*schema.multi_hot}):
         raise SchemaError(f"{model} takes ids of {several[0]}, in {workflow} a list", remedy)
     for name, needed, rows in zip(

@@ -20,6 +20,7 @@ from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.directory import PUBLISH, ROLLBACK, Entry, Store, open_store
+from nvt_torchrec.inference.publish.trial import try_bundle
 from nvt_torchrec.models.metrics import Metrics, to_json
 from nvt_torchrec.workflows.description import inspect
 
@@ -49,7 +50,7 @@ class Published:
 
 
 def publish(settings: PublishSettings) -> Published:
-    """Check a bundle, compare it with the one that is served, and serve it from now on.
+    """Check and try a bundle, compare it with the one that is served, and serve it from now on.
 
     Raises:
         BadInputError: The bundle, the bundle that is served or the sample is missing or damaged.
@@ -62,6 +63,8 @@ def publish(settings: PublishSettings) -> Published:
     generation, digest = describe(bundle).generation, bundle_digest(bundle)
     with open_store(settings.to, create=True) as store:
         before, name = store.served_name(), bundle_name(digest)
+        if before != name:
+            try_bundle(Path(bundle))  # before this process opens it
         new = Predictor.load(bundle, check=True)
         metrics: dict[str, dict[str, Metrics]] = {}
         if before == name:

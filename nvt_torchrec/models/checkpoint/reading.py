@@ -23,6 +23,7 @@ from nvt_torchrec.base.interrupts import is_out_of_memory
 from nvt_torchrec.models.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_tensors, read_windows
 from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.head import Head, build_head
 
 #: The names of weights in a checkpoint, those of :class:`training.sharding.train_model.TrainModel`.
@@ -102,7 +103,7 @@ def first_line(error: BaseException) -> str:
 
 
 def read_model(
-    path: Path | str, device: torch.device | str = "cpu"
+    path: Path | str, device: torch.device | str = "cpu", build: Build | None = None
 ) -> tuple[torch.Tensor, Head, ModelConfig]:
     """Read the model of a checkpoint of any world size and sharding plan into one process.
 
@@ -111,6 +112,7 @@ def read_model(
     Args:
         path: A directory that :func:`save_checkpoint` wrote.
         device: Where the model goes; it must hold all tables.
+        build: Makes the module of an own model; of another one it is not called.
 
     Returns:
         The rows of all tables, one table after the other, float32 [rows, D]; what follows the
@@ -127,15 +129,16 @@ def read_model(
     record = CheckpointRecord.read(path)
     with _errors_of_model(path):
         config = ModelConfig.from_dict(record.model)
+        build = build if config.own else None
         # on the meta device first: memory is only allocated for tensors that are really stored
-        wanted = _weights(*_allocate(config, "meta"), config)
+        wanted = _weights(*_allocate(config, "meta", build), config)
     check_contents(path, record.files)
     with errors_of(path):
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
     # outside of the blocks around: too little memory on the device is no damage of the files
     with _errors_of_model(path):
-        rows, head = _allocate(config, device)
+        rows, head = _allocate(config, device, build)
     weights = _weights(rows, head, config)
     with errors_of(path):
         windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
@@ -157,9 +160,11 @@ def _errors_of_model(path: Path) -> Iterator[None]:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
 
 
-def _allocate(config: ModelConfig, device: torch.device | str) -> tuple[torch.Tensor, Head]:
+def _allocate(
+    config: ModelConfig, device: torch.device | str, build: Build | None
+) -> tuple[torch.Tensor, Head]:
     rows = torch.empty(sum(config.tables.values()), config.embedding_dim, device=device)
-    return rows, build_head(config, device=device).requires_grad_(False)
+    return rows, build_head(config, device=device, build=build).requires_grad_(False)
 
 
 def _weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:

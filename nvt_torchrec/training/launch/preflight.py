@@ -1,7 +1,7 @@
 """An own model is tried before its first step: what trains for a day must be kept and served.
 
-A few random rows go forward and backward; the weights are saved and loaded, the program of the
-checkpoint is made (:mod:`models.program`) and its scores are compared with the module's.
+A few random rows go forward and backward; the weights are saved and loaded; what follows the
+lookup is exported as for a bundle (:mod:`models.onnx_head`), and its logits are compared.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import json
 import re
 import traceback
 from collections.abc import Collection, Iterator
@@ -20,12 +19,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build, Columns, find_raw_columns
-from nvt_torchrec.models.head import build_head
-from nvt_torchrec.models.program import Inputs, Program, example_inputs
-from nvt_torchrec.models.program_export import make_program
+from nvt_torchrec.models.config import ModelConfig, OwnModel
+from nvt_torchrec.models.contract import RAW_COLUMNS, Build, Columns, find_raw_columns
+from nvt_torchrec.models.head import Head, build_head, find_widest
+from nvt_torchrec.models.onnx_head import (
+    OnnxHead,
+    digest_graph,
+    export_head,
+    find_lookups,
+    make_example_inputs,
+)
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0
 
 _ROWS, _TOLERANCE = 4, 1e-4
@@ -38,22 +41,23 @@ _OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 def trace_own_model(
     config: ModelConfig, build: Build, seed: int, group: Group, lists: Collection[str] = ()
 ) -> ModelConfig:
-    """Try an own model on rank 0, and return its configuration with its program (collective).
+    """Try an own model on rank 0, and return its configuration with what is known (collective).
 
     ``lists`` are the columns of lists.
 
     Raises:
         SettingsError: A stage failed, on all ranks.
     """
-    program = call_on_rank_0(group, _tried, config, build, seed, lists)
-    return dataclasses.replace(config, program=program)
+    own = call_on_rank_0(group, _try, config, build, seed, lists)
+    return dataclasses.replace(config, own=own)
 
 
-def _tried(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> Program:
+def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> OwnModel:
     name = config.model
     with torch.random.fork_rng(devices=[]):
         with _stage(name, "build"):
-            module = build_head(config, seed=seed, build=build).module
+            head = build_head(config, seed=seed, build=build)
+            module = head.module
             _check_kind(module)
         before = {key: value.clone() for key, value in module.state_dict().items()}
         generator = torch.Generator().manual_seed(seed)
@@ -73,18 +77,24 @@ def _tried(config: ModelConfig, build: Build, seed: int, lists: Collection[str])
             again = build_head(config, seed=seed, build=build).module
             _check_same(again.state_dict(), before)
             again.load_state_dict(before)
+        taken: dict[str, tuple[str, ...]] = {
+            RAW_COLUMNS[argument]: names for argument, names in find_raw_columns(module).items()
+        }
         with _stage(name, "export", module):
-            program = make_program(module, config.columns)
+            content = export_head(head, config)
+            widest = find_widest(module, find_lookups(content))
+            own = OwnModel(**taken, widest=widest, digest=digest_graph(content))
         with _stage(name, "score", module), torch.no_grad():
-            _check_scores(module, program, config.columns, inputs)
-    return program
+            exported = OnnxHead(content, dataclasses.replace(config, own=own))
+            _check_scores(head, exported, len(config.features), inputs)
+    return own
 
 
 def _random_inputs(
     module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
-) -> Inputs:
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Return some rows: of the raw ids the first and the largest ones, and an empty list."""
-    dense, vectors, raw = example_inputs(module, columns, _ROWS)
+    dense, vectors, raw = make_example_inputs(module, columns, _ROWS)
     taken = find_raw_columns(module).get("ids", ())
     if several := [name for name in taken if name in lists]:
         raise ValueError(f"ids of {several[0]!r}: it is a column of lists")
@@ -127,14 +137,15 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
 #: Remedies by what an error says, and by its stage.
 _BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
-    "complex|_fft|view_as_": "a program has real numbers alone: multiply by a constant matrix",
-    "'cond'|data-dependent": "a program has no branch on values: compute both, and torch.where",
+    "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
     "a column of lists": "take its vector; length_columns give the number of its ids",
     "not finite": "a list may have the length 0: lengths.clamp(min=1), or weights * present",
     "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
     "argument: 'lists'|arguments: 'lists'": "give --sequences HISTORY, whose events lists are",
-    "is not one of": "compute it from the operators of usual layers, which programs may hold",
+    "a branch or a loop": "compute it from the operators of usual layers",
+    "No ONNX function|No decompositions": "compute it from the operators of usual layers",
+    "Could not find an implementation": "compute in float32, with the operators of usual layers",
     "shapes cannot be multiplied|must match|normalized_shape|size mismatch": "vectors has a vector "
     "for each name in columns.vectors, those of the dense columns too: columns.width is the width "
     "of dense and vectors together; --dense_bins 0 leaves out vectors of dense columns",
@@ -142,7 +153,7 @@ _BY_TEXT = {
 }
 _REMEDIES = {
     "build": "correct the function, or --model_settings, its keyword arguments",
-    "export": "a bundle holds a program of the model, for any number of rows: use tensor.shape[0], "
+    "export": "a bundle holds the model for any number of rows: use tensor.shape[0], "
     "not len(tensor) (torch.export)",
     "load": "build the same weights for the same seed of PyTorch, on every rank",
 }
@@ -200,17 +211,22 @@ def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -
             raise ValueError(f"{name} has other initial values when it is built again")
 
 
-def _check_scores(module: nn.Module, program: Program, columns: Columns, inputs: Inputs) -> None:
-    *both, raw = inputs
-    kept = convert(Program, json.loads(json.dumps(dataclasses.asdict(program), allow_nan=False)))
-    served = kept.module(columns)
-    served.load_state_dict(module.state_dict())
-    expected = module.eval()(*both, **raw).reshape(-1)
-    rows = [slice(i, i + 1) for i in range(_ROWS)]
-    alone = [served(*(x[i] for x in both), **{k: x[i] for k, x in raw.items()}) for i in rows]
+def _check_scores(
+    head: Head,
+    exported: OnnxHead,
+    num_features: int,
+    inputs: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
+) -> None:
+    dense, vectors, raw = inputs
+    vectors = vectors[:, :num_features]  # those of dense columns are made in the head
+    expected = head.eval()(dense, vectors, raw)
+    alone = []
+    for row in range(_ROWS):
+        at = slice(row, row + 1)
+        alone.append(exported(dense[at], vectors[at], {k: x[at] for k, x in raw.items()}))
     for what, scores in {
-        "the program's scores": served(*both, **raw).reshape(-1),
-        "scores of a row alone": torch.cat(alone).reshape(-1),
+        "the exported model's scores": exported(dense, vectors, raw),
+        "scores of a row alone": torch.cat(alone),
     }.items():
         difference = float((scores - expected).abs().max())
         if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):

@@ -130,7 +130,7 @@ def _shard_model(
     if group.rank == 0:
         _log_plan(tables, hardware)
     # a model of one's own may leave out a layer in some steps, or on some ranks
-    own = {"static_graph": not config.program, "find_unused_parameters": bool(config.program)}
+    own = {"static_graph": not config.own, "find_unused_parameters": bool(config.own)}
     sharded = DistributedModelParallel(
         module=model,
         device=group.device,

@@ -1,0 +1,96 @@
+"""A bundle is tried in a process of its own before it is served.
+
+A bundle may hold a model of a stranger (:mod:`models.onnx_head`), which may take any time and
+memory, or end the process. ``python -m nvt_torchrec.inference.publish.trial BUNDLE`` opens it and
+scores its reference rows (:mod:`inference.model.reference`) within limits.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+
+#: Memory beside the files of the bundle: PyTorch takes 0.3 GiB.
+_MEMORY_BYTES = 4 << 30
+#: How often the bytes of the files: a table may be mapped and converted.
+_MEMORY_FACTOR = 3
+#: CPU seconds, and for each GiB of the bundle, whose digests are compared, so many more.
+_CPU_S, _CPU_S_PER_GIB = 120, 30
+#: A process that waits for ever takes no CPU: after so many times these seconds it is ended.
+_WAIT_FACTOR = 10
+#: Limits of the process, by name, and how it ends beyond them.
+_ENDINGS = {
+    signal.SIGXCPU: "it takes too long",
+    signal.SIGKILL: "it takes too long, or the machine's memory",
+}
+_REMEDY = "do not serve it; make the bundle again from a checkpoint that you trust"
+
+
+def try_bundle(bundle: Path) -> None:
+    """Score a bundle's reference rows in a process of its own, with limits of memory and time.
+
+    Raises:
+        BadInputError: It is damaged, ends the process, takes too much, or scores otherwise than
+            when it was made.
+    """
+    size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
+    seconds = _CPU_S + _CPU_S_PER_GIB * (size >> 30)
+    limits = {"memory": _MEMORY_BYTES + _MEMORY_FACTOR * size, "seconds": seconds}
+    command = [sys.executable, "-m", __name__, str(bundle), json.dumps(limits)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WAIT_FACTOR * seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInputError(
+            f"{bundle}: scoring its reference rows does not end in {_WAIT_FACTOR * seconds} s",
+            _REMEDY,
+        ) from None
+    if not done.returncode:
+        return
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        why = _ENDINGS.get(signal.Signals(-done.returncode), "it ends the process that opens it")
+        raise BadInputError(f"{bundle}: scoring its reference rows: {why} ({name})", _REMEDY)
+    try:
+        error = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        error = {"what": (done.stderr.strip() or "no reason").splitlines()[-1], "remedy": _REMEDY}
+    raise BadInputError(str(error["what"]), str(error["remedy"]))
+
+
+def main(argv: list[str]) -> int:
+    """Score the reference rows of a bundle; print why it cannot be served."""
+    bundle, limits = Path(argv[0]), json.loads(argv[1])
+    # of private memory alone: PyTorch reserves far more addresses than it uses
+    resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"], limits["memory"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 5))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from nvt_torchrec.base.startup import prepare_torch
+
+    prepare_torch()
+    import torch
+
+    from nvt_torchrec.inference.model.bundle import read_bundle
+    from nvt_torchrec.inference.model.reference import check_scores
+
+    try:
+        _, model = read_bundle(bundle, torch.device("cpu"), check=True)
+        check_scores(bundle, model)
+    except ClickLogError as error:
+        print(json.dumps({"what": error.what, "remedy": error.remedy}))
+        return 1
+    except MemoryError:
+        print(json.dumps({"what": f"{bundle}: it takes too much memory", "remedy": _REMEDY}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
