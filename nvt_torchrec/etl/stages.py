@@ -309,10 +309,7 @@ class Stages:
     def _write_events(self, description: WorkflowDescription) -> None:
         from nvt_torchrec.etl.events.prepare import write_kept
 
-        target, spec = self.target, description.spec
-        write_kept(
-            self.work, spec, target.workflow, description.digest, target.extension, self._tails
-        )
+        write_kept(self.work, description, self.target.extension, self._tails)
 
     @functools.cached_property
     def _tails(self) -> list[HistoryTail] | None:

@@ -1,6 +1,7 @@
 """What happened before, beside a saved workflow: the aggregates of each key after the last row.
 
-Layout of ``WORKFLOW/events``; the arrays are mapped, not read::
+Layout of ``WORKFLOW/events``; the arrays are mapped, not read, and ``metadata.json`` of the
+workflow has the digest of ``state.json``::
 
     state.json      digest of the workflow, the time that the values are of, the values of a key
                     without an event; size and SHA-256 of the other files. Written last
@@ -32,9 +33,10 @@ from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
+from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE
 
 FORMAT = Format("nvt-torchrec event state", 2, "what happened before, beside a workflow")
-DIRECTORY, STATE_FILE = "events", "state.json"
+DIRECTORY, STATE_FILE = EVENT_STATE_FILE.split("/")
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
 
@@ -221,7 +223,13 @@ class EventState:
 
     @classmethod
     def load(
-        cls, workflow: Path, spec: FeatureSpec, workflow_digest: str, *, verify: bool = False
+        cls,
+        workflow: Path,
+        spec: FeatureSpec,
+        workflow_digest: str,
+        entry: FileEntry | None,
+        *,
+        verify: bool = False,
     ) -> EventState:
         """Open the state beside a workflow.
 
@@ -229,7 +237,8 @@ class EventState:
             workflow: The directory of the workflow.
             spec: The columns.
             workflow_digest: The digest of the workflow.
-            verify: Read all files, and compare their digests.
+            entry: What the workflow says of the state's record; None if it says nothing.
+            verify: Read all files, and compare their digests; otherwise only that of the record.
 
         Raises:
             BadInputError: It is missing or damaged.
@@ -237,6 +246,15 @@ class EventState:
         """
         directory = workflow / DIRECTORY
         file = directory / STATE_FILE
+        if entry is None:
+            raise BadInputError(
+                f"{workflow}: does not say what happened before: an earlier version wrote it, or "
+                "it was not finished",
+                "run the ETL again",
+            )
+        listed = {EVENT_STATE_FILE: entry}
+        check_sizes(workflow, listed, _COPY_AGAIN)
+        check_digests(workflow, listed, _COPY_AGAIN)
         record = FORMAT.read(_EventStateRecord, file, _COPY_AGAIN)
         if record.workflow_digest != workflow_digest:
             raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)

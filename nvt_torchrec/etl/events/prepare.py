@@ -35,6 +35,7 @@ from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
 
@@ -232,9 +233,7 @@ def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
 
 def write_kept(
     work: Path,
-    spec: FeatureSpec,
-    workflow: Path,
-    workflow_digest: str,
+    description: WorkflowDescription,
     extension: Path,
     tails: list[HistoryTail] | None,
 ) -> None:
@@ -242,16 +241,14 @@ def write_kept(
 
     Args:
         work: The directory of the run's state.
-        spec: The columns.
-        workflow: The directory of the workflow, which is written already.
-        workflow_digest: Its digest.
+        description: Of the workflow, which is written already.
         extension: The directory of its state for extensions.
         tails: Of each history, the newest events of the days before; None without such days.
 
     Raises:
         OutputError: A directory cannot be written.
     """
-    directory = work / EVENTS
+    directory, spec, workflow = work / EVENTS, description.spec, description.path
     days = EarlierDays.read(directory, spec)
     files, rates, end = EventFiles(directory), _rates(days, spec), end_of(spec, days.record.newest)
     groups = []
@@ -266,7 +263,8 @@ def write_kept(
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
         log, encoder = EventLog(spec, files, names), compiled.load(workflow, events=False)
         newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
-    write_event_state(workflow, spec, workflow_digest, end, groups, newest)
+    write_event_state(workflow, spec, description.digest, end, groups, newest)
+    description.list_event_state()
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
     FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))
