@@ -29,12 +29,12 @@ from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
+from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
 from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
@@ -49,7 +49,8 @@ class EventRecord:
     """What is known of the events of all days so far.
 
     Attributes:
-        newest: The time of the newest row, in microseconds since 1970.
+        newest: The time of the newest row that is not late (:mod:`.late_rows`), in microseconds
+            since 1970.
         smoothing: See :class:`.label_rates.LabelRates`; so is rate.
         next_keys: By history, how many keys its store has.
         files: The other files.
@@ -127,8 +128,7 @@ def prepare(
 
     Raises:
         BadRowError: A row is malformed.
-        BadInputError: A block cannot be read, there is no row, or one is older than the days
-            before.
+        BadInputError: A block cannot be read, or there is no row.
         OutputError: ``work`` cannot be written.
     """
     directory = work / EVENTS
@@ -149,14 +149,11 @@ def prepare(
     write_json(directory / _BLOCKS, names)
     kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
     log = EventLog(spec, files, names)
-    rows, oldest, newest = log.bounds
-    if earlier and oldest < earlier.record.newest:
-        raise BadInputError(
-            f"{blocks[0].source}: a row of {format_time(oldest)} is older than rows of the days "
-            f"before, which were written without it; the newest is of "
-            f"{format_time(earlier.record.newest)}",
-            "leave such rows out, or run the ETL again over all days",
-        )
+    times = [files.times(name) for name in names]
+    late_from = find_late(add_hours([count_times(log.map(file)[0]) for file in times]))
+    newest = log.find_newest(late_from)
+    if late_from is not None:
+        warn_of_late_rows(blocks, spec, files, late_from, newest)
     newest = max(newest, earlier.record.newest if earlier else newest)
     entries: dict[str, FileEntry] = {}
 

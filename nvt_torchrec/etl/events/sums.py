@@ -123,7 +123,7 @@ def sum_up(
         log: The events.
         earlier: Of each group, the events of days before.
         tails: Of each history, the newest events of days before; none without such days.
-        newest: The time of the newest row, also of earlier days.
+        newest: The time of the newest row that is not late, also of earlier days.
         threads: How many windows are summed up at once.
         report: Called with the number of rows done since the last call, counting a row once.
     """
@@ -135,7 +135,7 @@ def sum_up(
     done = map_in_order(lambda work: work(), tasks, threads, "events")
     for group in groups:
         kept, *states = (next(done) for _ in group.tasks())
-        report(log.bounds[0] / len(groups))
+        report(log.rows / len(groups))
         first = states[0]
         sums = np.concatenate([state[:, : -group.others] for state in states], axis=1)
         last, *trained = first[:, -group.others :].T
@@ -174,7 +174,7 @@ class GroupSummer:
             flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
             happened = np.full(len(key), NEVER)
             self._of_histories.append(self._make_block(known, happened, flags, key))
-        kind = np.int32 if log.bounds[0] + earlier.counts[0].sum() < 2**31 else np.int64
+        kind = np.int32 if log.rows + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
         for name in log.names:
             rows = log.map(log.files.flags(name)).shape
@@ -218,6 +218,7 @@ class GroupSummer:
         before = [*self._recent, *self._of_histories]
         added, dropped = (log.iterate_events(group, before) for _ in range(2))
         summer = RunningSums(window, bits, self._start(window, bits), added, dropped)
+        end, state = end_of(log.spec, self.newest), None
         for chunk in log.iterate_rows():
             blocks = [log.block(group, number) for number in chunk.blocks]
             cuts = cut_times(log.spec, chunk.take([block.happened for block in blocks]))
@@ -227,11 +228,21 @@ class GroupSummer:
             outputs = [map_array(files.sums(name, group), write=True)[of_window] for name in names]
             counts = np.zeros((len(bits), len(cuts)), outputs[0].dtype)
             last = np.full(len(cuts), NEVER)
-            summer.go_on(cuts, numbers, flags, counts, last)
+            late = int(np.searchsorted(cuts, end))
+            if late < len(cuts) and state is None:
+                # rows long after all others take events out of the window: sum up before them
+                part = np.ascontiguousarray(counts[:, :late])
+                summer.go_on(cuts[:late], numbers[:late], flags[:late], part, last[:late])
+                counts[:, :late], state = part, summer.finish(end).copy()
+                part = np.ascontiguousarray(counts[:, late:])
+                summer.go_on(cuts[late:], numbers[late:], flags[late:], part, last[late:])
+                counts[:, late:] = part
+            else:
+                summer.go_on(cuts, numbers, flags, counts, last)
             chunk.put(counts, outputs)
             if not first and self.wanted.has_last:
                 chunk.put(last, [map_array(files.last(name, group), write=True) for name in names])
-        return summer.finish(end_of(log.spec, self.newest))
+        return summer.finish(end) if state is None else state
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""

@@ -162,17 +162,21 @@ class EventLog:
         self._exists = functools.cache(Path.exists)
 
     @functools.cached_property
-    def bounds(self) -> tuple[int, int, int]:
-        """How many rows there are, and the first and the last time."""
-        found = [self._bounds(name) for name in self.names]
-        if not any(rows for rows, _, _ in found):
-            raise BadInputError("there is no well-formed row", "correct the input")
-        rows, first, last = zip(*(of_block for of_block in found if of_block[0]), strict=True)
-        return sum(rows), min(first), max(last)
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(self.map(self.files.times(name)).shape[1] for name in self.names)
 
-    def _bounds(self, name: str) -> tuple[int, int, int]:
-        times = self.map(self.files.times(name))[0]
-        return (len(times), int(times.min()), int(times.max())) if len(times) else (0, 0, 0)
+    def find_newest(self, end: int | None) -> int:
+        """Return the newest time before ``end``, or of all. Raises :class:`BadInputError`."""
+        newest = BEFORE_ALL
+        for name in self.names:
+            times = self.map(self.files.times(name))[0]
+            if end is not None:
+                times = times[times < end]
+            newest = max(newest, int(times.max(initial=BEFORE_ALL)))
+        if newest == BEFORE_ALL:
+            raise BadInputError("there is no well-formed row", "correct the input")
+        return newest
 
     def block(self, group: int, number: int, *, with_ids: bool = False) -> EventBlock:
         """Map the events of a block."""

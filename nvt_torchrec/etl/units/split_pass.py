@@ -60,7 +60,7 @@ def prepared(
     split = spec.split
     if split.by == "time" and not split.valid_from:
         cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report)
-        changed = {
+        changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
         }

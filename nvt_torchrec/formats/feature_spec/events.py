@@ -39,6 +39,8 @@ class Events:
         source: Instead of ``known``, the column with the time from which an event is known.
         cut: ``event``: what is known before the row's own time counts; ``day``: before its day
             (UTC), as a model that is published each morning knows it.
+        between: While a block is read, the times that its rows may have: from the first on, before
+            the second; no file has it.
     """
 
     time: str
@@ -46,6 +48,7 @@ class Events:
     known: str = ""
     source: str = ""
     cut: str = "event"
+    between: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_time_format(self.time_format, "events: ")

@@ -282,6 +282,11 @@ class FeatureSpec:
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )
 
+    def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
+        """Return the spec by which rows with other times are malformed, see :class:`Events`."""
+        assert self.events is not None
+        return dataclasses.replace(self, events=dataclasses.replace(self.events, between=between))
+
     def drop_events(self) -> FeatureSpec:
         """Return the spec with aggregates that are read, as a program without their state does."""
         dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
@@ -301,7 +306,9 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        if not self.events:  # a spec without them is as it was before there were any
+        if self.events:
+            del value["events"]["between"]
+        else:  # a spec without them is as it was before there were any
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]

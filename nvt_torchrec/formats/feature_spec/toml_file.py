@@ -215,6 +215,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     given = {key: item for key, item in given.items() if key not in _OF_ALL_COLUMNS}
     _check_keys(value.get("weight", {}), {"name"}, source)
     labels = _labels(value.get("label", {}), defaults.get("trim", False), source)
+    split = _split(value.get("split", {}), source)
     plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
     return FeatureSpec(
         label=labels[0].name,
@@ -227,15 +228,18 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         input=_make(InputFormat, given),
         label_rules=() if plain else labels,
         weight=value.get("weight", {}).get("name", ""),
-        split=_split(value.get("split", {}), source),
-        events=_events(value["events"], source) if "events" in value else None,
+        split=split,
+        events=_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(_history(block, source) for block in value.get("history", [])),
     )
 
 
-def _events(block: Any, source: str) -> Events:
-    _check_keys(block, {*_fields(Events) - {"source"}, "from"}, source)
+def _events(block: Any, split: Split, source: str) -> Events:
+    """Return the rule of ``[events]``; the column of the split is read as the split reads it."""
+    _check_keys(block, {*_fields(Events) - {"source", "between"}, "from"}, source)
     options = dict(block)
+    if split.by == "time" and options.get("time") == split.column:
+        options.setdefault("time_format", split.time_format)
     if "from" in options:
         options["source"] = options.pop("from")
     return _make(Events, options, "events: ")
