@@ -3,7 +3,7 @@
 The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/extension`` gets what
 further days need::
 
-    events.json         newest time, smoothing, rates of labels; size and SHA-256 of the others
+    events.json         newest time, smoothing; size and SHA-256 of the others
     events.hours.npy    see :func:`.label_rates.count_hours`
     events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
                         the number of events, and of those with each label
@@ -39,7 +39,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
 
-FORMAT = Format("nvt-torchrec events", 2, "what is kept of the events of earlier days")
+FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 
@@ -51,14 +51,13 @@ class EventRecord:
     Attributes:
         newest: The time of the newest row that is not late (:mod:`.late_rows`), in microseconds
             since 1970.
-        smoothing: See :class:`.label_rates.LabelRates`; so is rate.
+        smoothing: See :class:`.label_rates.LabelRates`.
         next_keys: By history, how many keys its store has.
         files: The other files.
     """
 
     newest: int
     smoothing: dict[str, float]
-    rate: dict[str, float]
     next_keys: dict[str, int]
     files: dict[str, FileEntry]
 
@@ -91,6 +90,11 @@ class EarlierDays:
             hours, *kept = (
                 MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
             )
+            for name, array, rows in zip(
+                (_HOURS, *names), (hours, *kept), (2, *[4] * len(names)), strict=True
+            ):
+                if len(array) != rows + len(spec.labels):
+                    raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         groups = [EarlierEvents(rows[0], rows[1], rows[2], rows[3:]) for rows in kept]
@@ -178,18 +182,13 @@ def prepare(
         moments.append(sum_keys(summed.trained))
     hours = [np.load(files.hours(name)) for name in names]
     write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
-    if earlier:
-        smoothing, rate = earlier.record.smoothing, earlier.record.rate
-    else:
-        smoothing, rate = _fit_rates(spec, moments)
-    record = EventRecord(newest, smoothing, rate, next_keys, entries)
+    smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
+    record = EventRecord(newest, smoothing, next_keys, entries)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
 
 
-def _fit_rates(
-    spec: FeatureSpec, moments: list[np.ndarray]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the smoothing of each rate, and the rate of each label in the training rows."""
+def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, float]:
+    """Return the smoothing of each rate."""
     smoothing = {}
     for column in spec.aggregates:
         aggregate = column.aggregate
@@ -197,11 +196,7 @@ def _fit_rates(
             of_group = moments[spec.groups.index(aggregate.key)]
             fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
-    rate = {
-        label: float(positives / events) if events else 0.5
-        for label, (_, events, _, positives, _) in zip(spec.labels, moments[0], strict=True)
-    }
-    return smoothing, rate
+    return smoothing
 
 
 @functools.lru_cache(1)
@@ -225,7 +220,7 @@ def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[st
 
 
 def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
-    return LabelRates(days.record.smoothing, days.record.rate, days.hours, tuple(spec.labels))
+    return LabelRates(days.record.smoothing, days.hours, tuple(spec.labels))
 
 
 def write_kept(

@@ -17,13 +17,17 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 _DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
-#: By kind of value of an aggregate: its transform, and what replaces a missing one. Only ``since``
-#: is missing, without an event before: ten years then, in log(1 + seconds).
+#: By kind of value of an aggregate: its transform, and what replaces a missing one. ``since`` is
+#: missing without an event of the key before: ten years then, in log(1 + seconds); ``rate`` before
+#: the first hour of which any event is known.
 AGGREGATE_VALUES: dict[str, tuple[str, float]] = {
     "count": ("log_normalize", 0),
     "rate": ("normalize", 0),
     "since": ("normalize", 19.569),
 }
+#: The values of an aggregate without ``values``. A later kind of value does not join them: it would
+#: be a further column of specs that there are.
+DEFAULT_VALUES = ("count", "rate", "since")
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
 

@@ -56,14 +56,15 @@ All keys of a spec; those that are optional say so, or show their default::
     hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
     [events]                      # with aggregates or histories: docs/events.md
-    time = "time"                 # the column with the time of a row; time_format as below
+    time = "time"                 # the column with the time of a row; time_format as below, default:
+                                  # that of [split], if it is split by time and this column
     known = "1h"                  # an event counts from its time plus this; default: from its time
     # from = "arrived"            # instead: the column with the time from which it counts
     cut = "event"                 # or "day": what is known before the row's day (UTC) counts
 
     [[aggregate]]                 # dense columns user_count, user_rate and user_since
     of = ["user"]                 # columns of the file: the key; [] is all rows
-    values = ["count", "rate", "since"]
+    values = ["count", "rate", "since"]  # the default
     window = "30d"                # optional: events count so long
     label = "clicked"             # of rate; default: the first label
     smoothing = 20                # of rate, optional: the weight of the rate of all events
@@ -139,6 +140,7 @@ from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseCo
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.events import (
     AGGREGATE_VALUES,
+    DEFAULT_VALUES,
     Aggregate,
     Events,
     HistoryRule,
@@ -251,7 +253,7 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     for block in blocks:
         _check_keys(block, {*_fields(Aggregate) - {"value", "key"}, "values", "of"}, source)
         options = {key: value for key, value in block.items() if key not in ("values", "of")}
-        for value in _list(block.get("values", list(AGGREGATE_VALUES))):
+        for value in _list(block.get("values", list(DEFAULT_VALUES))):
             own = {"value": value, **options}
             own.setdefault("label", label)
             for key in ("label", "smoothing") if value != "rate" else ():

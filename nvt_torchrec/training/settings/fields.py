@@ -14,7 +14,7 @@ from typing import Any
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
-from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
+from nvt_torchrec.models.registry import DEFAULT_MODEL, MAX_VECTOR_SCALE, MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
@@ -159,7 +159,8 @@ class TrainFields(Settings):
 
     vector_scale: float | None = _model(
         "what the vectors are multiplied by before the model gets them beside the first-order term "
-        "(default: 4 with --model, unless the optimizer is sgd; else 1)", None, above=0
+        "(default: 4 with --model, unless the optimizer is sgd; else 1)", None, above=0,
+        most=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
         "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
