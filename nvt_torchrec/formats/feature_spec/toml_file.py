@@ -56,8 +56,8 @@ All keys of a spec; those that are optional say so, or show their default::
     hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
     [events]                      # with aggregates or histories: docs/events.md
-    time = "time"                 # the column with the time of a row; time_format as below, default:
-                                  # that of [split], if it is split by time and this column
+    time = "time"                 # the column with the time of a row; time_format as below, or
+                                  # that of [split] by time and the same column
     known = "1h"                  # an event counts from its time plus this; default: from its time
     # from = "arrived"            # instead: the column with the time from which it counts
     cut = "event"                 # or "day": what is known before the row's day (UTC) counts
