@@ -252,7 +252,10 @@ def name_by_label(what: str, labels: tuple[str, ...]) -> list[str]:
 
 
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
-    """Return the spec for a file, which may have another format than the training log.
+    """Return the spec for a file to score, which may have another format than the training log.
+
+    As in a request, a row may lack its time, and is then of the end of the last day; so may a file
+    with a header, and the column by which rows were split is not read.
 
     Args:
         spec: The workflow's spec.
@@ -264,11 +267,13 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         ending = path.rpartition(".")[2]
         ends_so = (name for name, kind in INPUT_FORMATS.items() if ending in kind.endings)
         file_format = next(ends_so, spec.input.format)
-    if file_format == spec.input.format:
-        return spec
-    kept = ["max_line_kb", "decimal"]
-    if INPUT_FORMATS[file_format].delimiter:  # the same values, and other separators
-        kept += ["columns", "encoding"]
-        kept += ["list_separator"] if spec.input.delimiter else []
-    given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
-    return dataclasses.replace(spec, input=given)
+    if file_format != spec.input.format:
+        kept = ["max_line_kb", "decimal"]
+        if INPUT_FORMATS[file_format].delimiter:  # the same values, and other separators
+            kept += ["columns", "encoding"]
+            kept += ["list_separator"] if spec.input.delimiter else []
+        given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
+        spec = dataclasses.replace(spec, input=given)
+    # without names, fields are told apart by their number
+    named = spec.input.header or not INPUT_FORMATS[file_format].delimiter
+    return spec.score_rows() if named else spec

@@ -323,7 +323,7 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
     for read in spec.read_plan(label=label).reads:
         held = find_type(schema, read.source)
         absent = held is None and read.source not in (*schema.names, *partition)
-        if absent and not label and read.source == spec.optional_time:
+        if absent and not spec.needs_time(label=label) and read.source == spec.optional_time:
             continue
         if held is None and read.source in partition and read.source not in schema.names:
             continue

@@ -59,10 +59,12 @@ def assemble(
     """
     plan = spec.read_plan(label=label)
     converted: Any = list(columns)
+    needs_time = spec.needs_time(label=label)
+    needed = (plan.weight, plan.key, *(plan.times if needs_time else ()))
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
-        if label and index in (plan.weight, plan.key, *plan.times):
+        if index in needed:
             wrong = wrong | column.missing
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
@@ -72,7 +74,7 @@ def assemble(
     if isinstance(key, pa.Array):
         key = hash_texts(key)
     times = None
-    if plan.times and not label:
+    if plan.times and not needs_time:
         time = converted[plan.times[0]]
         times = np.where(time.missing, NO_TIME, time.values)[np.newaxis]
     elif plan.times and spec.events:

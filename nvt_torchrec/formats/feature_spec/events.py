@@ -53,6 +53,7 @@ class Events:
             (UTC), as a model that is published each morning knows it.
         between: While a block is read, the times that its rows may have: from the first on, before
             the second; no file has it.
+        optional: While rows are scored, rows with labels may lack a time, too; no file has it.
     """
 
     time: str
@@ -61,6 +62,7 @@ class Events:
     source: str = ""
     cut: str = "event"
     between: tuple[int, ...] | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         check_time_format(self.time_format, "events: ")

@@ -230,14 +230,29 @@ class FeatureSpec:
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that must be there, each once, in the order of the plan.
 
-        They are all that are read but for the time of rows without labels (:attr:`optional_time`).
+        They are all that are read but for a time that rows may lack (:attr:`optional_time`).
         """
         plan = self.read_plan(label=label)
         reads = plan.reads
-        if not label:
-            needed = {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
+        if not self.needs_time(label=label):
+            needed = {plan.weight, plan.key, *plan.labels}
+            needed |= {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
             reads = tuple(read for index, read in enumerate(reads) if index in needed)
         return list(dict.fromkeys(read.source for read in reads))
+
+    def needs_time(self, *, label: bool) -> bool:
+        """Return whether each row must have a time: those with labels, unless they are scored."""
+        return label and not (self.events and self.events.optional)
+
+    def score_rows(self) -> FeatureSpec:
+        """Return the spec by which rows of a file are scored, with or without labels.
+
+        As in a request, nothing is divided, and with events a time may lack.
+        """
+        if not self.events:
+            return self
+        events = dataclasses.replace(self.events, source="", optional=True)
+        return dataclasses.replace(self, events=events, split=BY_DAYS)
 
     @property
     def optional_time(self) -> str:
@@ -327,7 +342,7 @@ class FeatureSpec:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
         if self.events:
-            del value["events"]["between"]
+            del value["events"]["between"], value["events"]["optional"]
         else:  # a spec without them is as it was before there were any
             del value["events"], value["histories"]
             for column in value["dense"]:

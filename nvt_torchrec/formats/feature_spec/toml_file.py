@@ -238,7 +238,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
 
 def _events(block: Any, split: Split, source: str) -> Events:
     """Return the rule of ``[events]``; the column of the split is read as the split reads it."""
-    _check_keys(block, {*_fields(Events) - {"source", "between"}, "from"}, source)
+    _check_keys(block, {*_fields(Events) - {"source", "between", "optional"}, "from"}, source)
     options = dict(block)
     if split.by == "time" and options.get("time") == split.column:
         options.setdefault("time_format", split.time_format)
