@@ -163,7 +163,7 @@ class Stages:
         from nvt_torchrec.etl.events.late_rows import read_end
 
         kind, settings = RAW_TYPES["time"], self.settings
-        first = self._earlier.record.newest if self._earlier else kind.least
+        first = self._earlier.record.newest if self._earlier else int(kind.least)
         end = None
         if settings.reject:
             with self.timer("times"), rows_bar("times", plan) as bar:
@@ -171,7 +171,7 @@ class Stages:
                 end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
         if end is None and not self._earlier:
             return plan
-        return plan.bound_times(first, kind.most + 1 if end is None else end)
+        return plan.bound_times(first, int(kind.most) + 1 if end is None else end)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan with what the division of rows needs; nothing is read by days."""

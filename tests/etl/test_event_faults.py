@@ -20,6 +20,7 @@ from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.event_sums import find_newest
 from tests.etl.event_logs import (
     BY_TIME,
     DAY,
@@ -63,6 +64,17 @@ def test_a_state_of_a_stranger_leads_to_no_other_memory(
         np.save(workflow / "events" / name, damaged)
         with pytest.raises(BadInputError, match="history recent: damaged"):
             Encoder.load(workflow).encode([row])
+
+
+def test_a_million_late_events_are_passed_over_at_once() -> None:
+    """The newest event before a row's time is sought by halves: 10^11 steps would not end."""
+    rows, late = 100_000, 10**6
+    known = np.concatenate([[1, 2], np.full(late, 10**15)])
+    ends, counts = np.zeros((2, rows), np.int64)
+    keys, offsets = np.array([5]), np.array([0, len(known)])
+    cuts = np.full(rows, 10)
+    assert find_newest(keys, offsets, known, np.full(rows, 5), cuts, 50, ends, counts)
+    assert set(ends.tolist()) == set(counts.tolist()) == {2}
 
 
 @pytest.mark.parametrize("name", ["events.0.npy", "events.hours.npy"])
