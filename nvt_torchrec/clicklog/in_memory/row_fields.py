@@ -230,7 +230,7 @@ class ColumnRows(RowFields):
             return RowField([None] * self.rows)
         if not pa.types.is_struct(objects.type):
             raise SchemaError(
-                f"column {outer} is of type {objects.type}, not objects with {inner}",
+                f"column {outer} is of type {objects.type}: expected an object with {inner}",
                 f"pass objects, or a column {name}",
             )
         if objects.type.get_field_index(inner) < 0:

@@ -66,7 +66,7 @@ class RawType:
         arrow_kinds: The kinds of Arrow types, besides text, from which values are read.
         keys: The keys of the specification to try for a text that is not of this type.
         wider: The raw type that holds numbers beyond the limits; "" for none.
-        takes_text: Whether a request may hold strings.
+        takes_text: Whether values may be texts that are no numbers, so that tensors hold strings.
         probes: Values at the limits, with which exported models are tried.
     """
 
