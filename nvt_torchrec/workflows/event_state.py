@@ -35,7 +35,7 @@ from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
-from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE
+from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
 from nvt_torchrec.workflows.event_sums import (
     GroupEvents,
     LaterRates,
@@ -226,41 +226,27 @@ class EventState:
         ]
 
     @classmethod
-    def load(
-        cls,
-        workflow: Path,
-        spec: FeatureSpec,
-        workflow_digest: str,
-        entry: FileEntry | None,
-        *,
-        verify: bool = False,
-    ) -> EventState:
+    def load(cls, description: WorkflowDescription, *, verify: bool = False) -> EventState:
         """Open the state beside a workflow.
 
         Args:
-            workflow: The directory of the workflow.
-            spec: The columns.
-            workflow_digest: The digest of the workflow.
-            entry: What the workflow says of the state's record; None if it says nothing.
-            verify: Read all files, and compare their digests; otherwise only that of the record.
+            description: Of the workflow; it has the digest of ``state.json``, which is compared.
+            verify: Read all other files as well, and compare their digests.
 
         Raises:
-            BadInputError: It is missing or damaged.
+            BadInputError: It is missing or damaged, or of another day than the workflow.
             SchemaError: It is another workflow's, or of another version.
         """
-        directory = workflow / DIRECTORY
-        file = directory / STATE_FILE
-        if entry is None:
+        if EVENT_STATE_FILE not in description.files:
             raise BadInputError(
-                f"{workflow}: does not say what happened before: an earlier version wrote it, or "
-                "it was not finished",
+                f"{description.path}: does not say what happened before: an earlier version wrote "
+                "it, or it was not finished",
                 "run the ETL again",
             )
-        listed = {EVENT_STATE_FILE: entry}
-        check_sizes(workflow, listed, _COPY_AGAIN)
-        check_digests(workflow, listed, _COPY_AGAIN)
+        file, spec = description.check_file(EVENT_STATE_FILE), description.spec
+        directory = file.parent
         record = FORMAT.read(_EventStateRecord, file, _COPY_AGAIN)
-        if record.workflow_digest != workflow_digest:
+        if record.workflow_digest != description.digest:
             raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)
         names = _array_names(spec)
         rates = {c.name for c in spec.aggregates if c.aggregate and c.aggregate.label}

@@ -8,11 +8,7 @@ from pathlib import Path
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
-from nvt_torchrec.formats.workflow_description import (
-    EVENT_STATE_FILE,
-    FORMAT,
-    WorkflowDescription,
-)
+from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 
@@ -153,11 +149,5 @@ def run(settings: InspectSettings) -> None:
     description = inspect(settings.workflow)
     description.verify()
     if description.spec.events:
-        EventState.load(
-            settings.workflow,
-            description.spec,
-            description.digest,
-            description.files.get(EVENT_STATE_FILE),
-            verify=True,
-        )
+        EventState.load(description, verify=True)
     print(report(settings.workflow))

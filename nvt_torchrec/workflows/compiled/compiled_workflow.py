@@ -27,7 +27,7 @@ from nvt_torchrec.formats.rows import (
     word_of,
 )
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
@@ -295,13 +295,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         schema=description.table_schema,
         digest=description.digest,
         path=path.resolve(),
-        events=EventState.load(
-            path,
-            description.spec,
-            description.digest,
-            description.files.get(EVENT_STATE_FILE),
-            verify=verify,
-        )
+        events=EventState.load(description, verify=verify)
         if events and description.spec.events
         else None,
         _dense=dense,
