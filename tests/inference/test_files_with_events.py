@@ -16,6 +16,7 @@ from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.training.sharding.train_model import fill_table
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.event_logs import BY_TIME, Row, frame_of, make_rows, spec_of, write
 from tests.inference.bundles import make_origin
@@ -36,8 +37,11 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Predictor, Path, l
     schema = inspect(workflow).table_schema
     config = dlrm(schema.dense, schema.categorical, schema.table_sizes, 8, (8,), (8, 1))
     config = dataclasses.replace(config, labels=schema.labels)
-    model = to_serve(with_tables(config, 1), config)
-    save_bundle(root / "bundle", workflow, model, make_origin(0, (0,)))
+    model = with_tables(config, 1)
+    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
+    for name, size in config.tables.items():  # they are not filled before
+        fill_table(bags[name].weight.detach(), name, size, 8, 1, (0, 0))
+    save_bundle(root / "bundle", workflow, to_serve(model, config), make_origin(0, (0,)))
     return Predictor.load(root / "bundle"), root / "log.csv", rows
 
 
