@@ -1,7 +1,7 @@
 """Extensions that end with SIGKILL before a write of each kind, and are resumed until they finish.
 
 ``python -m tests.etl.killed_extend DIRECTORY`` prints what it saw as JSON. For writes and their
-kinds see ``tests/forks.py``: all within the first switch are tried, and one of each other kind.
+kinds see ``tests/forks.py``: all within the first switch are tried, and one of most other kinds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,14 @@ def writes_of(base: Path, raw: Path, directory: Path) -> list[tuple[str, bool]]:
 def choose_writes(writes: list[tuple[str, bool]]) -> list[tuple[str, int]]:
     """Return the writes to kill before: their kinds, and the how manieth of the kind each is."""
     kinds = [kind for kind, _ in writes]
-    chosen = list(draw_writes(kinds, random.Random(1)))
+    # the state of a day is written as that of a run, before whose writes tests.etl.killed kills
+    tried = [
+        kind
+        for kind in kinds
+        if kind.startswith(("os.mkdir", "os.rmdir"))
+        or (" .work/#/" in kind and "/next/" not in kind and "_histories" not in kind)
+    ]
+    chosen = list(draw_writes(kinds, random.Random(1), {*tried}))
     switching = [inside for _, inside in writes]
     begin = switching.index(True)
     for at in range(begin, switching.index(False, begin)):
