@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.inference.named_tensors import MISSING
+from nvt_torchrec.inference.export.onnx_file import export_onnx
+from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.named_tensors import MISSING, inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, is_small, parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
@@ -27,6 +30,8 @@ from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.training.sharding.train_model import fill_table
 from nvt_torchrec.workflows import compiled
 from tests.etl.event_logs import BY_TIME, DAY, SPEC, make_rows, write
+from tests.inference.bundles import make_origin
+from tests.inference.exported import score
 from tests.inference.reference import to_serve
 from tests.inference.serving import request_of
 from tests.training.runs import with_tables
@@ -297,3 +302,24 @@ def test_the_work_of_a_request_is_bounded(
     assert caught.value.status == 413
     for rows, small in ((1, True), (64, True), (4096, False)):
         assert is_small(bytearray(json.dumps({"rows": [{"a": 1}] * rows}).encode())) == small
+
+
+def test_an_exported_file_takes_aggregates_in_their_units(
+    predictor: Predictor, tmp_path: Path
+) -> None:
+    """It has no state: what the server looks up are its inputs, and the scores are the same."""
+    save_bundle(tmp_path / "bundle", predictor.workflow.path, predictor.model, make_origin(0, (0,)))
+    export_onnx(tmp_path / "bundle", tmp_path / "onnx")
+    rows = [row(i, recent=recent(3), liked={"item": ["i1", "i2"]}) for i in (0, 1, 3)]
+    read = predictor.read(rows)
+    values = predictor.workflow.events.values(read.groups, read.times)
+    given = dict(zip((c.name for c in predictor.spec.aggregates), values, strict=True))
+    flat = [
+        {**of, "ctx.ver": of["ctx"]["ver"], "liked.item": of["liked"]["item"]}
+        | {f"recent.{name}": of["recent"][name] for name in ("item", "shop")}
+        | {name: None if np.isnan(column[i]) else column[i] for name, column in given.items()}
+        for i, of in enumerate(rows)
+    ]
+    tensors = to_tensors(inputs_of(predictor.row_spec.drop_events()), flat)
+    scores = score(tmp_path / "onnx", tensors)
+    np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)

@@ -17,6 +17,8 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.histories import StoredHistory
 
+#: Characters of a name whose check is remembered.
+_MAX_KEPT = 100
 #: How much of a name a shorter one must have to be an abbreviation of it.
 _MIN_ABBREVIATION = 0.75
 
@@ -55,7 +57,11 @@ class EventFields:
         for name in fields.names - self._known:
             if name in self._histories:
                 self._check_objects(name, self._histories[name], fields)
-            elif meant := self._find_meant(str(name)):
+                continue
+            # names are those of a client: only short ones are kept
+            find = self._find_meant if len(str(name)) <= _MAX_KEPT else self._find_meant_field
+            meant = find(str(name))
+            if meant is not None:
                 raise fields.error(name, *meant)
 
     def _find_meant_field(self, name: str) -> tuple[str, str] | None:
@@ -121,6 +127,8 @@ def is_misspelt(name: str, known: str) -> bool:
     name, known = (re.sub(r"\d+", "0", text.lower()) for text in (name, known))
     if name == known:
         return True
+    if not min(_MIN_ABBREVIATION * len(known), len(known) - 1) <= len(name) <= len(known) + 1:
+        return False  # soon: a request may have many fields
     rest = iter(known)
     is_abbreviation = name[:1] == known[:1] and all(letter in rest for letter in name)
     if is_abbreviation and len(name) >= _MIN_ABBREVIATION * len(known):

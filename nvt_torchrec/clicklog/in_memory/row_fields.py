@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -130,7 +131,7 @@ class DictRows(RowFields):
     def __init__(self, rows: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> None:
         self._rows, self.shared, self.rows = rows, shared, len(rows)
 
-    @property
+    @functools.cached_property
     def own_names(self) -> set[str]:
         """See :attr:`RowFields.own_names`."""
         return set().union(*self._rows)
