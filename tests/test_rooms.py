@@ -51,7 +51,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "workflows": {"compiled": set()},
     "etl": {
-        "check": {"finish", "state"},
+        "check": {"events", "finish", "state"},
         "commands": {"check", "engines", "extend", "guess"},
         "engines": {"events", "state", "units"},
         "events": {"state", "units"},

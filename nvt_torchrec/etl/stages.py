@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,6 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, 
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
@@ -30,19 +28,22 @@ from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.stage_timer import StageTimer
 from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
-    from nvt_torchrec.workflows.event_state import HistoryTail
+    from nvt_torchrec.etl.events.prepare import EarlierDays
+    from nvt_torchrec.workflows.history_tail import HistoryTail
 
 log = logging.getLogger(__name__)
 
@@ -53,47 +54,6 @@ _LEAST_REJECTED = 10_000
 def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
     """Make a progress bar of rows, which is shown on a terminal only."""
     return show_progress(what, plan.estimated_rows(split), initial=initial)
-
-
-class StageTimer:
-    """Measures and logs the seconds of each stage, and how many of them compiled loops."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str, engine: Engine | None = None) -> Iterator[None]:
-        """Measure a stage; log how long it took.
-
-        What ``engine`` compares with the host meanwhile is a stage of its own.
-        """
-        begin, compiled = time.perf_counter(), compile_seconds()
-        compared = engine.compare_seconds if engine else 0.0
-        yield
-        compared = engine.compare_seconds - compared if engine else 0.0
-        self.seconds[name] = round(time.perf_counter() - begin - compared, 3)
-        if compared:
-            whole = self.seconds.get("compare", 0.0) + compared
-            self.seconds["compare"] = round(whole, 3)
-            log.info("compared with the host, kernels compiled: %.1f s", compared)
-        compiled = compile_seconds() - compiled
-        words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
-        log.info("%s: %.1f s%s", name, self.seconds[name], words)
-
-    def timings(self, *, resumed: bool, rows: int, text_bytes: int) -> dict[str, Any]:
-        """Return what ``timings.json`` holds: seconds by stage, and speeds unless it resumed.
-
-        Args:
-            resumed: Whether an earlier process did a part of the work.
-            rows: The rows read.
-            text_bytes: Their size as text.
-        """
-        work = sum(self.seconds.get(name, 0.0) for name in ("events", "fit", "transform"))
-        speeds: dict[str, Any] = {"rows_per_s": None, "text_mb_per_s": None}
-        if work and not resumed:
-            speeds["rows_per_s"] = round(rows / work)
-            speeds["text_mb_per_s"] = round(text_bytes / work / 1e6, 1)
-        return {"resumed": resumed, "seconds": dict(self.seconds), **speeds}
 
 
 def resolve(settings: EtlSettings) -> EtlSettings:
@@ -185,13 +145,33 @@ class Stages:
         """Decompress compressed days, and plan the work; see :mod:`etl.units.unit_plan`."""
         settings = self.settings
         with self.timer("read the input"):
-            return make_plan(
+            plan = make_plan(
                 staging.staged(days, settings, self.work),
                 settings.spec,
                 block_bytes=settings.block_mb << 20,
                 limit_rows=settings.limit_rows,
                 halved=halved,
             )
+        return self._bound_times(plan) if settings.spec.events else plan
+
+    def _bound_times(self, plan: UnitPlan) -> UnitPlan:
+        """Return the plan in whose blocks rows are malformed whose time cannot be right.
+
+        They are those that are older than the days before and, where malformed rows are left out,
+        those that are long after all others; else these are reported later.
+        """
+        from nvt_torchrec.etl.events.late_rows import read_end
+
+        kind, settings = RAW_TYPES["time"], self.settings
+        first = self._earlier.record.newest if self._earlier else int(kind.least)
+        end = None
+        if settings.reject:
+            with self.timer("times"), rows_bar("times", plan) as bar:
+                file = self.work / output.LATE_FILE
+                end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
+        if end is None and not self._earlier:
+            return plan
+        return plan.bound_times(first, int(kind.most) + 1 if end is None else end)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan with what the division of rows needs; nothing is read by days."""
@@ -210,17 +190,16 @@ class Stages:
 
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
         """Count blocks, and make what happened before each row, see :mod:`etl.events`."""
-        from nvt_torchrec.etl.events.prepare import EarlierDays, prepare
+        from nvt_torchrec.etl.events.prepare import prepare
 
         spec = self.settings.spec
-        days = EarlierDays.read(self.before.extension, spec) if self.before else None
         with show_progress("events", 2 * plan.estimated_rows()) as bar:
             engine.count(counted, bar.update)
             prepare(
                 plan,
                 spec,
                 self.work,
-                earlier=days,
+                earlier=self._earlier,
                 tails=self._tails,
                 threads=self.settings.threads,
                 reject=self._reject(plan),
@@ -309,10 +288,16 @@ class Stages:
     def _write_events(self, description: WorkflowDescription) -> None:
         from nvt_torchrec.etl.events.prepare import write_kept
 
-        target, spec = self.target, description.spec
-        write_kept(
-            self.work, spec, target.workflow, description.digest, target.extension, self._tails
-        )
+        write_kept(self.work, description, self.target.extension, self._tails)
+
+    @functools.cached_property
+    def _earlier(self) -> EarlierDays | None:
+        """The events of the days before; None of a run."""
+        if self.before is None:
+            return None
+        from nvt_torchrec.etl.events.prepare import EarlierDays
+
+        return EarlierDays.read(self.before.extension, self.settings.spec)
 
     @functools.cached_property
     def _tails(self) -> list[HistoryTail] | None:

@@ -12,6 +12,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, check_digests, check_sizes
 from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest, PartFile
+from nvt_torchrec.formats.workflow_description import METADATA_FILE
 
 #: What a run leaves in its output directory, the last one written last.
 NAMES = (
@@ -71,24 +72,33 @@ class EtlOutput:
         files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
         files = [path for path in files if path.suffix != ".parquet"]
         files += self.extension.glob("*.json")  # not of NVTabular's own operators
+        files.append(self.workflow / METADATA_FILE)
         names = {str(path.relative_to(self.root)): path for path in files}
         linked = {name: entry for name, entry in before.items() if _STORES in name}
         return {n: linked.get(n) or FileEntry.from_file(path) for n, path in names.items()}
 
-    def check_described(self, manifest: Manifest, remedy: str, *, stores: bool = False) -> None:
-        """Compare the files that describe the parts, and the extension's state, with their digests.
+    def check_described(
+        self, manifest: Manifest, remedy: str, *, below: str = "", stores: bool = True
+    ) -> None:
+        """Compare files with the digests in the manifest, and so with all that they list.
+
+        The manifest has its own digest. It lists the files that describe the parts, the stores of
+        histories, the description of the workflow, which lists its own files and the state of its
+        events, and the state of the extension. So all of them are of one run.
 
         Args:
             manifest: What was written.
             remedy: What to do about a difference.
+            below: A directory of the output, with "/" at its end; "": all files.
             stores: Whether the stores of histories are read, too; otherwise, as of parts, their
                 sizes are compared.
 
         Raises:
             BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
         """
-        check_sizes(self.root, manifest.described, remedy)
-        read = {n: entry for n, entry in manifest.described.items() if stores or _STORES not in n}
+        files = {n: entry for n, entry in manifest.described.items() if n.startswith(below)}
+        check_sizes(self.root, files, remedy)
+        read = {n: entry for n, entry in files.items() if stores or _STORES not in n}
         check_digests(self.root, read, remedy)
 
     def part_difference(self, part: PartFile) -> str:

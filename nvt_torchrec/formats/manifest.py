@@ -99,8 +99,8 @@ class Manifest(_ByKey):
         versions: The versions of the packages.
         files: The parts.
         next_parts: The number of the next part of each split.
-        described: By path below OUT, the files that describe the parts and the state of the
-            extension; their digests.
+        described: By path below OUT, the files that describe the parts, the workflow and the state
+            of the extension, and the stores of histories; their digests.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
 

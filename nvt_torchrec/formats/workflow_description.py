@@ -13,6 +13,9 @@ released versions pickle)::
                                    NVTabular's account of the ids
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
+    events/                        of a spec with events, what happened before: ``metadata.json``
+                                   lists its ``state.json``, which lists the other files; see
+                                   :mod:`workflows.event_state`
 
 ``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
 (:class:`formats.vocabularies.Generation`): number, digest, the days that were counted in it for
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 FORMAT = Format("nvt-torchrec workflow", 2, "a saved workflow of `python -m etl run`")
 METADATA_FILE = "metadata.json"
 GRAPH_FILE = "graph.json"
+EVENT_STATE_FILE = "events/state.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +108,10 @@ class WorkflowDescription:
             other_version="use the version that saved it, or fit it again",
         )
         wanted = content.file_names()
-        for name in sorted(wanted ^ content.files.keys()):
+        differing = wanted ^ content.files.keys()
+        if content.spec.events:  # listed once it is there: it is encoded with this workflow
+            differing.discard(EVENT_STATE_FILE)
+        for name in sorted(differing):
             raise BadInputError(
                 f"{file}: damaged: its files are not those of its spec: {name!r} is "
                 f"{'missing' if name in wanted else 'unknown'}",
@@ -140,6 +147,22 @@ class WorkflowDescription:
             "lineage": [generation.to_dict() for generation in self.lineage],
         }
         FORMAT.write(self.path / METADATA_FILE, content)
+
+    def list_event_state(self) -> WorkflowDescription:
+        """List the state of the events, which is there now, in ``metadata.json``.
+
+        So the workflow is of this state alone, and not of that of another day.
+
+        Returns:
+            The description with the state among its files.
+
+        Raises:
+            OutputError: The directory cannot be written.
+        """
+        entry = FileEntry.from_file(self.path / EVENT_STATE_FILE)
+        listed = dataclasses.replace(self, files=self.files | {EVENT_STATE_FILE: entry})
+        listed.write()
+        return listed
 
     def check_sizes(self) -> None:
         """Check that all files are there and have their sizes. Raises :class:`BadInputError`."""

@@ -13,6 +13,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.schema import LARGEST_TABLE, check_vocabularies
 from nvt_torchrec.models.contract import MOST_BINS, Columns, find_raw_columns
+from nvt_torchrec.models.registry import MAX_VECTOR_SCALE
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class ModelConfig(Columns):
             raise SchemaError(f"no model has {self.dense_bins} dense_bins")
         if not 0 <= self.first_order < math.inf:
             raise SchemaError(f"no model has first_order {self.first_order}")
-        if not 0 < self.vector_scale < math.inf:
+        if not 0 < self.vector_scale <= MAX_VECTOR_SCALE:
             raise SchemaError(f"no model has vector_scale {self.vector_scale}")
         if not self.labels:
             raise SchemaError("a model without a label")

@@ -11,6 +11,9 @@ from types import ModuleType
 
 from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
 
+#: The largest ``vector_scale``: products of two vectors stay far from the limits of float32.
+MAX_VECTOR_SCALE = 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class KnownModel:

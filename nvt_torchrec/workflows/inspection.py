@@ -10,6 +10,7 @@ from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.event_state import EventState
 
 
 def report(path: Path | str) -> str:
@@ -144,6 +145,9 @@ SETTINGS = (InspectSettings,)
 
 
 def run(settings: InspectSettings) -> None:
-    """Print vocabularies, statistics and sizes."""
-    inspect(settings.workflow).verify()
+    """Print vocabularies, statistics and sizes of a workflow whose files are those written."""
+    description = inspect(settings.workflow)
+    description.verify()
+    if description.spec.events:
+        EventState.load(description, verify=True)
     print(report(settings.workflow))

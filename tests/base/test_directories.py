@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.files.atomic import new_directory, remove_temporary
 
 
 def test_files_and_names_are_durable_before_the_directory_appears(tmp_path: Path, monkeypatch):
@@ -48,3 +48,13 @@ def test_a_directory_that_exists_is_kept(tmp_path: Path):
     with pytest.raises(OutputError, match="made exists"), new_directory(tmp_path / "made"):
         raise AssertionError("not reached")
     assert (tmp_path / "made").is_dir()
+
+
+def test_files_and_directories_of_processes_that_were_killed_are_deleted(tmp_path: Path):
+    """Below any directory, also within each other; what has another name stays."""
+    (tmp_path / "a/.480.tmp/inside").mkdir(parents=True)
+    for name in ("a/.480.tmp/inside/offsets.npy", "a/.480.tmp/.x.1.tmp", "a/.y.tmp", "a/z.tmp"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "a/.link.tmp").symlink_to(tmp_path)
+    remove_temporary(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "z.tmp"]

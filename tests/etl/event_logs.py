@@ -112,7 +112,7 @@ def write(path: Path, rows: list[Row]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]]:
+def expected(rows: list[Row], events: str) -> list[dict[str, float]]:
     """The raw values of the aggregates of each row; NaN where missing."""
     delay = HOUR if "known" in events else 0
 
@@ -124,13 +124,13 @@ def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]
 
     def since(row: Row, seen: list[Row]) -> float:
         last = max((other.time for other in seen), default=None)
-        return math.nan if last is None else math.log1p(max(cut(row) - last, 0))
+        return math.nan if last is None else max(cut(row) - last, 0)
 
     values = []
     for row in rows:
         before = [other for other in rows if known(other) < cut(row)]
         hour = [other for other in rows if known(other) // HOUR < cut(row) // HOUR]
-        prior = (sum(other.clicked for other in hour) + rate) / (len(hour) + 1)
+        prior = sum(other.clicked for other in hour) / len(hour) if hour else math.nan
         newer_of_all = [other for other in before if known(other) >= cut(row) - 12 * HOUR]
         of_user = [other for other in before if row.user and other.user == row.user]
         newer = [other for other in of_user if known(other) >= cut(row) - 12 * HOUR]

@@ -1,8 +1,7 @@
-"""Runs that are killed with SIGKILL at chosen moments, and resumed until they finish.
+"""Runs that end with SIGKILL before a write of each kind, and are resumed until they finish.
 
-``python -m tests.etl.killed DIRECTORY STRIDE`` prints what it saw as JSON. For moments
-see ``tests/forks.py``: all are tried once the cuts by time are there, every tenth while files are
-described, and every STRIDE-th of the others.
+``python -m tests.etl.killed DIRECTORY`` prints what it saw as JSON. For writes and their kinds see
+``tests/forks.py``.
 """
 
 from __future__ import annotations
@@ -19,34 +18,22 @@ from pathlib import Path
 
 import nvt_torchrec.etl.run
 from nvt_torchrec.etl.units.unit_plan import make_plan
-from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from tests.etl import event_logs
 from tests.etl.runs import QUARANTINE, settings, tree
 from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
-from tests.forks import kill_before, was_killed
+from tests.forks import draw_writes, kill_before, was_killed
 from tests.logs import pack
 
 #: Bad rows are rejected.
 OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
-SPLITS = (SHARES_OF_TIME, BY_DAYS)
-
-
-def stage_of(output: Path) -> str:
-    """What a run is doing, or was when it was killed."""
-    for stage, pattern in (
-        ("finished", "manifest.json"), ("describe", "criteo_binary/split/*/part.*.parquet"),
-        ("transform", ".work/*/fit.json"),
-        ("fit", ".work/*/fit"), ("cut", ".work/*/cuts.json"),
-        ("input", ".work/*/plan.json"),
-    ):  # fmt: skip
-        if any(output.glob(pattern)):
-            return stage
-    return "begin"
+EVENT_BLOCK_BYTES = 4000
 
 
 def attempt(
-    raw: Path, output: Path, split: Split, log: Path, before_call: Callable[[], object]
+    raw: Path, output: Path, spec: FeatureSpec, log: Path, before_write: Callable[[str], object]
 ) -> bool:
     """Run in a fork, which may go on with what is there; whether it was killed."""
 
@@ -56,9 +43,9 @@ def attempt(
         logging.getLogger("nvt_torchrec.etl").addHandler(handler)
         logging.getLogger("nvt_torchrec.etl").setLevel(logging.DEBUG)
         begin()
-        nvt_torchrec.etl.run.run(settings(raw, output, spec_with(split), **OPTIONS))
+        nvt_torchrec.etl.run.run(settings(raw, output, spec, **OPTIONS))
 
-    return was_killed(work, before_call)
+    return was_killed(work, before_write, output)
 
 
 def redone(log: Path) -> int:
@@ -74,32 +61,40 @@ def redone(log: Path) -> int:
     return most
 
 
-def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
-    """Kill runs at their moments, every third one again while it is resumed; what was seen."""
-    directory.mkdir()
-    output, log, file = directory / "out", directory / "log", directory / "moments"
+def kill_runs(raw: Path, directory: Path, spec: FeatureSpec, tried: list[str]) -> dict:
+    """Kill a run before a write of each kind, every third one again while it is resumed.
 
-    def note() -> None:
+    Args:
+        raw: The log.
+        directory: Where runs write.
+        spec: Of the log.
+        tried: Kinds before which runs of another log were killed.
+
+    Returns:
+        Before which kinds of write runs were killed, files that differ from those of a run that was
+        not killed, and the most units that were done again.
+    """
+    output, log, file = directory / "out", directory / "log", directory / "writes"
+
+    def note(written: str) -> None:
         with open(file, "a") as opened:
-            opened.write(stage_of(output) + "\n")
+            opened.write(f"{written}\n")
 
-    assert not attempt(raw, output, split, log, note)
+    assert not attempt(raw, output, spec, log, note)
     whole, chance = tree(output), random.Random(1)
-    seen: dict = {"kills": collections.Counter(), "wrong": [], "redone": 0}
-    for moment, stage in enumerate(file.read_text().split()):
-        if moment % {"cut": 1, "describe": 10}.get(stage, stride):
-            continue
+    seen: dict = {"kinds": [], "wrong": [], "redone": 0}
+    for kind, turn in draw_writes(file.read_text().splitlines(), chance, tried):
         shutil.rmtree(output)
         log.unlink(missing_ok=True)
-        if not attempt(raw, output, split, log, kill_before(1 + moment)):
+        if not attempt(raw, output, spec, log, kill_before(turn, kind)):
             continue  # threads did fewer things this time
-        seen["kills"][stage_of(output)] += 1
+        seen["kinds"].append(kind)
         if chance.randrange(3) == 0:
-            attempt(raw, output, split, log, kill_before(1 + chance.randrange(60)))
-        attempt(raw, output, split, log, lambda: None)
+            attempt(raw, output, spec, log, kill_before(1 + chance.randrange(60)))
+        attempt(raw, output, spec, log, lambda written: None)
         found = tree(output)
         seen["wrong"] += [
-            f"{moment}, {stage}: {name}"
+            f"{kind}, {turn}: {name}"
             for name in sorted(whole.keys() | found.keys())
             if whole.get(name) != found.get(name)
         ]
@@ -107,24 +102,46 @@ def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:
     return seen
 
 
-def main(directory: Path, stride: int) -> None:
-    """Print, as JSON, for each split: kills by stage, wrong files, units redone."""
+def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
+    """Write a log with events, and one that is split by time; return where they are, and specs."""
+    by_time, events = root / "time", root / "events"
+    write(by_time, ROWS)
+    pack(by_time / "day_1.csv")
+    events.mkdir()
+    rows = event_logs.make_rows(150, 3, seed=4)
+    for day in range(3):
+        of_day = [row for row in rows if row.time // event_logs.DAY == day]
+        event_logs.write(events / f"day_{day}.csv", of_day)
+    for directory in (by_time, events):
+        with open(directory / "day_0.csv", "a") as first:
+            first.write("bad row\n" * 3)
+    return {
+        "events": (events, event_logs.spec_of(root, event_logs.BY_DAYS, 'known = "1h"')),
+        "time": (by_time, spec_with(SHARES_OF_TIME)),
+    }
+
+
+def main(directory: Path) -> None:
+    """Print, as JSON, what was seen of each log, by its name."""
     raw = directory / "raw"
-    write(raw, ROWS)
-    with open(raw / "day_0.csv", "a") as first:
-        first.write("bad row\n" * 3)
-    pack(raw / "day_1.csv")
+    raw.mkdir()
+    logs = write_logs(raw)
 
     def small_blocks(*arguments, **options):
-        return make_plan(*arguments, **{**options, "block_bytes": BLOCK_BYTES})
+        size = EVENT_BLOCK_BYTES if arguments[1].events else BLOCK_BYTES
+        return make_plan(*arguments, **{**options, "block_bytes": size})
 
     nvt_torchrec.etl.stages.make_plan = small_blocks
-    for split in SPLITS:  # imports and compiles, here, before any fork
-        warm = settings(raw, directory / f"warm_{split.by}", spec_with(split), **OPTIONS)
-        nvt_torchrec.etl.run.run(warm)
-    seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}
+    seen: dict[str, dict] = {}
+    tried: list[str] = []
+    for name, (log, spec) in logs.items():
+        (directory / name).mkdir()
+        # imports and compiles, here, before any fork
+        nvt_torchrec.etl.run.run(settings(log, directory / name / "warm", spec, **OPTIONS))
+        seen[name] = kill_runs(log, directory / name, spec, tried)
+        tried += seen[name]["kinds"]
     print(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
+"""Extensions that end with SIGKILL before a write of each kind, and are resumed until they finish.
 
-``python -m tests.etl.killed_extend DIRECTORY STRIDE`` prints what it saw as JSON. For moments see
-``tests/forks.py``: all within the first switch are tried, and every STRIDE-th of the others.
+``python -m tests.etl.killed_extend DIRECTORY`` prints what it saw as JSON. For writes and their
+kinds see ``tests/forks.py``: all within the first switch are tried, and one of most other kinds.
 """
 
 from __future__ import annotations
@@ -20,32 +20,60 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
-from tests.etl.extended import add, content, copy_of, differences, make_base, write_days
-from tests.forks import kill_before, was_killed
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from tests.etl import event_logs
+from tests.etl.extended import add, content, copy_of, differences, make_base
+from tests.forks import draw_writes, kill_before, was_killed
 
-ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
+
+def write_log(raw: Path) -> FeatureSpec:
+    """Write five days with events; return their spec, some of whose values wait for an id."""
+    raw.mkdir()
+    rows = event_logs.make_rows(200, 5, seed=4)
+    for day in range(5):
+        of_day = [row for row in rows if row.time // event_logs.DAY == day]
+        event_logs.write(raw / f"day_{day}.csv", of_day)
+    spec = event_logs.spec_of(raw.parent, event_logs.BY_DAYS, 'known = "1h"')
+    return spec.replace_policy(freq_threshold=2)
 
 
-def attempt(output: Path, raw: Path, before_call: Callable[[], object], **options) -> bool:
+def attempt(output: Path, raw: Path, before_write: Callable[[str], object], **options) -> bool:
     """Extend in a fork; whether it was killed."""
 
     def work(begin: Callable[[], None]) -> None:
         begin()
         add(output, "" if "undo" in options else raw, workers=2, **options)
 
-    return was_killed(work, before_call)
+    return was_killed(work, before_write, output)
 
 
-def moments_of(base: Path, raw: Path, directory: Path) -> list[bool]:
-    """For each moment of an extension, whether a switch is under way."""
-    output, file = copy_of(base, directory), directory / "moments"
+def writes_of(base: Path, raw: Path, directory: Path) -> list[tuple[str, bool]]:
+    """The kind of each write of an extension, and whether a switch is under way then."""
+    output, file = copy_of(base, directory), directory / "writes"
 
-    def note() -> None:
+    def note(kind: str) -> None:
         with open(file, "a") as notes:
-            notes.write("1" if (output / SWITCH_FILE).exists() else "0")
+            notes.write(f"{int((output / SWITCH_FILE).exists())}{kind}\n")
 
     attempt(output, raw, note)
-    return [mark == "1" for mark in file.read_text()]
+    return [(line[1:], line[0] == "1") for line in file.read_text().splitlines()]
+
+
+def choose_writes(writes: list[tuple[str, bool]]) -> list[tuple[str, int]]:
+    """Return the writes to kill before: their kinds, and the how manieth of the kind each is."""
+    kinds = [kind for kind, _ in writes]
+    # the state of a day is written as that of a run, before whose writes tests.etl.killed kills
+    tried = [
+        kind
+        for kind in kinds
+        if " .work/#/" in kind and "/next/" not in kind and "_histories" not in kind
+    ]
+    chosen = list(draw_writes(kinds, random.Random(1), {*tried}))
+    switching = [inside for _, inside in writes]
+    begin = switching.index(True)
+    for at in range(begin, switching.index(False, begin)):
+        chosen.append((kinds[at], 1 + kinds[:at].count(kinds[at])))
+    return list(dict.fromkeys(chosen))
 
 
 def visible(output: Path) -> dict[str, bytes]:
@@ -62,31 +90,27 @@ def without_previous(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.startswith(f"{PREVIOUS}/")}
 
 
-def main(directory: Path, stride: int) -> None:
-    """Print, as JSON: kills by where they hit, and what was not as it should have been."""
+def main(directory: Path) -> None:
+    """Print, as JSON: kills by where they hit, before which kinds of write, and what was wrong."""
     raw = directory / "raw"
-    write_days(raw, ROWS)
-    base = make_base(raw, directory / "base")
+    spec = write_log(raw)
+    base = make_base(raw, directory / "base", spec)
     output = copy_of(base, directory)
     generations = [visible(output)]
     for day in (3, 4):  # imports and compiles, here, before any fork
-        add(output, raw / f"day_{day}")
+        add(output, raw / f"day_{day}.csv")
         generations.append(visible(output))
     (directory / "first").mkdir()
-    switching = moments_of(base, raw, directory / "first")
-    first_end = switching.index(False, switching.index(True))
-    chosen = [
-        moment
-        for moment, inside in enumerate(switching)
-        if (inside and moment < first_end) or moment % stride == 0
-    ]
+    chosen = choose_writes(writes_of(base, raw, directory / "first"))
     chance = random.Random(1)
-    seen: dict = {"kills": collections.Counter(), "wrong": []}
-    for turn, moment in enumerate(chosen):
+    seen: dict = {"kills": collections.Counter(), "kinds": [], "wrong": []}
+    for turn, (kind, number) in enumerate(chosen):
+        moment = f"{kind}, {number}"
         shutil.rmtree(output)
         shutil.copytree(base, output)
-        if not attempt(output, raw, kill_before(1 + moment)):
+        if not attempt(output, raw, kill_before(number, kind)):
             continue
+        seen["kinds"].append(kind)
         if turn % 3 == 1:  # and once more while it is resumed
             with contextlib.suppress(IndexError):
                 attempt(output, raw, kill_before(1 + chance.randrange(60)))
@@ -112,7 +136,7 @@ def main(directory: Path, stride: int) -> None:
             options = {"restart": True}
         if where == "generation 1" and "restart" in options:
             options["days"] = {4}
-        attempt(output, raw, lambda: None, **options)
+        attempt(output, raw, lambda written: None, **options)
         wrong = differences(generations[-1], content(output))
         seen["wrong"] += [f"{moment}: {name}" for name in wrong]
     seen["undone"] = killed_undoings(output, generations[1], seen["wrong"])
@@ -128,11 +152,11 @@ def killed_undoings(output: Path, before: dict[str, bytes], wrong: list[str]) ->
         shutil.copytree(newest, output)
         if not attempt(output, Path(), kill_before(1 + 3 * kills), undo=True):
             return kills
-        attempt(output, Path(), lambda: None, undo=True)
+        attempt(output, Path(), lambda written: None, undo=True)
         left = differences(without_previous(before), without_previous(content(output)))
         wrong += [f"undoing, killed {kills}: {name}" for name in left]
         kills += 1
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -45,6 +46,36 @@ def test_an_export_has_the_newest_events_as_lists(
             np.testing.assert_array_equal(table[name].to_numpy(), there[name])
         assert {"user_count", "item", "clicked"} <= {*table.column_names}
     assert main(flags) == 2
+
+
+@pytest.mark.parametrize("damage", ["a named pipe", "cut short", "a flipped byte", "other ids"])
+def test_an_export_refuses_damaged_files(
+    tmp_path: Path,
+    event_outputs: tuple[Path, Path],
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is written, and whoever reads a pipe does not wait for its writer."""
+    output = tmp_path / "out"
+    shutil.copytree(event_outputs[1], output)
+    part = output / "criteo_binary/split/train/part.0.parquet"
+    content = bytearray(part.read_bytes())
+    if damage == "a named pipe":
+        part.unlink()
+        os.mkfifo(part)
+    elif damage == "cut short":
+        part.write_bytes(content[:-100])
+    elif damage == "a flipped byte":
+        content[len(content) // 3] ^= 1
+        part.write_bytes(content)
+    else:
+        part = next((output / "criteo_binary/split/_histories/recent").iterdir()) / "item.npy"
+        np.save(part, np.load(part)[::-1])
+    assert main(["export", str(output), f"--output_path={tmp_path / 'lists'}"]) == 2
+    printed = capsys.readouterr().err
+    assert str(part) in printed
+    assert "or run the ETL again" in printed
+    assert not (tmp_path / "lists").exists()
 
 
 @pytest.mark.parametrize("names", [["log.csv"], ["day_0.csv", "day_1.csv"]])

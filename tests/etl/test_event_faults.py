@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.etl.events.prepare import EarlierDays
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.encoder import Encoder
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.event_sums import find_newest
 from tests.etl.event_logs import (
     BY_TIME,
     DAY,
@@ -26,10 +30,10 @@ from tests.etl.event_logs import (
 )
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
-from tests.etl.runs import OF_THE_RUN, failing
+from tests.etl.runs import OF_THE_RUN, change_json, failing
 
 
-@pytest.mark.parametrize("name", ["0.keys.npy", "1.values.npy", "state.json"])
+@pytest.mark.parametrize("name", ["0.keys.npy", "1.sums.npy", "state.json"])
 def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path / "log.csv", make_rows(100, 3))
     spec = spec_of(tmp_path, BY_TIME, "")
@@ -60,6 +64,33 @@ def test_a_state_of_a_stranger_leads_to_no_other_memory(
         np.save(workflow / "events" / name, damaged)
         with pytest.raises(BadInputError, match="history recent: damaged"):
             Encoder.load(workflow).encode([row])
+
+
+def test_a_million_late_events_are_passed_over_at_once() -> None:
+    """The newest event before a row's time is sought by halves: 10^11 steps would not end."""
+    rows, late = 100_000, 10**6
+    known = np.concatenate([[1, 2], np.full(late, 10**15)])
+    ends, counts = np.zeros((2, rows), np.int64)
+    keys, offsets = np.array([5]), np.array([0, len(known)])
+    cuts = np.full(rows, 10)
+    assert find_newest(keys, offsets, known, np.full(rows, 5), cuts, 50, ends, counts)
+    assert set(ends.tolist()) == set(counts.tolist()) == {2}
+
+
+@pytest.mark.parametrize("name", ["events.0.npy", "events.hours.npy"])
+def test_events_of_earlier_days_of_another_shape_are_refused(
+    tmp_path: Path, name: str, event_outputs: tuple[Path, Path]
+) -> None:
+    """Also where all digests are right."""
+    extension, spec = tmp_path / "extension", inspect(event_outputs[1] / "workflow").spec
+    shutil.copytree(event_outputs[1] / "extension", extension)
+    EarlierDays.read(extension, spec)
+    np.save(extension / name, np.load(extension / name)[:-1])
+    entry = FileEntry.from_file(extension / name).to_dict()
+    change_json(extension / "events.json", lambda value: value["files"].update({name: entry}))
+    with pytest.raises(BadInputError, match=rf"{name} is of other labels") as caught:
+        EarlierDays.read(extension, spec)
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.events import extract, history_store, timeline
-from nvt_torchrec.etl.events.label_rates import fit_smoothing
+from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
@@ -48,6 +48,7 @@ from tests.etl.event_logs import (
     BY_DAYS,
     BY_TIME,
     DAY,
+    HOUR,
     Row,
     assert_lists,
     expected,
@@ -87,9 +88,7 @@ def test_aggregates_are_of_strictly_earlier_events(
     run(EtlSettings(str(tmp_path / "log"), tmp_path / "out", spec, engine="cpu"))
     ordered = sorted(rows, key=lambda row: row.time)
     valid_from, test_from = ordered[len(rows) * 6 // 10].time, ordered[len(rows) * 8 // 10].time
-    train = [row for row in rows if row.time < valid_from]
-    with_key = [row for row in train if row.user]
-    values = expected(rows, events, sum(r.clicked for r in with_key) / len(with_key))
+    values = expected(rows, events)
     sides = [(row.time >= valid_from) + (row.time >= test_from) for row in rows]
     for number, split in enumerate(("train", "valid", "test")):
         there = parquet(tmp_path / "out", split)
@@ -107,7 +106,7 @@ def test_aggregates_are_of_strictly_earlier_events(
         [value["user_since"] for value, side in zip(values, sides, strict=True) if not side]
     )
     statistics = inspect(tmp_path / "out/workflow").statistics["user_since"]
-    filled = np.where(np.isnan(since), 19.569, since)
+    filled = np.log1p(np.where(np.isnan(since), 10 * 365 * DAY, since))
     assert statistics["mean"] == pytest.approx(filled.mean())
     assert statistics["std"] == pytest.approx(filled.std(ddof=1))
 
@@ -159,8 +158,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
     run(EtlSettings(str(tmp_path / "first"), output, spec, engine="cpu"))
     for day in (2, 3, 4):
         extend(ExtendSettings(output, str(tmp_path / f"all/day_{day}.csv"), engine="cpu"))
-    rate = json.loads((output / "extension/events.json").read_text())["rate"]["clicked"]
-    values = expected(rows, 'from = "arrived"', rate)
+    values = expected(rows, 'from = "arrived"')
     last = [value for value, row in zip(values, rows, strict=True) if row.time // DAY == 4]
     there = [parquet(output, split) for split in ("valid", "test")]
     for name in values[0]:
@@ -272,10 +270,10 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     with pytest.raises(InvalidRowError, match="column item: 5: expected a string"):
         predictor.predict([{**rows[0], "item": 5}])  # a key is read as the column of its name
     # what is known of the keys changes by the day, even if no value is new
-    file = bundle / "workflow/events/0.values.npy"
+    file = bundle / "workflow/events/0.sums.npy"
     changed = tmp_path / "workflow"
     shutil.copytree(bundle / "workflow", changed)
-    (changed / "events/0.values.npy").write_bytes(file.read_bytes()[:-1] + b"!")
+    (changed / "events/0.sums.npy").write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(OutputError, match="not a bundle of this workflow"):
         write_bundle(changed, checkpoint, bundle)
     extend(ExtendSettings(before, str(tmp_path / "day_3.csv"), engine="cpu"))
@@ -295,6 +293,15 @@ def test_the_smoothing_is_that_of_simulated_keys() -> None:
     clicks = random.binomial(n, 0.2).astype(float)  # of one rate
     moments = np.array([len(n), n.sum(), (n * n).sum(), clicks.sum(), (clicks**2 / n).sum()])
     assert fit_smoothing(moments) > 500
+
+
+def test_the_rate_of_all_events_is_of_those_before_alone() -> None:
+    """No label of a later row is in it, and without an event there is none."""
+    hours = np.array([[5, 7], [4, 2], [1, 2]])
+    rates = LabelRates({}, hours, ("clicked",))
+    times = np.array([5, 6, 7, 8, 9]) * HOUR * 10**6
+    found = rates.before("clicked", times + 17)
+    np.testing.assert_array_equal(found, [np.nan, 0.25, 0.25, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(

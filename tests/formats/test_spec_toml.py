@@ -10,6 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.events import AGGREGATE_VALUES
 from tests.spec_logs import spec_of
 
 CENSUS = """
@@ -74,6 +75,48 @@ def test_specs_survive_json(tmp_path: Path) -> None:
     value = json.loads(json.dumps(spec.to_dict()))
     value["dense"][0]["reading"] |= {"thousands": "", "unit": ""}  # of outputs of older versions
     assert parse(FeatureSpec, value, "a spec") == spec
+
+
+EVENTS = """
+[split]
+by = "time"
+column = "when"
+time_format = "epoch_s"
+valid = 0.1
+test = 0.1
+[events]
+time = "when"
+[[aggregate]]
+of = "user"
+[[categorical]]
+names = "item"
+"""
+
+
+def test_the_time_of_events_is_read_as_that_of_the_split(tmp_path: Path) -> None:
+    """Where it is the same column; it need not be said twice, and is read once."""
+    spec = spec_of(EVENTS, tmp_path)
+    assert spec.events is not None
+    assert spec.events.time_format == "epoch_s"
+    plan = spec.read_plan(label=True)
+    assert plan.times == (plan.key,)
+    other = spec_of(EVENTS.replace('time = "when"', 'time = "arrived"'), tmp_path)
+    assert other.events is not None
+    assert other.events.time_format == ""
+    own = 'time = "when"\ntime_format = "epoch_ms"'
+    own_format = spec_of(EVENTS.replace('time = "when"', own), tmp_path).events
+    assert own_format is not None
+    assert own_format.time_format == "epoch_ms"
+
+
+def test_a_new_value_of_aggregates_adds_no_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spec without ``values`` would else have another column with the next version."""
+    before = spec_of(EVENTS, tmp_path).dense_names
+    monkeypatch.setitem(AGGREGATE_VALUES, "median", ("normalize", 0))
+    assert spec_of(EVENTS, tmp_path).dense_names == before
+    assert before == ["user_count", "user_label_rate", "user_since"]
 
 
 TIMES = "[split]\nby = 'time'\ncolumn = 't'"

@@ -1,7 +1,7 @@
-"""Publications and rollbacks that are killed at each moment, after which others succeed.
+"""Publications and rollbacks that are killed before each write, after which others succeed.
 
 ``python -m tests.inference.killed_publish OLD NEW DIRECTORY`` prints what it saw as JSON. For
-moments see ``tests/forks.py``. Nothing of PyTorch may run in a fork, so digests alone are compared.
+writes see ``tests/forks.py``. Nothing of PyTorch may run in a fork, so digests alone are compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(old: Path, new: Path, base: Path) -> None:
                 watch()
                 work(served)
 
-            killed = was_killed(work_watched, kill_before(moments))
+            killed = was_killed(work_watched, kill_before(moments), served)
             served_then.add(current(served))
             publish(served)
             assert current(served) == bundle_digest(new), (begin, moments)

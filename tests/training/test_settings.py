@@ -148,5 +148,7 @@ def test_model_config_round_trip():
     for broken in (None, [], {**value, "colour": 1}, {"dense": []}, *lacking):
         with pytest.raises(SchemaError, match="not the configuration of a model"):
             ModelConfig.from_dict(broken)
+    with pytest.raises(SchemaError, match="vector_scale 1e"):  # beyond float32
+        ModelConfig.from_dict({**value, "vector_scale": 1e308})
     with pytest.raises(SchemaError, match="2 table sizes"):
         ModelConfig.from_dict({**value, "num_embeddings": [1, 2]})

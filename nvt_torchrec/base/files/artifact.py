@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse, path_inside
+from nvt_torchrec.base.threads import count_cores, map_in_order
 
 T = TypeVar("T")
 
@@ -156,15 +157,20 @@ def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) ->
 
 
 def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
-    """Read files, by relative path, and compare their digests.
+    """Read files, by relative path, in threads, and compare their digests.
 
     Raises:
         BadInputError: One differs or cannot be read; ``remedy`` says what to do about that.
     """
-    for name, entry in files.items():
+
+    def compare(name: str) -> None:
         try:
-            difference = entry.difference(directory / name)
+            difference = files[name].difference(directory / name)
         except OSError as error:
             raise BadInputError(f"{directory / name}: cannot be read: {error}", remedy) from error
         if difference:
             raise BadInputError(difference, remedy)
+
+    # hashing releases the interpreter lock
+    for _ in map_in_order(compare, files, count_cores(), "digests"):
+        pass

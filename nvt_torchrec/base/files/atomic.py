@@ -20,7 +20,8 @@ from typing import IO, Any, TypeAlias, TypeVar
 from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.validation import read_regular, strict_json
 
-#: Ending of files that are being written. Such a file is never read, and may always be deleted.
+#: Ending of files and directories that are being written. They are never read, and may always be
+#: deleted.
 TEMPORARY = ".tmp"
 #: Bytes that JSON of this project may have. A manifest takes 200 for each file.
 _MAX_BYTES = 64 << 20
@@ -228,9 +229,20 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
 
 
 def remove_temporary(directory: Path) -> None:
-    """Delete what processes that were ended left half written below ``directory``."""
-    for path in directory.rglob(f".*{TEMPORARY}"):
-        delete(path)
+    """Delete what processes that were ended left half written below ``directory``.
+
+    They are files of :func:`atomic_path` and directories of :func:`new_directory`.
+
+    Raises:
+        OutputError: One cannot be deleted.
+    """
+    # all names first: what is deleted while a directory is listed may confuse the listing
+    for path in [*directory.rglob(f".*{TEMPORARY}")]:
+        if path.is_dir() and not path.is_symlink():
+            with output_errors(path, "make its directory writable"):
+                shutil.rmtree(path)
+        else:
+            delete(path)
 
 
 def delete(path: Path) -> None:

@@ -27,13 +27,16 @@ from nvt_torchrec.formats.rows import RawRows, describes
 class Block:
     """A range of whole rows of the file ``path``.
 
-    ``begin`` and ``end`` are positions; ``source`` names the file in errors.
+    ``begin`` and ``end`` are positions; ``source`` names the file in errors. With ``times``, a row
+    with another time of its event is malformed: before the first, or not before the second, in
+    microseconds since 1970.
     """
 
     path: str
     begin: int
     end: int
     source: str
+    times: tuple[int, int] | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,6 +307,8 @@ def read_block_chunks(
         BadInputError: The file is missing or damaged, or lacks a column.
         BadRowError: A row breaks the spec; names file, line, column and value.
     """
+    if block.times is not None:
+        spec = spec.bound_times(block.times)
     reader = format_of(spec)
     lines_before = bad = 0
     for rows in reader.read(block, label=label, reject=reject, chunk_bytes=chunk_bytes):

@@ -17,8 +17,10 @@ from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
+    NO_TIME,
     BadRow,
     CategoryValues,
     Jagged,
@@ -48,7 +50,8 @@ def assemble(
 
     Args:
         spec: The columns.
-        columns: What ``spec.read_plan(label=label)`` reads, in its order.
+        columns: What ``spec.read_plan(label=label)`` reads, in its order; see
+            :func:`.convert.missing_column` for those that may lack.
         text: Returns the raw text of a row.
         rows: Number of rows, bad ones included.
         label: Whether rows have labels.
@@ -56,10 +59,12 @@ def assemble(
     """
     plan = spec.read_plan(label=label)
     converted: Any = list(columns)
+    needs_time = spec.needs_time(label=label)
+    needed = (plan.weight, plan.key, *(plan.times if needs_time else ()))
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
-        if index in (plan.weight, plan.key, *plan.times):
+        if index in needed:
             wrong = wrong | column.missing
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
@@ -69,10 +74,17 @@ def assemble(
     if isinstance(key, pa.Array):
         key = hash_texts(key)
     times = None
-    if plan.times and spec.events:
+    if plan.times and not needs_time:
+        time = converted[plan.times[0]]
+        times = np.where(time.missing, NO_TIME, time.values)[np.newaxis]
+    elif plan.times and spec.events:
         happened, *known = (converted[index].values for index in plan.times)
         known = known[0] if known else happened + spec.events.delay
         times = np.stack([happened, np.maximum(happened, known)])  # no row knows its own label
+    if times is not None and spec.events and spec.events.between:
+        first, end = spec.events.between
+        outside = (times[0] < first) | (times[0] >= end)
+        first_wrong[outside & (first_wrong < 0)] = plan.times[0]
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -110,6 +122,11 @@ def assemble(
             remedy = value_remedy(read, code, missing=bool(column.missing[row]))
             what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
+        if index in plan.times and not column.missing[row]:
+            what = (
+                f"column {read.source}: {value}: {_describe_outside(spec, int(column.values[row]))}"
+            )
+            return BadRow(row, what, read.source, text(row), "correct its time")
         role = "weight" if index == plan.weight else "column by which rows are split"
         if index in plan.times and index != plan.key:
             role = "time of an event"
@@ -122,6 +139,19 @@ def assemble(
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
     )
+
+
+def _describe_outside(spec: FeatureSpec, time: int) -> str:
+    """Describe what is wrong with a time that is not between those that rows may have."""
+    assert spec.events is not None
+    assert spec.events.between is not None
+    first, end = spec.events.between
+    if time < first:
+        return (
+            f"a row of {format_time(time)} is older than rows of the days before, which were "
+            f"written without it; the newest is of {format_time(first)}"
+        )
+    return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"
 
 
 def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:

@@ -130,11 +130,9 @@ def _check_parts(output: Output, manifest: Manifest) -> None:
 
 
 def _check_described(output: Output, manifest: Manifest) -> None:
-    """Compare the digests of schemas, footers and histories; the extension has its own check."""
-    files = {n: f for n, f in manifest.described.items() if not n.startswith("extension/")}
+    """Compare the digests of schemas, footers and histories."""
     try:
-        of_data = dataclasses.replace(manifest, described=files)
-        output.paths.check_described(of_data, AGAIN, stores=True)
+        output.paths.check_described(manifest, AGAIN, below="criteo_binary/")
     except BadInputError as error:
         output.add("descriptions", output.paths.splits, error.what, error.remedy)
 
@@ -169,6 +167,11 @@ def _check_workflow(output: Output, manifest: Manifest) -> None:
     if description.digest != expected:
         what = f"digest {description.digest[:12]}…, the manifest says {expected[:12]}…"
         output.add("workflow", path, what, _OTHER_WORKFLOW)
+    elif description.generation == manifest.generation:
+        try:  # its events may be those of another day
+            output.paths.check_described(manifest, _SAME_COPY, below="workflow/")
+        except BadInputError as error:
+            output.add("workflow", path, error.what, error.remedy)
     _check_generations(output, manifest, description)
 
 
@@ -181,10 +184,14 @@ def _check_generations(
         what = f"generation {description.generation}, the manifest says {manifest.generation}"
         output.add("generations", paths.workflow, what, _SAME_COPY)
     elif manifest.settings.get("engine") != "nvtabular":
+        from nvt_torchrec.etl.events.prepare import EarlierDays
         from nvt_torchrec.workflows.extension_state import read_state
 
         try:
+            paths.check_described(manifest, _SAME_COPY, below="extension/")
             read_state(paths.extension, description)
+            if description.spec.events:
+                EarlierDays.read(paths.extension, description.spec)
         except ClickLogError as error:
             what = f"no day can be added: {error.what}"
             output.add("generations", paths.extension, what, error.remedy, severity=WARNING)

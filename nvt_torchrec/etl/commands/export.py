@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.histories import HistoryStore
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_RESTORE = (
+    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+)
 #: For the command's help.
 DESCRIPTION = (
     "Writes train.parquet, valid.parquet and test.parquet into a new directory: the encoded "
@@ -48,7 +53,7 @@ def run(settings: ListsSettings) -> None:
     """Write the files.
 
     Raises:
-        BadInputError: There is no output, or it is damaged.
+        BadInputError: There is no output, or a file of it is missing or damaged.
         SchemaError: A row's pointer leads outside the store of its history.
         SettingsError: The output has no histories.
         OutputError: The directory exists, or cannot be written.
@@ -57,6 +62,9 @@ def run(settings: ListsSettings) -> None:
     import pyarrow.parquet as pq
 
     output = EtlOutput(settings.source)
+    output.check_whole()
+    manifest = Manifest.read(output.manifest)
+    output.check_described(manifest, _RESTORE, below="criteo_binary/")
     schema = TableSchema.read(output.splits)
     if not schema.histories:
         raise SettingsError(
@@ -73,13 +81,15 @@ def run(settings: ListsSettings) -> None:
     fields += [
         pa.field(name.replace(".", "__", 1), lists) for h in schema.histories for name in h.features
     ]
-    parts = {split: output.parts(split) for split in SPLITS}
-    total = sum(part.rows for files in parts.values() for part in files)
+    for part in manifest.files:
+        if difference := output.part_difference(part):
+            raise BadInputError(difference, _RESTORE)
+    total = sum(part.rows for part in manifest.files)
     with new_directory(settings.output_path) as temporary, show_progress("export", total) as bar:
-        for split, files in parts.items():
+        for split in SPLITS:
             with pq.ParquetWriter(temporary / f"{split}.parquet", pa.schema(fields)) as writer:
-                for part in files:
-                    for batch in pq.ParquetFile(output.splits / part.file).iter_batches():
+                for part in (part for part in manifest.files if part.split == split):
+                    for batch in _read(output.splits / part.file):
                         columns = [
                             batch[field.name]
                             for field in fields
@@ -92,6 +102,18 @@ def run(settings: ListsSettings) -> None:
     log.info(
         "%s: %d rows, lists of at most %d events", settings.output_path, total, settings.max_events
     )
+
+
+def _read(part: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, whose pages are compared with their checksums."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            yield from file.iter_batches()
+    except (OSError, pa.ArrowException) as error:
+        raise BadInputError(f"{part}: cannot be read: {error}", _RESTORE) from error
 
 
 def _lists(store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings) -> list[pa.Array]:

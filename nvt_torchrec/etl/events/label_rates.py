@@ -21,18 +21,22 @@ class LabelRates:
 
     Attributes:
         smoothing: By rate, the weight of the rate of all events, in events.
-        rate: By label, its rate in the training rows, which counts as one event.
         hours: See :func:`count_hours`.
         labels: The names of the labels, in the order of ``hours``.
     """
 
     smoothing: Mapping[str, float]
-    rate: Mapping[str, float]
     hours: np.ndarray
     labels: tuple[str, ...]
 
     def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """Return the rate of all events known before the hours of some times, float64 [n]."""
+        """Return the rate of all events known before the hours of some times.
+
+        Nothing else is known then: a rate to start from would be one of later labels.
+
+        Returns:
+            float64 [n]; NaN before the first hour of which an event is known.
+        """
         hours = times // HOUR
         first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
         rates = self._hourly[label][np.searchsorted(self.hours[0], hours[first])]
@@ -42,8 +46,9 @@ class LabelRates:
     def _hourly(self) -> dict[str, np.ndarray]:
         """By label, its rate before each hour, and after the last one."""
         events, *positives = np.pad(np.cumsum(self.hours[1:], axis=1), ((0, 0), (1, 0)))
+        none = np.full(len(events), np.nan)
         return {
-            label: (of_label + self.rate[label]) / (events + 1)
+            label: np.divide(of_label, events, out=none.copy(), where=events > 0)
             for label, of_label in zip(self.labels, positives, strict=True)
         }
 

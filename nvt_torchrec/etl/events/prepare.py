@@ -3,7 +3,7 @@
 The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/extension`` gets what
 further days need::
 
-    events.json         newest time, smoothing, rates of labels; size and SHA-256 of the others
+    events.json         newest time, smoothing; size and SHA-256 of the others
     events.hours.npy    see :func:`.label_rates.count_hours`
     events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
                         the number of events, and of those with each label
@@ -25,20 +25,25 @@ from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
+from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
-from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
+from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
+from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.derivations import HOUR
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
+from nvt_torchrec.workflows.event_state import write_event_state
+from nvt_torchrec.workflows.event_sums import GroupEvents, LaterRates, sums_of_groups
+from nvt_torchrec.workflows.history_tail import HistoryTail
 
-FORMAT = Format("nvt-torchrec events", 2, "what is kept of the events of earlier days")
+FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 
@@ -48,15 +53,15 @@ class EventRecord:
     """What is known of the events of all days so far.
 
     Attributes:
-        newest: The time of the newest row, in microseconds since 1970.
-        smoothing: See :class:`.label_rates.LabelRates`; so is rate.
+        newest: The time of the newest row that is not late (:mod:`.late_rows`), in microseconds
+            since 1970.
+        smoothing: See :class:`.label_rates.LabelRates`.
         next_keys: By history, how many keys its store has.
         files: The other files.
     """
 
     newest: int
     smoothing: dict[str, float]
-    rate: dict[str, float]
     next_keys: dict[str, int]
     files: dict[str, FileEntry]
 
@@ -89,6 +94,11 @@ class EarlierDays:
             hours, *kept = (
                 MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
             )
+            for name, array, rows in zip(
+                (_HOURS, *names), (hours, *kept), (2, *[4] * len(names)), strict=True
+            ):
+                if len(array) != rows + len(spec.labels):
+                    raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         groups = [EarlierEvents(rows[0], rows[1], rows[2], rows[3:]) for rows in kept]
@@ -126,8 +136,7 @@ def prepare(
 
     Raises:
         BadRowError: A row is malformed.
-        BadInputError: A block cannot be read, there is no row, or one is older than the days
-            before.
+        BadInputError: A block cannot be read, or there is no row.
         OutputError: ``work`` cannot be written.
     """
     directory = work / EVENTS
@@ -148,16 +157,13 @@ def prepare(
     write_json(directory / _BLOCKS, names)
     kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
     log = EventLog(spec, files, names)
-    rows, oldest, newest = log.bounds
     if spec.split.by == "files":
         _check_files(log, blocks, splits)
-    if earlier and oldest < earlier.record.newest:
-        raise BadInputError(
-            f"{blocks[0].source}: a row of {format_time(oldest)} is older than rows of the days "
-            f"before, which were written without it; the newest is of "
-            f"{format_time(earlier.record.newest)}",
-            "leave such rows out, or run the ETL again over all days",
-        )
+    times = [files.times(name) for name in names]
+    late_from = find_late(add_hours([count_times(log.map(file)[0]) for file in times]))
+    newest = log.find_newest(late_from)
+    if late_from is not None:
+        warn_of_late_rows(blocks, spec, files, late_from, newest)
     newest = max(newest, earlier.record.newest if earlier else newest)
     entries: dict[str, FileEntry] = {}
 
@@ -174,7 +180,6 @@ def prepare(
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(map_array(files.row_keys(group)))
-        write_array(directory / f"{group}.end.npy", summed.sums)
         write(
             _kept_file(group),
             np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
@@ -182,11 +187,8 @@ def prepare(
         moments.append(sum_keys(summed.trained))
     hours = [np.load(files.hours(name)) for name in names]
     write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
-    if earlier:
-        smoothing, rate = earlier.record.smoothing, earlier.record.rate
-    else:
-        smoothing, rate = _fit_rates(spec, moments)
-    record = EventRecord(newest, smoothing, rate, next_keys, entries)
+    smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
+    record = EventRecord(newest, smoothing, next_keys, entries)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
 
 
@@ -214,10 +216,8 @@ def _check_files(log: EventLog, blocks: list[Block], splits: dict[Block, str]) -
     )
 
 
-def _fit_rates(
-    spec: FeatureSpec, moments: list[np.ndarray]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the smoothing of each rate, and the rate of each label in the training rows."""
+def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, float]:
+    """Return the smoothing of each rate."""
     smoothing = {}
     for column in spec.aggregates:
         aggregate = column.aggregate
@@ -225,11 +225,7 @@ def _fit_rates(
             of_group = moments[spec.groups.index(aggregate.key)]
             fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
-    rate = {
-        label: float(positives / events) if events else 0.5
-        for label, (_, events, _, positives, _) in zip(spec.labels, moments[0], strict=True)
-    }
-    return smoothing, rate
+    return smoothing
 
 
 @functools.lru_cache(1)
@@ -253,14 +249,21 @@ def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[st
 
 
 def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
-    return LabelRates(days.record.smoothing, days.record.rate, days.hours, tuple(spec.labels))
+    return LabelRates(days.record.smoothing, days.hours, tuple(spec.labels))
+
+
+def _later_rates(rates: LabelRates, end: int) -> LaterRates:
+    """Return the rates of all events as of ``end`` and later times."""
+    hours = rates.hours[0][rates.hours[0] >= end // HOUR]
+    after_last = hours[-1] + 1 if len(hours) else end // HOUR
+    times = np.append(hours, after_last) * HOUR
+    by_label = {label: rates.before(label, times) for label in rates.labels}
+    return LaterRates(rates.smoothing, hours, by_label)
 
 
 def write_kept(
     work: Path,
-    spec: FeatureSpec,
-    workflow: Path,
-    workflow_digest: str,
+    description: WorkflowDescription,
     extension: Path,
     tails: list[HistoryTail] | None,
 ) -> None:
@@ -268,31 +271,28 @@ def write_kept(
 
     Args:
         work: The directory of the run's state.
-        spec: The columns.
-        workflow: The directory of the workflow, which is written already.
-        workflow_digest: Its digest.
+        description: Of the workflow, which is written already.
         extension: The directory of its state for extensions.
         tails: Of each history, the newest events of the days before; None without such days.
 
     Raises:
         OutputError: A directory cannot be written.
     """
-    directory = work / EVENTS
+    directory, spec, workflow = work / EVENTS, description.spec, description.path
     days = EarlierDays.read(directory, spec)
-    files, rates, end = EventFiles(directory), _rates(days, spec), end_of(spec, days.record.newest)
-    groups = []
-    for number, group in enumerate(sums_of_groups(spec)):
-        # behind the keys there is one without an event
-        *sums, last = np.pad(map_array(directory / f"{number}.end.npy"), ((0, 0), (0, 1)))
-        cuts = np.full(len(last), end, np.int64)
-        values = aggregate_values(spec, group, rates, np.stack(sums), last, cuts)
-        groups.append(KeyValues(map_array(files.keys(number)), values))
+    files, end = EventFiles(directory), end_of(spec, days.record.newest)
+    groups = [
+        GroupEvents.collect(spec, group, end, kept.key, kept.known, kept.happened, kept.counts)
+        for group, kept in zip(sums_of_groups(spec), days.groups, strict=True)
+    ]
     newest: list[HistoryTail] = []
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
         log, encoder = EventLog(spec, files, names), compiled.load(workflow, events=False)
         newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
-    write_event_state(workflow, spec, workflow_digest, end, groups, newest)
+    rates = _later_rates(_rates(days, spec), end)
+    write_event_state(workflow, spec, description.digest, end, groups, rates, newest)
+    description.list_event_state()
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
     FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))

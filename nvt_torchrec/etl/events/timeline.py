@@ -17,9 +17,8 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.event_sums import BEFORE_ALL
 
-#: The time of what is known before every row.
-BEFORE_ALL = -(2**62)
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
 #: How many arrays are mapped at once.
@@ -61,7 +60,7 @@ class EventBlock:
     Attributes:
         known: int64 [n], from when they are known, in microseconds since 1970.
         happened: int64 [n], their times.
-        flags: Unsigned [n], see :data:`.extract.TRAIN`.
+        flags: Unsigned [n], see :data:`workflows.event_sums.TRAIN`.
         numbers: int32 [n], those of their keys in the group; -1 without a key.
         ids: int32 [columns of histories, n]; None where nobody needs them.
     """
@@ -162,13 +161,21 @@ class EventLog:
         self._exists = functools.cache(Path.exists)
 
     @functools.cached_property
-    def bounds(self) -> tuple[int, int, int]:
-        """How many rows there are, and the first and the last time."""
-        found = [self.bounds_of(name) for name in self.names]
-        if not any(rows for rows, _, _ in found):
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(self.map(self.files.times(name)).shape[1] for name in self.names)
+
+    def find_newest(self, end: int | None) -> int:
+        """Return the newest time before ``end``, or of all. Raises :class:`BadInputError`."""
+        newest = BEFORE_ALL
+        for name in self.names:
+            times = self.map(self.files.times(name))[0]
+            if end is not None:
+                times = times[times < end]
+            newest = max(newest, int(times.max(initial=BEFORE_ALL)))
+        if newest == BEFORE_ALL:
             raise BadInputError("there is no well-formed row", "correct the input")
-        rows, first, last = zip(*(of_block for of_block in found if of_block[0]), strict=True)
-        return sum(rows), min(first), max(last)
+        return newest
 
     def bounds_of(self, name: str) -> tuple[int, int, int]:
         """Return how many rows a block has, and the first and the last time; 0 without rows."""

@@ -41,6 +41,8 @@ COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit
 PARTS, REJECTED, DASK = "parts", "rejected", "dask"
 #: The times by which a log is split that follow from shares.
 CUTS_FILE = "cuts.json"
+#: The time from which rows are late, see :mod:`etl.events.late_rows`.
+LATE_FILE = "late.json"
 #: What happened before each row, see :mod:`etl.events`.
 EVENTS = "events"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input

@@ -60,7 +60,7 @@ def prepared(
     split = spec.split
     if split.by == "time" and not split.valid_from:
         cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report)
-        changed = {
+        changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
         }
@@ -77,7 +77,7 @@ def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
         lambda block: count_rows(block.path, block.begin, block.end), blocks, threads, "rows"
     )
     rows: Counter[str] = Counter()  # so far, by file
-    changed = {}
+    changed: dict[Block, Block] = {}
     for block, number in zip(blocks, counts, strict=True):
         changed[block] = dataclasses.replace(block, first_row=rows[block.source])
         rows[block.source] += number

@@ -91,10 +91,15 @@ class UnitPlan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def replace_blocks(self, changed: Mapping[DividedBlock, DividedBlock]) -> UnitPlan:
-        """Return the plan with other divided blocks for the same units."""
+    def bound_times(self, first: int, end: int) -> UnitPlan:
+        """Return the plan in whose blocks rows of other times are malformed, see :class:`Block`."""
+        bounded = {b: dataclasses.replace(b, times=(first, end)) for b in self.blocks}
+        return self.replace_blocks(bounded)
+
+    def replace_blocks(self, changed: Mapping[Block, Block]) -> UnitPlan:
+        """Return the plan with other blocks for the same units."""
         units = [
-            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))  # type: ignore[call-overload]
+            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))
             for unit in self.units
         ]
         return dataclasses.replace(self, units=units)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
+
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
@@ -18,13 +20,23 @@ from nvt_torchrec.formats.feature_spec.split import Split
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 _DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
-#: By kind of value of an aggregate: its transform, and what replaces a missing one. Only ``since``
-#: is missing, without an event before: ten years then, in log(1 + seconds).
+#: By kind of value of an aggregate: its transform, and what replaces a missing one. ``since`` is
+#: missing without an event of the key before: ten years then; ``rate`` before the first hour of
+#: which any event is known.
 AGGREGATE_VALUES: dict[str, tuple[str, float]] = {
     "count": ("log_normalize", 0),
     "rate": ("normalize", 0),
-    "since": ("normalize", 19.569),
+    "since": ("log1p_normalize", 315_360_000),
 }
+#: By kind of value, what a value of it is.
+AGGREGATE_UNITS = {
+    "count": "a number of events, whole and from 0 on",
+    "rate": "a share from 0 to 1",
+    "since": "seconds from 0 on, or a missing value (null) if there was no event",
+}
+#: The values of an aggregate without ``values``. A later kind of value does not join them: it would
+#: be a further column of specs that there are.
+DEFAULT_VALUES = ("count", "rate", "since")
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
 
@@ -40,6 +52,9 @@ class Events:
         source: Instead of ``known``, the column with the time from which an event is known.
         cut: ``event``: what is known before the row's own time counts; ``day``: before its day
             (UTC), as a model that is published each morning knows it.
+        between: While a block is read, the times that its rows may have: from the first on, before
+            the second; no file has it.
+        optional: While rows are scored, rows with labels may lack a time, too; no file has it.
     """
 
     time: str
@@ -47,6 +62,8 @@ class Events:
     known: str = ""
     source: str = ""
     cut: str = "event"
+    between: tuple[int, ...] | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         check_time_format(self.time_format, "events: ")
@@ -72,8 +89,8 @@ class Aggregate:
     Attributes:
         key: The columns of the file whose values are the key of the group; ``of`` in TOML. Without
             any, all rows are of one group.
-        value: ``count`` of the events; smoothed ``rate`` of their label; ``since``:
-            log(1 + seconds) since the last one, missing without one.
+        value: ``count`` of the events; smoothed ``rate`` of their label, from 0 to 1; ``since``:
+            seconds since the last one, missing without one.
         window: How long events count, such as "30d"; "": always.
         label: Of a rate, the label.
         smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
@@ -137,6 +154,20 @@ class HistoryRule:
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
             ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
         )
+
+
+def find_wrong(value: str, numbers: np.ndarray) -> np.ndarray:
+    """Return which numbers, float64 [n], are no values of an aggregate, bool [n].
+
+    Args:
+        value: The kind of value, a key of :data:`AGGREGATE_UNITS`.
+        numbers: The numbers, NaN where missing.
+    """
+    if value == "since":
+        return numbers < 0
+    if value == "rate":
+        return ~((numbers >= 0) & (numbers <= 1))
+    return ~((numbers >= 0) & (numbers == np.floor(numbers)))
 
 
 def parse_duration(text: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import itertools
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -194,20 +195,25 @@ class FeatureSpec:
                 raw = "time" if self.split.by == "time" else "string"
                 read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
                 key = place(read)
-            if self.events:
-                sources = filter(None, (self.events.time, self.events.source))
-                how = self.events.time_format
-                times = tuple(place(Read(s, "time", trim=True, time_format=how)) for s in sources)
+            times = tuple(map(place, self._time_reads()))
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
             groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
-            times=times,
+            times=times if label else tuple(map(place, self._time_reads()[:1])),
             reads=tuple(reads),  # after all places
             labels=labels,
             weight=weight,
             key=key,
         )
+
+    def _time_reads(self) -> list[Read]:
+        """Return how the times of an event are read: its own, and from when it is known."""
+        if not self.events:
+            return []
+        sources = filter(None, (self.events.time, self.events.source))
+        how = self.events.time_format
+        return [Read(source, "time", trim=True, time_format=how) for source in sources]
 
     def _key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -222,8 +228,37 @@ class FeatureSpec:
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 
     def sources(self, *, label: bool) -> list[str]:
-        """Return the columns of the file that are read, each once, in the order of the plan."""
-        return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
+        """Return the columns of the file that must be there, each once, in the order of the plan.
+
+        They are all that are read but for a time that rows may lack (:attr:`optional_time`).
+        """
+        plan = self.read_plan(label=label)
+        reads = plan.reads
+        if not self.needs_time(label=label):
+            needed = {plan.weight, plan.key, *plan.labels}
+            needed |= {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
+            reads = tuple(read for index, read in enumerate(reads) if index in needed)
+        return list(dict.fromkeys(read.source for read in reads))
+
+    def needs_time(self, *, label: bool) -> bool:
+        """Return whether each row must have a time: those with labels, unless they are scored."""
+        return label and not (self.events and self.events.optional)
+
+    def score_rows(self) -> FeatureSpec:
+        """Return the spec by which rows of a file are scored, with or without labels.
+
+        As in a request, nothing is divided, and with events a time may lack.
+        """
+        if not self.events:
+            return self
+        events = dataclasses.replace(self.events, source="", optional=True)
+        return dataclasses.replace(self, events=events, split=BY_DAYS)
+
+    @property
+    def optional_time(self) -> str:
+        """The column of the time of rows, which those without labels may lack; "" for none."""
+        name = self.events.time if self.events else ""
+        return "" if name in self.sources(label=False) else name
 
     def sources_of(self, name: str) -> list[str]:
         """Return the columns of the file that an output column is read or derived from."""
@@ -282,6 +317,11 @@ class FeatureSpec:
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )
 
+    def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
+        """Return the spec by which rows with other times are malformed, see :class:`Events`."""
+        assert self.events is not None
+        return dataclasses.replace(self, events=dataclasses.replace(self.events, between=between))
+
     def drop_events(self) -> FeatureSpec:
         """Return the spec with aggregates that are read, as a program without their state does."""
         dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
@@ -301,7 +341,9 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        if not self.events:  # a spec without them is as it was before there were any
+        if self.events:
+            del value["events"]["between"], value["events"]["optional"]
+        else:  # a spec without them is as it was before there were any
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]

@@ -3,7 +3,7 @@
 All keys of a spec; those that are optional say so, or show their default::
 
     dense_transform = "log_normalize"   # of columns without a transform; or "log", "log_plus_2",
-                                        # "normalize"
+                                        # "log1p_normalize", "normalize"
 
     [input]                       # optional
     format = "csv"                # tsv (default), csv, json, parquet
@@ -56,14 +56,15 @@ All keys of a spec; those that are optional say so, or show their default::
     hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
     [events]                      # with aggregates or histories: docs/events.md
-    time = "time"                 # the column with the time of a row; time_format as below
+    time = "time"                 # the column with the time of a row; time_format as below, or
+                                  # that of [split] by time and the same column
     known = "1h"                  # an event counts from its time plus this; default: from its time
     # from = "arrived"            # instead: the column with the time from which it counts
     cut = "event"                 # or "day": what is known before the row's day (UTC) counts
 
     [[aggregate]]                 # dense columns user_count, user_rate and user_since
     of = ["user"]                 # columns of the file: the key; [] is all rows
-    values = ["count", "rate", "since"]
+    values = ["count", "rate", "since"]  # the default
     window = "30d"                # optional: events count so long
     label = "clicked"             # of rate; default: the first label
     smoothing = 20                # of rate, optional: the weight of the rate of all events
@@ -139,6 +140,7 @@ from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseCo
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.events import (
     AGGREGATE_VALUES,
+    DEFAULT_VALUES,
     Aggregate,
     Events,
     HistoryRule,
@@ -215,6 +217,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     given = {key: item for key, item in given.items() if key not in _OF_ALL_COLUMNS}
     _check_keys(value.get("weight", {}), {"name"}, source)
     labels = _labels(value.get("label", {}), defaults.get("trim", False), source)
+    split = _split(value.get("split", {}), source)
     plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
     return FeatureSpec(
         label=labels[0].name,
@@ -227,15 +230,18 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         input=_make(InputFormat, given),
         label_rules=() if plain else labels,
         weight=value.get("weight", {}).get("name", ""),
-        split=_split(value.get("split", {}), source),
-        events=_events(value["events"], source) if "events" in value else None,
+        split=split,
+        events=_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(_history(block, source) for block in value.get("history", [])),
     )
 
 
-def _events(block: Any, source: str) -> Events:
-    _check_keys(block, {*_fields(Events) - {"source"}, "from"}, source)
+def _events(block: Any, split: Split, source: str) -> Events:
+    """Return the rule of ``[events]``; the column of the split is read as the split reads it."""
+    _check_keys(block, {*_fields(Events) - {"source", "between", "optional"}, "from"}, source)
     options = dict(block)
+    if split.by == "time" and options.get("time") == split.column:
+        options.setdefault("time_format", split.time_format)
     if "from" in options:
         options["source"] = options.pop("from")
     return _make(Events, options, "events: ")
@@ -247,7 +253,7 @@ def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     for block in blocks:
         _check_keys(block, {*_fields(Aggregate) - {"value", "key"}, "values", "of"}, source)
         options = {key: value for key, value in block.items() if key not in ("values", "of")}
-        for value in _list(block.get("values", list(AGGREGATE_VALUES))):
+        for value in _list(block.get("values", list(DEFAULT_VALUES))):
             own = {"value": value, **options}
             own.setdefault("label", label)
             for key in ("label", "smoothing") if value != "rate" else ():

@@ -251,10 +251,11 @@ def read_bundle(
     """
     path = Path(path)
     value = describe(path, check=check)
-    if not check:  # what is read whole in any case
+    if not check:  # what is read whole in any case: the layers, and JSON, which lists the rest
         tables = [f"{WEIGHTS}/{name}.npy" for name in ("table", "ranges")]
         layers = [name for name in value.files if name.startswith(WEIGHTS) and name not in tables]
-        check_digests(path, {name: value.files[name] for name in layers}, _AGAIN)
+        described = [name for name in value.files if name.endswith(".json")]
+        check_digests(path, {name: value.files[name] for name in [*layers, *described]}, _AGAIN)
     workflow = compiled.load(path / WORKFLOW, verify=check)
     if workflow.digest != value.workflow_digest:
         raise SchemaError(

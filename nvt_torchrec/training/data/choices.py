@@ -11,6 +11,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, 
 from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
@@ -43,6 +44,24 @@ def read_schema(settings: TrainSettings) -> TableSchema:
     settings.check_data()
     EtlOutput.from_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
+
+
+def check_histories(settings: TrainSettings) -> None:
+    """Compare the stores of histories that a run reads with the digests in the ETL's manifest.
+
+    The loader checks that what it reads is inside of stores and tables; other ids that are inside
+    would be trained on.
+
+    Raises:
+        BadInputError: A store differs, or the manifest is damaged.
+    """
+    output = EtlOutput.from_splits(settings.binary_path)
+    if settings.max_events == 0 or not output.manifest.is_file():  # data of another program
+        return
+    manifest = Manifest.read(output.manifest)
+    stores = output.splits.relative_to(output.root) / HISTORIES
+    remedy = "copy the output again, or run the ETL again"
+    output.check_described(manifest, remedy, below=f"{stores}/")
 
 
 def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:

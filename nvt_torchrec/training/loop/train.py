@@ -10,7 +10,7 @@ from nvt_torchrec.training.checkpoint.ancestor import finished_run
 from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
 from nvt_torchrec.training.checkpoint.saving import check_destination
 from nvt_torchrec.training.data import choices
-from nvt_torchrec.training.launch.distributed import Group, process_group
+from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, process_group
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.reporting.progress import TrainResult
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
@@ -67,6 +67,8 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
             f"--optimizer {name}: FBGEMM trains tables with it on GPUs only",
             "give --optimizer adagrad, or train on a GPU",
         )
+    if schema.histories:
+        call_on_rank_0(group, choices.check_histories, settings)
     with claimed(lock_files(settings), group):
         trainer = Trainer(settings, model_config(settings, schema), group)
         return trainer.test() if settings.mode == "test" else trainer.train()

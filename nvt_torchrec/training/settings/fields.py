@@ -14,7 +14,7 @@ from typing import Any
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.models.interactions import INTERACTIONS
-from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
+from nvt_torchrec.models.registry import DEFAULT_MODEL, MAX_VECTOR_SCALE, MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.other_trainers import LEFT_OUT
 
@@ -177,7 +177,8 @@ class TrainFields(Settings):
 
     vector_scale: float | None = _model(
         "what the vectors are multiplied by before the model gets them beside the first-order term "
-        "(default: that of the model, found from an own one; 1 with sgd)", None, above=0
+        "(default: that of the model, found from an own one; 1 with sgd)", None, above=0,
+        most=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
         "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
