@@ -35,8 +35,8 @@ from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_key
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import write_event_state
