@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,10 @@ import torch
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.frames import read_aggregates, read_columns, read_dicts
-from nvt_torchrec.clicklog.in_memory.value_errors import (
-    NOT_A_LIST,
-    InvalidRowError,
-    add_remedy,
-    no_such_key,
-)
-from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, MESSAGES, is_missing
-from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, add_remedy
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference.row_reader import RowReader
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import add_aggregates
 
@@ -47,7 +39,7 @@ class Encoder:
     def __init__(self, workflow: compiled.CompiledWorkflow) -> None:
         self.workflow = workflow
         spec = workflow.row_spec
-        self._reader = RowReader(spec) if reads_plainly(spec) else None
+        self._reader = RowReader(spec)
         self._nested = [name for name in spec.sources(label=False) if "." in name]
         self._lists: dict[str, set[str]] = {}  # by history, its columns
         for history, _, column in (name.partition(".") for name in workflow.optional):
@@ -107,9 +99,9 @@ class Encoder:
                 return self._add_events(read_columns(rows, spec, optional), rows)
             if self._nested:
                 rows = [self._flatten(index, row) for index, row in enumerate(rows)]
-            if self._reader is not None and len(rows) < MANY_ROWS:
-                return self._reader.read(rows)
-            return self._add_events(read_dicts(rows, spec), rows)
+            few = len(rows) < MANY_ROWS
+            read = self._reader.read(rows) if few else read_dicts(rows, spec)
+            return self._add_events(read, rows)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
 
@@ -172,111 +164,3 @@ def find_field(row: Mapping[str, Any], name: str) -> Any:
     outer, _, inner = name.partition(".")
     nested = row.get(outer)
     return row.get(name, nested.get(inner) if isinstance(nested, Mapping) else None)
-
-
-def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
-    def parse(value: Any) -> list | None:
-        if is_missing(value):
-            return None
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise ValueError(NOT_A_LIST)
-        items = [parse_item(item) for item in value]
-        if None in items:
-            raise ValueError(MESSAGES[EMPTY_ITEM])
-        return items or None
-
-    return parse
-
-
-def reads_plainly(spec: FeatureSpec) -> bool:
-    """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
-    return (
-        not spec.events
-        and spec.input.decimal == "."
-        and all(
-            column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
-            for column in spec.features
-        )
-    )
-
-
-class RowReader:
-    """Reads rows that are dicts, with parsers that are made once for a spec that reads plainly.
-
-    Made for few rows, as in JSON: one loop over the fields of a row, instead of an array per
-    column.
-    """
-
-    def __init__(self, spec: FeatureSpec) -> None:
-        self._columns, self._is_hex = spec.categorical, spec.is_criteo_format
-        self._dtype = dense_dtype(spec)
-        self._dense = [_field(j, column) for j, column in enumerate(spec.dense)]
-        self._categorical = [_field(j, column) for j, column in enumerate(spec.categorical)]
-
-    def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
-        """Return typed columns of the rows; ignore further keys, such as the label.
-
-        Raises:
-            MissingColumnError: A row lacks a column.
-            InvalidRowError: A column cannot hold a value.
-        """
-        count, width = len(rows), len(self._columns)
-        dense, dense_missing = self._fields(rows, self._dense)
-        flat, missing = self._fields(rows, self._categorical)
-        categorical: np.ndarray | list[CategoryValues]
-        if self._is_hex:
-            categorical = np.array(flat, np.uint32).reshape(count, width).T
-        else:
-            categorical = [
-                category_values(flat[j::width], column.raw, multi_hot=column.multi_hot)
-                for j, column in enumerate(self._columns)
-            ]
-        return RawRows(
-            labels=np.empty((0, count), np.uint8),
-            dense=np.array(dense, self._dtype).reshape(count, len(self._dense)).T,
-            dense_missing=mask_of_rows(dense_missing, len(self._dense)),
-            categorical=categorical,
-            categorical_missing=mask_of_rows(missing, width),
-            line=np.arange(count),
-            lines=count,
-        )
-
-    @staticmethod
-    def _fields(rows: Sequence[Mapping[str, Any]], columns: list) -> tuple[list, list[int]]:
-        """Return the values row by row, and for each row the bits of the missing ones."""
-        values: list[Any] = []
-        missing = []
-        append = values.append
-        for index, row in enumerate(rows):
-            bits = 0
-            for name, parse, bit, placeholder in columns:
-                try:
-                    value = parse(row[name])
-                except KeyError:
-                    raise no_such_key(index, name) from None
-                except ValueError as error:
-                    raise InvalidRowError(index, name, f"{row[name]!r:.60}: {error}") from None
-                if value is None:
-                    bits |= bit
-                    value = placeholder
-                append(value)
-            missing.append(bits)
-        return values, missing
-
-
-def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callable, int, Any]:
-    """Return source, parser, bit and placeholder of a column."""
-    (source,) = column.reading.sources or (column.name,)
-    multi_hot = getattr(column, "multi_hot", False)
-    placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
-    parse = RAW_TYPES[column.raw].from_python
-    return source, _list_parser(parse) if multi_hot else parse, 1 << j, placeholder
-
-
-def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:
-    """Convert parsed values to an array, or lists to :class:`Jagged`."""
-    if multi_hot:
-        offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
-        items = [item for value in values for item in value]
-        return Jagged(offsets, category_values(items, raw, multi_hot=False))
-    return RAW_TYPES[raw].array(values)

@@ -174,7 +174,7 @@ def read_aggregates(columns: Any, spec: FeatureSpec) -> dict[str, np.ndarray]:
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """Do the same as :meth:`inference.encoder.RowReader.read`, faster for many rows."""
+    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
     columns = {}
     for name in spec.sources(label=False):
         try:

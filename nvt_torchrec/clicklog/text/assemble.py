@@ -96,7 +96,7 @@ def assemble(
         weight=weight,
         key=key,
         times=times,
-        groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
+        groups=hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -124,8 +124,8 @@ def assemble(
     )
 
 
-def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
-    """Return ``RawRows.groups`` of the columns of each group's key."""
+def hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
+    """Return ``RawRows.groups`` of the columns of each group's key; None without groups."""
     if not groups:
         return None
     hashed = []
