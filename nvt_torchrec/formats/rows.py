@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -125,6 +126,8 @@ class Ids:
 
 
 _ONE = np.uint64(1)
+#: The time of a row without one; it is before all others, also when it is divided or added to.
+NO_TIME = -(2**62)
 #: Bad rows of a block that are described; further ones are only counted.
 DESCRIBED_BAD_ROWS = 100
 
@@ -135,6 +138,25 @@ CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
 def flat_values(values: CategoryValues) -> np.ndarray | pa.StringArray:
     """Return the values of a column, of lists those of all rows."""
     return values.values if isinstance(values, Jagged) else values
+
+
+def repeat_lists(lists: Jagged, index: np.ndarray, newest: int | None = None) -> Jagged:
+    """Return the lists at some positions.
+
+    Args:
+        lists: Different lists [m].
+        index: int64 [n], the list of each row.
+        newest: How many last values of a list are taken at most; None: all.
+    """
+    lengths = np.diff(lists.offsets)
+    ends = lists.offsets[1:][index]
+    lengths = (lengths if newest is None else np.minimum(lengths, newest))[index]
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    places = np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
+    values = lists.values
+    if isinstance(values, np.ndarray):
+        return Jagged(offsets, values[places])
+    return Jagged(offsets, values.take(to_arrow(places)))
 
 
 @dataclasses.dataclass(slots=True)
@@ -188,7 +210,8 @@ class RawRows:
             (:func:`clicklog.text.assemble.hash_texts`) or microseconds since 1970 UTC; None if the
             split goes by no column, or the rows have no labels.
         times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
-            is known; None if the spec has no events, or the rows have no labels.
+            is known. Of rows without labels [1, n], when they are to be scored, :data:`NO_TIME`
+            where that is missing. None if the spec has no events.
         groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
             it is missing. None if the spec has no events, or what happened before was added.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
@@ -288,7 +311,7 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         lines=0,
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,
-        times=np.empty((2, 0), np.int64) if label and spec.events else None,
+        times=np.empty((1 + label, 0), np.int64) if spec.events else None,
         groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
     )
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.versions import import_name
-from nvt_torchrec.clicklog.in_memory.frames import read_aggregates, read_columns, read_dicts
+from nvt_torchrec.clicklog.in_memory.event_fields import EventFields
+from nvt_torchrec.clicklog.in_memory.frames import read_rows
+from nvt_torchrec.clicklog.in_memory.row_fields import DictRows, RowFields, open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, add_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
@@ -39,11 +40,9 @@ class Encoder:
     def __init__(self, workflow: compiled.CompiledWorkflow) -> None:
         self.workflow = workflow
         spec = workflow.row_spec
-        self._reader = RowReader(spec)
-        self._nested = [name for name in spec.sources(label=False) if "." in name]
-        self._lists: dict[str, set[str]] = {}  # by history, its columns
-        for history, _, column in (name.partition(".") for name in workflow.optional):
-            self._lists.setdefault(history, set()).add(column)
+        self._reader = RowReader(spec, workflow.histories)
+        self._reads = spec.read_plan(label=False).reads
+        self._event_fields = EventFields(spec, workflow.histories)
 
     @classmethod
     def load(cls, path: Path | str, *, check: bool = False) -> Encoder:
@@ -90,77 +89,34 @@ class Encoder:
         )
         return torch.from_numpy(np.ascontiguousarray(encoded.dense.T)), sparse
 
-    def read(self, rows: Any) -> RawRows:
-        """Convert rows in memory to typed columns; see :meth:`encode`."""
-        are_dicts = isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows)
-        spec, optional = self.workflow.row_spec, self.workflow.optional
+    def read(self, rows: Any, shared: Mapping[str, Any] | None = None) -> RawRows:
+        """Convert rows in memory to typed columns; see :meth:`encode`.
+
+        Args:
+            rows: The rows.
+            shared: Fields of all rows that have none of their own, such as the user of a request,
+                whose rows are candidates. They are read once.
+        """
         try:
-            if not are_dicts:
-                return self._add_events(read_columns(rows, spec, optional), rows)
-            if self._nested:
-                rows = [self._flatten(index, row) for index, row in enumerate(rows)]
-            few = len(rows) < MANY_ROWS
-            read = self._reader.read(rows) if few else read_dicts(rows, spec)
-            return self._add_events(read, rows)
+            workflow, fields = self.workflow, open_rows(rows, self._reads, shared)
+            self._event_fields.check(fields)
+            if isinstance(fields, DictRows) and len(rows) < MANY_ROWS and not shared:
+                read = self._reader.read(rows)
+            else:
+                histories = workflow.histories, workflow.most_events
+                read = read_rows(fields, workflow.row_spec, *histories)
+            return self._add_aggregates(read, fields)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
 
-    def _flatten(self, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row with the fields of objects beside them, and null where lists may lack."""
-        for name, columns in self._lists.items():
-            given = row.get(name)
-            if given is not None and not (isinstance(given, Mapping) and given.keys() <= columns):
-                what = f"{given!r:.60}: expected an object of lists: {', '.join(sorted(columns))}"
-                raise InvalidRowError(index, name, what, f'pass {{"{min(columns)}": […]}}')
-        nested = {name: row.get(name.partition(".")[0]) for name in self._nested}
-        fields = {
-            name: find_field(row, name) for name in nested if isinstance(nested[name], Mapping)
-        }
-        return {**dict.fromkeys(self.workflow.optional), **row, **fields}
-
-    def _add_events(self, read: RawRows, rows: Any) -> RawRows:
+    def _add_aggregates(self, read: RawRows, fields: RowFields) -> RawRows:
         """Add the aggregates to rows that were read: those of the caller, else the state's."""
         if self.workflow.events is None or read.groups is None:
             return read
-        values = self.workflow.events.values(read.groups)
-        if isinstance(rows, list | tuple):
-            given = {c.name for c in self.spec.aggregates if any(c.name in row for row in rows)}
-            columns = {name: [row.get(name) for row in rows] for name in given}
-            there = {name: np.array([name in row for row in rows]) for name in given}
-        else:
-            columns, there = rows, {}
-        numbers = read_aggregates(columns, self.spec)
+        values = self.workflow.events.values(read.groups, read.times)
+        given = self._event_fields.read_aggregates(fields)
         for j, column in enumerate(self.spec.aggregates):
-            if column.name in numbers:
-                mask = there.get(column.name, True)
-                values[j] = np.where(mask, numbers[column.name], values[j])
+            if column.name in given:
+                numbers, there = given[column.name]
+                values[j] = np.where(there, numbers, values[j])
         return add_aggregates(read, self.spec, values)
-
-
-def share_fields(rows: Any, shared: Mapping[str, Any]) -> Any:
-    """Return rows, as dicts or as columns, with fields that all share; what rows have stays.
-
-    ``shared`` is like a row: the user of a request with its history, whose rows are candidates.
-
-    Raises:
-        SchemaError: The rows are of another kind.
-    """
-    if isinstance(rows, Mapping):
-        count, flat = max(map(len, rows.values()), default=0), dict[str, Any]()
-        for name, value in shared.items():
-            nested = isinstance(value, Mapping)
-            flat |= {f"{name}.{key}": v for key, v in value.items()} if nested else {name: value}
-        return {name: [value] * count for name, value in flat.items()} | {**rows}
-    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        return [{**shared, **row} for row in rows]
-    raise SchemaError(
-        f"shared fields for rows of type {type(rows).__name__}",
-        "pass rows as a list of dicts or a dict of arrays, or give the frame these columns",
-    )
-
-
-def find_field(row: Mapping[str, Any], name: str) -> Any:
-    """Return a field of a row, or ``OBJECT.FIELD`` of an object in it; None without one."""
-    outer, _, inner = name.partition(".")
-    nested = row.get(outer)
-    return row.get(name, nested.get(inner) if isinstance(nested, Mapping) else None)

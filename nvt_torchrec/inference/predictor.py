@@ -17,8 +17,8 @@ from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
-from nvt_torchrec.formats.rows import Ids, RawRows
-from nvt_torchrec.inference.encoder import Encoder, share_fields
+from nvt_torchrec.formats.rows import NO_TIME, Ids, RawRows
+from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
@@ -143,15 +143,13 @@ class Predictor:
             InvalidRowError: A column cannot hold a value, or a probability is not finite.
             BadInputError, BadRowError: A file is missing or malformed.
         """
-        if shared:
-            rows = share_fields(rows, shared)
-        if isinstance(rows, str | Path):
+        if isinstance(rows, str | Path) and not shared:
             return as_documented(self._file(rows))
-        return as_documented(self.predict_rows(self.read(rows)))
+        return as_documented(self.predict_rows(self.read(rows, shared)))
 
-    def read(self, rows: Any) -> RawRows:
+    def read(self, rows: Any, shared: Mapping[str, Any] | None = None) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
-        return self._encoder.read(rows)
+        return self._encoder.read(rows, shared)
 
     def labels_of(self, rows: RawRows) -> np.ndarray:
         """Return the values uint8 [labels, n] of :attr:`labels`; [0, n] of rows without labels."""
@@ -179,7 +177,8 @@ class Predictor:
         events = self.workflow.events
         if self._warned or events is None or rows.times is None or not len(rows):
             return
-        oldest = int(rows.times[0].min())
+        times = rows.times[0][rows.times[0] != NO_TIME]
+        oldest = int(times.min(initial=events.as_of))
         if oldest < events.as_of:
             self._warned = True
             log.warning(

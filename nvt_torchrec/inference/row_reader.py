@@ -16,13 +16,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from nvt_torchrec.clicklog.in_memory.frames import check_lengths
 from nvt_torchrec.clicklog.in_memory.python_values import (
     has_rules,
     parse_by_rules,
     read_as_text,
 )
+from nvt_torchrec.clicklog.in_memory.row_fields import get_inner
 from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError, no_such_key
-from nvt_torchrec.clicklog.text.assemble import feature, hash_groups
+from nvt_torchrec.clicklog.text.assemble import feature, hash_groups, times_of_rows
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -35,6 +37,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import (
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
+from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import RawRows, add_missing, dense_dtype, mask_of_rows
 
 #: What ``trim`` removes.
@@ -55,32 +58,41 @@ class Field(NamedTuple):
     """A value of each row.
 
     Attributes:
-        name: The column of the log.
+        name: The column of the log, or OBJECT.FIELD.
         parse: Its parser.
         bit: The bit of the column in masks of missing values.
         placeholder: What stands where the value is missing.
+        optional: Whether rows may lack it: it is missing then.
     """
 
     name: str
     parse: Parse
     bit: int
     placeholder: Any
+    optional: bool
 
 
 class RowReader:
-    """Reads rows that are dicts, of any spec; see :meth:`read`."""
+    """Reads rows that are dicts, of any spec; see :meth:`read`.
 
-    def __init__(self, spec: FeatureSpec) -> None:
+    Args:
+        spec: The columns.
+        histories: Whose lists ``spec`` has, and which rows need not have.
+    """
+
+    def __init__(self, spec: FeatureSpec, histories: Sequence[StoredHistory] = ()) -> None:
         plan = spec.read_plan(label=False)
         text = read_as_text(plan.reads)
         parsers = [make_parser(read, text=read.source in text) for read in plan.reads]
+        optional = {spec.optional_time, *(name for of in histories for name in of.features)}
 
         def field(index: int, column: int = 0) -> Field:
             read = plan.reads[index]
             placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
-            return Field(read.source, parsers[index], 1 << column, placeholder)
+            may_lack = read.source in optional
+            return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
 
-        self._spec, self._plan = spec, plan
+        self._spec, self._plan, self._histories = spec, plan, histories
         self._dtype = dense_dtype(spec)
         # the columns that are a value of the row, and those that are computed of some
         self._dense = {
@@ -99,6 +111,7 @@ class RowReader:
             *(plan.dense[j] for j in self._derived_dense),
             *(plan.categorical[j] for j in self._derived),
             *plan.groups,
+            plan.times,
         ]
         indices = dict.fromkeys(index for reads in computed_of for index in reads)
         self._sources = {index: field(index, k) for k, index in enumerate(indices)}
@@ -138,6 +151,7 @@ class RowReader:
                 bits = [row | int(null) << j for row, null in zip(bits, absent, strict=True)]
             in_order = [columns[j] for j in range(len(spec.categorical))]
             categorical = FlatColumns(spec.categorical, in_order, bits)
+            self._check_histories(categorical)
         return RawRows(
             labels=np.empty((0, count), np.uint8),
             dense=dense,
@@ -146,8 +160,14 @@ class RowReader:
             categorical_missing=mask_of_rows(bits, len(spec.categorical)),
             line=np.arange(count),
             lines=count,
+            times=times_of_rows(sources[self._plan.times[0]]) if self._plan.times else None,
             groups=hash_groups([[sources[i] for i in key] for key in self._plan.groups], count),
         )
+
+    def _check_histories(self, columns: FlatColumns) -> None:
+        names = self._spec.categorical_names
+        for history in self._histories:
+            check_lengths({name: columns.lengths[names.index(name)] for name in history.features})
 
     def _read_sources(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Converted]:
         """Return what columns and keys are computed of, by its index in the plan."""
@@ -169,19 +189,31 @@ def _read_fields(
     append = values.append
     for index, row in enumerate(rows):
         bits = 0
-        for name, parse, bit, placeholder in fields:
+        for name, parse, bit, placeholder, optional in fields:
             try:
-                value = parse(row[name])
+                given = row[name]
             except KeyError:
-                raise no_such_key(index, name) from None
+                given = _find_inner(row, name, index, optional=optional)
+            try:
+                value = parse(given)
             except ValueError as error:
-                raise InvalidRowError(index, name, f"{row[name]!r:.60}: {error}") from None
+                raise InvalidRowError(index, name, f"{given!r:.60}: {error}") from None
             if value is None:
                 bits |= bit
                 value = placeholder
             append(value)
         missing.append(bits)
     return values, missing
+
+
+def _find_inner(row: Mapping[str, Any], name: str, index: int, *, optional: bool) -> Any:
+    """Return the field of an object; None for an optional one that the row has not."""
+    outer, _, inner = name.partition(".")
+    if inner and outer in row:
+        return get_inner(row[outer], outer, inner, row=index)
+    if not optional:
+        raise no_such_key(index, name)
+    return None
 
 
 def make_parser(read: Read, *, text: bool) -> Parse:

@@ -1,11 +1,15 @@
-"""What happened before, beside a saved workflow: the aggregates of each key after the last row.
+"""What happened before, beside a saved workflow: the events of each key, summed up, for aggregates.
 
 Layout of ``WORKFLOW/events``; the arrays are mapped, not read::
 
-    state.json      digest of the workflow, the time that the values are of, the values of a key
-                    without an event; size and SHA-256 of the other files. Written last
+    state.json      digest of the workflow, the time from which rows can be scored, the smoothing of
+                    rates; size and SHA-256 of the other files. Written last
+    rates.npy       float64 [1 + labels, hours + 1], the rates of all events: hours since 1970 in
+                    which further events become known, and of each label the rate before each of
+                    them; the last one is infinite
     N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
-    N.values.npy    float64 [aggregates of the group, keys]; NaN where missing
+    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, see
+                    :class:`.event_sums.GroupEvents`. Only of groups with aggregates
 
 and of each history its newest events, at most ``kept`` of a key::
 
@@ -18,8 +22,6 @@ and of each history its newest events, at most ``kept`` of a key::
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,23 +34,19 @@ from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
+from nvt_torchrec.workflows.event_sums import (
+    GroupEvents,
+    LaterRates,
+    aggregate_values,
+    cut_times,
+    find_newest,
+    has_aggregates,
+    sums_of_groups,
+)
 
-FORMAT = Format("nvt-torchrec event state", 2, "what happened before, beside a workflow")
-DIRECTORY, STATE_FILE = "events", "state.json"
+FORMAT = Format("nvt-torchrec event state", 3, "what happened before, beside a workflow")
+DIRECTORY, STATE_FILE, _RATES = "events", "state.json", "rates.npy"
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyValues:
-    """The aggregates of a group.
-
-    Attributes:
-        keys: int64 [keys], rising.
-        values: By column float64 [keys + 1], the last one of a key without an event.
-    """
-
-    keys: np.ndarray
-    values: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,7 @@ class _EventStateRecord:
 
     workflow_digest: str
     as_of: int
-    absent: dict[str, float | None]
+    smoothing: dict[str, float]
     files: dict[str, FileEntry]
 
 
@@ -135,26 +133,24 @@ def event_files(spec: FeatureSpec) -> list[str]:
 
 
 def _array_names(spec: FeatureSpec) -> list[str]:
-    tails = itertools.chain(*(_tail_files(rule.name) for rule in spec.histories))
-    return [*itertools.chain(*(_files(number) for number in range(len(spec.groups)))), *tails]
+    names = [_RATES]
+    for number, group in enumerate(sums_of_groups(spec)):
+        names += _files(str(number), GroupEvents) if has_aggregates(spec, group) else []
+    for rule in spec.histories:
+        names += _files(rule.name, HistoryTail)
+    return names
 
 
-def _files(number: int) -> tuple[str, str]:
-    return f"{number}.keys.npy", f"{number}.values.npy"
-
-
-def _tail_files(name: str) -> list[str]:
-    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(HistoryTail)]
+def _files(name: str, kind: type) -> list[str]:
+    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(kind)]
 
 
 def _kind(name: str) -> tuple[type, int]:
     """Return the dtype and the number of dimensions of an array."""
+    if name == _RATES:
+        return np.float64, 2
     kind = name.split(".")[-2]
-    return {"values": (np.float64, 2), "ids": (np.int32, 2)}.get(kind, (np.int64, 1))
-
-
-def _columns_of(spec: FeatureSpec, key: tuple[str, ...]) -> list[str]:
-    return [c.name for c in spec.aggregates if c.aggregate and c.aggregate.key == key]
+    return {"sums": (np.int64, 2), "ids": (np.int32, 2)}.get(kind, (np.int64, 1))
 
 
 def write_event_state(
@@ -162,7 +158,8 @@ def write_event_state(
     spec: FeatureSpec,
     workflow_digest: str,
     as_of: int,
-    groups: Sequence[KeyValues],
+    groups: Sequence[GroupEvents],
+    rates: LaterRates,
     tails: Sequence[HistoryTail],
 ) -> None:
     """Write the state beside a workflow. Raises :class:`OutputError`.
@@ -171,53 +168,59 @@ def write_event_state(
         workflow: The directory of the workflow.
         spec: The columns.
         workflow_digest: The digest of the workflow.
-        as_of: The time that the values are of, in microseconds since 1970.
-        groups: The aggregates of each group of the spec.
+        as_of: The earliest time before which events count for a row, in microseconds since 1970.
+        groups: The events of each group of the spec.
+        rates: The rates of all events from that time on.
         tails: The newest events of each of its histories.
     """
     directory = workflow / DIRECTORY
     remove(directory / STATE_FILE)
-    entries, absent = {}, {}
-    arrays: dict[str, np.ndarray] = {}
-    for number, (key, group) in enumerate(zip(spec.groups, groups, strict=True)):
-        columns = [group.values[name] for name in _columns_of(spec, key)]
-        values = np.stack(columns) if columns else np.empty((0, len(group.keys) + 1))
-        for name, value in zip(_columns_of(spec, key), values[:, -1].tolist(), strict=True):
-            absent[name] = None if math.isnan(value) else value
-        arrays |= zip(_files(number), (group.keys, values[:, :-1]), strict=True)
+    hours = np.append(rates.hours.astype(np.float64), np.inf)
+    arrays: dict[str, np.ndarray] = {
+        _RATES: np.stack([hours, *(rates.rates[label] for label in spec.labels)])
+    }
+    for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
+        if has_aggregates(spec, group):
+            names = _files(str(number), GroupEvents)
+            arrays |= zip(names, vars(events).values(), strict=True)
     for rule, tail in zip(spec.histories, tails, strict=True):
-        arrays |= zip(_tail_files(rule.name), vars(tail).values(), strict=True)
+        arrays |= zip(_files(rule.name, HistoryTail), vars(tail).values(), strict=True)
+    entries = {}
     for name, array in arrays.items():
         write_array(directory / name, array)
         entries[name] = FileEntry.from_file(directory / name).to_dict()
-    content = {"workflow_digest": workflow_digest, "as_of": as_of, "absent": absent}
-    FORMAT.write(directory / STATE_FILE, {**content, "files": entries})
+    content = {"workflow_digest": workflow_digest, "as_of": as_of}
+    content |= {"smoothing": dict(rates.smoothing), "files": entries}
+    FORMAT.write(directory / STATE_FILE, content)
 
 
 class EventState:
     """Looks up the aggregates of rows by their keys. Made by :meth:`load`; thread-safe.
 
     Attributes:
-        as_of: The time that the values are of, in microseconds since 1970.
+        as_of: The earliest time before which events count for a row, in microseconds since 1970:
+            that of a row without a time, or with an earlier one.
         tails: The newest events of each history.
     """
 
     def __init__(
-        self, spec: FeatureSpec, record: _EventStateRecord, arrays: list[MappedArray]
+        self, spec: FeatureSpec, record: _EventStateRecord, arrays: dict[str, MappedArray]
     ) -> None:
         self.as_of = record.as_of
-        self._spec, self._arrays = spec, arrays
-        values = [array.values for array in arrays]
-        groups = 2 * len(spec.groups)
-        self._keys, self._values = values[:groups:2], values[1:groups:2]
-        self.tails = [HistoryTail(*values[at : at + 4]) for at in range(groups, len(values), 4)]
-        names = [_columns_of(spec, key) for key in spec.groups]
-        self._absent = [
-            np.array([math.nan if (v := record.absent[name]) is None else v for name in columns])
-            for columns in names
+        self._spec, self._arrays = spec, [*arrays.values()]
+        values = {name: array.values for name, array in arrays.items()}
+        hours, *rates = values[_RATES]
+        by_label = dict(zip(spec.labels, rates, strict=True))
+        self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), by_label)
+        self._groups = {
+            number: (group, GroupEvents(*(values[n] for n in _files(str(number), GroupEvents))))
+            for number, group in enumerate(sums_of_groups(spec))
+            if has_aggregates(spec, group)
+        }
+        self.tails = [
+            HistoryTail(*(values[name] for name in _files(rule.name, HistoryTail)))
+            for rule in spec.histories
         ]
-        order = {name: i for i, name in enumerate(itertools.chain(*names))}
-        self._order = np.array([order[column.name] for column in spec.aggregates], np.int64)
 
     @classmethod
     def load(
@@ -241,52 +244,68 @@ class EventState:
         if record.workflow_digest != workflow_digest:
             raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)
         names = _array_names(spec)
-        columns = {column.name for column in spec.aggregates}
-        if set(record.files) != set(names) or set(record.absent) != columns:
+        rates = {c.name for c in spec.aggregates if c.aggregate and c.aggregate.label}
+        if set(record.files) != set(names) or set(record.smoothing) != rates:
             raise BadInputError(f"{file}: damaged: it is of another spec", _COPY_AGAIN)
         check_sizes(directory, record.files, _COPY_AGAIN)
         if verify:
             check_digests(directory, record.files, _COPY_AGAIN)
         try:
-            arrays = [MappedArray(directory / name, *_kind(name)) for name in names]
-            shapes = {n: array.values.shape for n, array in zip(names, arrays, strict=True)}
-            for number, key in enumerate(spec.groups):
-                keys, values = _files(number)
-                if shapes[values] != (len(_columns_of(spec, key)), *shapes[keys]):
-                    raise ValueError(f"{values} holds {shapes[values]}, {keys} {shapes[keys]}")
+            arrays = {name: MappedArray(directory / name, *_kind(name)) for name in names}
+            shapes = {name: array.values.shape for name, array in arrays.items()}
+            if shapes[_RATES][0] != 1 + len(spec.labels) or not shapes[_RATES][1]:
+                raise ValueError(f"{_RATES} is of other labels")
+            for number, group in enumerate(sums_of_groups(spec)):
+                if not has_aggregates(spec, group):
+                    continue
+                keys, offsets, known, last, sums = (
+                    shapes[name] for name in _files(str(number), GroupEvents)
+                )
+                wanted = (keys[0] + 1,), known, (1 + len(spec.labels), *known)
+                if (offsets, last, sums) != wanted:
+                    raise ValueError(f"the files of group {number} are of other numbers of events")
             for rule in spec.histories:
-                keys, offsets, known, ids = (shapes[name] for name in _tail_files(rule.name))
+                keys, offsets, known, ids = (
+                    shapes[name] for name in _files(rule.name, HistoryTail)
+                )
                 if offsets[0] != keys[0] + 1 or ids != (len(rule.columns), *known):
                     raise ValueError(f"the files of {rule.name} are of other numbers of events")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         return cls(spec, record, arrays)
 
-    def values(self, groups: np.ndarray) -> np.ndarray:
-        """Return the aggregates of rows, float64 [aggregates, n]; NaN where missing.
+    def cuts(self, rows: int, times: np.ndarray | None) -> np.ndarray:
+        """Return the times before which events count for rows, int64 [n].
+
+        Args:
+            rows: How many rows there are.
+            times: ``RawRows.times``: int64 [1 or 2, n], the first those of the rows; None without.
+        """
+        if times is None:
+            return np.full(rows, self.as_of)
+        return np.maximum(cut_times(self._spec, times[0]), self.as_of)
+
+    def values(self, groups: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
+        """Return the aggregates of rows in their units, float64 [aggregates, n]; NaN where missing.
 
         Args:
             groups: ``RawRows.groups``, int64 [groups, n].
+            times: ``RawRows.times``; rows without a time are of :attr:`as_of`.
 
         Raises:
-            BadInputError: A file was written to since it was opened.
+            BadInputError: The state is damaged, or a file was written to since it was opened.
         """
-        found = []
         for array in self._arrays:
             array.check()
-        for hashes, keys, values, absent in zip(
-            groups, self._keys, self._values, self._absent, strict=True
-        ):
-            columns = np.repeat(absent[:, None], len(hashes), axis=1)
-            if len(keys):
-                place = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-                known = (keys[place] == hashes) & (hashes != 0)
-                columns[:, known] = values[:, place[known]]
-            found.append(columns)
-        return np.concatenate(found)[self._order]
+        cuts = self.cuts(groups.shape[1], times)
+        found: dict[str, np.ndarray] = {}
+        for number, (group, events) in self._groups.items():
+            sums, last = events.sums_before(group, groups[number], cuts)
+            found |= aggregate_values(self._spec, group, self._rates, sums, last, cuts)
+        return np.array([found[column.name] for column in self._spec.aggregates])
 
     def newest(
-        self, name: str, groups: np.ndarray, wanted: np.ndarray, most: int
+        self, name: str, groups: np.ndarray, wanted: np.ndarray, most: int, cuts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the newest events of a history for each row, oldest first.
 
@@ -295,28 +314,19 @@ class EventState:
             groups: ``RawRows.groups``, int64 [groups, n].
             wanted: bool [n]; other rows get none.
             most: The most events of a row.
+            cuts: int64 [n], the time before which events count for each row.
 
         Returns:
             The ids of all rows, int32 [columns, events]; int64 [n], how many each row has.
         """
         number = [rule.name for rule in self._spec.histories].index(name)
         tail, rule = self.tails[number], self._spec.histories[number]
-        hashes = groups[self._spec.groups.index(rule.key)]
-        place = np.searchsorted(tail.keys, hashes)
-        if not len(tail.known):
-            return tail.ids, np.zeros(len(hashes), np.int64)
-        there = wanted & (hashes != 0) & (place < len(tail.keys))
-        there[there] = tail.keys[place[there]] == hashes[there]
-        begin, end = (
-            np.where(there, tail.offsets[np.where(there, place + at, 0)], 0) for at in (0, 1)
-        )
-        if ((begin < 0) | (begin > end) | (end > len(tail.known))).any():
+        hashes = np.where(wanted, groups[self._spec.groups.index(rule.key)], 0)
+        ends, counts = np.zeros((2, len(hashes)), np.int64)
+        if not find_newest(tail.keys, tail.offsets, tail.known, hashes, cuts, most, ends, counts):
             raise BadInputError(f"history {name}: damaged: events that are not there", _COPY_AGAIN)
-        while (late := (end > begin) & (tail.known[end - 1] >= self.as_of)).any():
-            end = end - late  # known after the last day
-        counts = np.minimum(end - begin, most)
         offsets = np.cumsum(counts) - counts
-        events = np.repeat(end - counts - offsets, counts) + np.arange(counts.sum())
+        events = np.repeat(ends - counts - offsets, counts) + np.arange(counts.sum())
         return tail.ids[:, events], counts
 
     def add_histories(
@@ -326,6 +336,7 @@ class EventState:
         histories: Sequence[StoredHistory],
         sizes: Mapping[str, int],
         most: int,
+        times: np.ndarray | None = None,
     ) -> Ids:
         """Return the ids with the events of histories for rows without events of their own.
 
@@ -335,11 +346,12 @@ class EventState:
             histories: The histories.
             sizes: The rows of the table of each categorical column.
             most: The most events of a row.
+            times: ``RawRows.times``; rows without a time are of :attr:`as_of`.
 
         Raises:
             BadInputError: The state is damaged.
         """
-        first = len(sizes)
+        first, cuts = len(sizes), self.cuts(len(ids), times)
         columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
         given, given_lengths = ids.columns[first:], ids.lengths[first:]
         for history in histories:
@@ -349,7 +361,7 @@ class EventState:
             if own:  # rows of a file have none
                 counts_of_own, given_lengths = given_lengths[:width], given_lengths[width:]
             has_own = counts_of_own.max(axis=0) > 0  # in one of the columns
-            newest, counts = self.newest(history.name, groups, ~has_own, most)
+            newest, counts = self.newest(history.name, groups, ~has_own, most, cuts)
             for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
                     what = f"history {history.name}: damaged: an id outside of the table of {name}"
@@ -367,7 +379,7 @@ class EventState:
     def add(self, rows: RawRows) -> RawRows:
         """Return rows with the aggregates of their keys."""
         assert rows.groups is not None
-        return add_aggregates(rows, self._spec, self.values(rows.groups))
+        return add_aggregates(rows, self._spec, self.values(rows.groups, rows.times))
 
 
 def add_aggregates(

@@ -124,7 +124,7 @@ def expected(rows: list[Row], events: str, rate: float) -> list[dict[str, float]
 
     def since(row: Row, seen: list[Row]) -> float:
         last = max((other.time for other in seen), default=None)
-        return math.nan if last is None else math.log1p(max(cut(row) - last, 0))
+        return math.nan if last is None else max(cut(row) - last, 0)
 
     values = []
     for row in rows:

@@ -49,7 +49,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
 @pytest.mark.parametrize(
     ("column", "value", "remedy"),
     [
-        ("count", "7", "pass an integer or a missing value (null), or set nulls, trim, lenient"),
+        ("count", "7.5", "pass an integer or a missing value (null), or set nulls, trim, lenient"),
         ("count", 2**31, 'set raw = "float" for column count in the spec' + NEW_RUN),
         ("price", float("inf"), ""),
         ("hex", 2**32, 'set raw = "int" for column hex in the spec' + NEW_RUN),

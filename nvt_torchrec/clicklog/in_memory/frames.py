@@ -1,35 +1,22 @@
-"""Columns in memory → rows: frames of any library, Arrow tables, dicts of arrays or lists."""
+"""Rows in memory → typed columns: dicts, frames of any library, Arrow tables, dicts of arrays."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import (
-    check_valid,
-    is_list,
-    is_text,
-    mask_to_arrow,
-    null_mask,
-    to_arrow,
-    to_numpy,
-)
+from nvt_torchrec.base.arrays import is_list, is_text, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.python_values import (
-    convert_values,
-    has_rules,
-    read_as_text,
-    times_to_arrow,
-)
+from nvt_torchrec.clicklog.in_memory.python_values import convert_values, has_rules, read_as_text
+from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields, open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
     MissingColumnError,
     add_remedy,
-    keys_of,
-    no_such_key,
 )
 from nvt_torchrec.clicklog.readers.parquet_values import (
     conversion_remedy,
@@ -38,36 +25,65 @@ from nvt_torchrec.clicklog.readers.parquet_values import (
     wanted,
 )
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
-from nvt_torchrec.clicklog.text.convert import Converted, convert_lists, fields_of
+from nvt_torchrec.clicklog.text.convert import Converted, convert_lists
 from nvt_torchrec.clicklog.text.remedies import similar_column
-from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.events import AGGREGATE_UNITS, find_wrong
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import CategoryValues, RawRows
+from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, repeat_lists
 
 #: By name, the values [n] of a column and where they are missing, bool [n].
 Features = dict[str, tuple[CategoryValues, np.ndarray]]
 
 
-def read_columns(columns: Any, spec: FeatureSpec, optional: Collection[str] = ()) -> RawRows:
+def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
 
     Args:
-        columns: The columns of the log: typed values or, in frames and tables, text as in the log.
-            In dicts, text is refused in columns of numbers that are read without rules.
+        columns: The columns of the log: typed values, or text as in the log.
         spec: How they are read.
-        optional: Columns that may be absent: their values are missing.
 
     Raises:
         SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
             length.
         InvalidRowError: A column cannot hold a value.
     """
+    return read_rows(open_rows(columns, spec.read_plan(label=False).reads), spec)
+
+
+def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
+    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
+    return read_rows(open_rows(rows, spec.read_plan(label=False).reads), spec)
+
+
+def read_rows(
+    fields: RowFields,
+    spec: FeatureSpec,
+    histories: Sequence[StoredHistory] = (),
+    max_events: int = 0,
+) -> RawRows:
+    """Convert the fields of rows to typed columns.
+
+    Args:
+        fields: The rows.
+        spec: How they are read.
+        histories: Whose lists ``spec`` has, and which rows need not have.
+        max_events: Of a history that rows share, how many of the newest events each row gets.
+
+    Raises:
+        SchemaError, InvalidRowError: See :func:`read_columns`.
+    """
     reads = spec.read_plan(label=False).reads
-    converted = _convert_reads(columns, reads, spec, optional)
-    count = len(converted[0].code)
+    lists = dict.fromkeys((name for of in histories for name in of.features), max_events)
+    columns = find_columns(fields, reads, spec, {*lists, spec.optional_time})
+    lengths = {column.read.source: column.lengths for column in columns if column.read.multi_hot}
+    for history in histories:
+        check_lengths({name: lengths[name] for name in history.features})
+    converted = [column.repeat(lists.get(column.read.source)) for column in columns]
+    count = fields.rows
     return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
 
 
@@ -99,7 +115,12 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
         every.append(Read(column.name, "float"))
     needed = sorted({index for name in names for index in places[name]})
     reads = [every[index] for index in needed]
-    converted = dict(zip(needed, _convert_reads(columns, reads, spec), strict=True))
+    columns_found = find_columns(open_rows(columns, reads), reads, spec)
+    converted = {i: found.repeat() for i, found in zip(needed, columns_found, strict=True)}
+    for column in spec.aggregates:
+        if column.name in names:
+            (index,) = places[column.name]
+            check_aggregate(column, converted[index].values, converted[index].missing)
     features = {}
     for name in names:
         sources = [converted[index] for index in places[name]]
@@ -120,83 +141,145 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
         raise MissingColumnError(what, hint.strip(), absent[0])
 
 
-def _convert_reads(
-    columns: Any, reads: Sequence[Read], spec: FeatureSpec, optional: Collection[str] = ()
-) -> list[Converted]:
-    """Convert columns as they are read, and check each value."""
-    names, get = _opened(columns)
-    sources = list(dict.fromkeys(read.source for read in reads))
-    absent = [name for name in optional if name not in names]
-    check_columns(names, [name for name in sources if name not in absent])
-    times = {read.source for read in reads if read.raw == "time"}
-    arrays = {n: _array(get(n), n, times=n in times) for n in sources if n not in absent}
-    arrays |= dict.fromkeys(absent, [None] * len(arrays[sources[0]]))
-    counts = {name: len(array) for name, array in arrays.items()}
-    for name, count in counts.items():
-        if count != counts[sources[0]]:
-            raise SchemaError(
-                f"column {name} has {count} rows, column {sources[0]} {counts[sources[0]]}"
-            )
-    text = read_as_text(reads)
-    if not isinstance(columns, Mapping):
-        text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
-    separator = spec.input.list_separator
-    converted = [_convert(arrays[r.source], r, separator, text=r.source in text) for r in reads]
-    for read, column in zip(reads, converted, strict=True):
-        wrong = column.code > 0
-        if read.raw == "weight":
-            wrong |= column.missing
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            code = int(column.code[row])
-            reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
-            error = InvalidRowError(row, read.source, f"{column.show(row)}: {reason}")
-            raise add_remedy(error, spec)
-    return converted
+@dataclasses.dataclass(frozen=True)
+class FoundColumn:
+    """A field that was converted as it is read, without a copy for each row that shares a value.
+
+    Attributes:
+        read: How it is read.
+        converted: Its different values.
+        index: See :class:`.row_fields.RowField`; without -1.
+    """
+
+    read: Read
+    converted: Converted
+    index: np.ndarray | None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many values each row has in a column of lists, [n]."""
+        assert isinstance(self.converted.values, Jagged)
+        lengths = np.diff(self.converted.values.offsets)
+        return lengths if self.index is None else lengths[self.index]
+
+    def repeat(self, newest: int | None = None) -> Converted:
+        """Return a value for each row; of lists that rows share, the ``newest`` last values."""
+        column, index = self.converted, self.index
+        if index is None:
+            return column
+        values = column.values
+        if isinstance(values, Jagged):
+            values = repeat_lists(values, index, newest)
+        elif isinstance(values, pa.Array):
+            values = values.take(to_arrow(index))
+        else:
+            values = values[index]
+        return Converted(values, column.missing[index], column.code[index], column.show)
 
 
-def read_aggregates(columns: Any, spec: FeatureSpec) -> dict[str, np.ndarray]:
-    """Return the aggregates that a frame, a table or a dict of arrays has, instead of the state's.
+def find_columns(
+    fields: RowFields, reads: Sequence[Read], spec: FeatureSpec, optional: Collection[str] = ()
+) -> list[FoundColumn]:
+    """Convert fields as they are read, and check each value.
 
-    Returns:
-        By column float64 [n]; NaN where missing.
+    Args:
+        fields: The rows.
+        reads: What is read.
+        spec: Whose columns these are.
+        optional: Fields that may be absent: their values are missing.
 
     Raises:
-        InvalidRowError: A column cannot hold a value.
+        SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    held, _ = _opened(columns)
-    names = [column.name for column in spec.aggregates if column.name in held]
-    features = read_features(columns, spec, names) if names else {}
-    return {
-        name: np.where(missing, np.nan, np.asarray(values))
-        for name, (values, missing) in features.items()
-    }
-
-
-def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
-    columns = {}
-    for name in spec.sources(label=False):
+    text = read_as_text(reads)
+    if fields.has_text:
+        text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
+    found: dict[str, RowField] = {}
+    for name in dict.fromkeys(read.source for read in reads):
+        field = fields.find(name)
+        if (field is None or len(field.lacks)) and name not in optional:
+            raise fields.missing(name)
+        none = RowField([None], np.zeros(fields.rows, np.int64))
+        found[name] = none if field is None else field.fill()
+    columns = []
+    for read in reads:
+        field = found[read.source]
+        as_text = read.source in text
         try:
-            columns[name] = [row[name] for row in rows]
-        except KeyError:
-            index = next(i for i, row in enumerate(rows) if name not in row)
-            raise no_such_key(index, name) from None
-    return read_columns(columns, spec)
+            column = _convert(field.values, read, spec.input.list_separator, text=as_text)
+        except InvalidRowError as error:
+            row = field.row_of(error.row)
+            raise InvalidRowError(row, error.column, error.reason, error.remedy) from None
+        _check(column, field, read, spec)
+        columns.append(FoundColumn(read, column, field.index))
+    return columns
 
 
-def _opened(columns: Any) -> tuple[Any, Any]:
-    """Return the names of the columns, and a function that returns a column by its name."""
-    if isinstance(columns, pa.Table | pa.RecordBatch):
-        return columns.schema.names, columns.column
-    if isinstance(columns, Mapping):
-        return columns.keys(), columns.__getitem__
-    if hasattr(columns, "columns"):  # pandas, Polars, cuDF
-        return list(columns.columns), columns.__getitem__
-    raise SchemaError(
-        f"rows of type {type(columns).__name__}",
-        "pass a frame, an Arrow table, a list of dicts or a dict of arrays; a path is for predict",
-    )
+def _check(column: Converted, field: RowField, read: Read, spec: FeatureSpec) -> None:
+    """Raise :class:`InvalidRowError` if a value is wrong."""
+    wrong = column.code > 0
+    if read.raw == "weight":
+        wrong |= column.missing
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        code = int(column.code[position])
+        reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
+        what = f"{column.show(position)}: {reason}"
+        raise add_remedy(InvalidRowError(field.row_of(position), read.source, what), spec)
+
+
+def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
+    """Check that the lists of a history are of one length in each row.
+
+    Args:
+        lengths: By column, the values of each row, [n].
+
+    Raises:
+        InvalidRowError: They are not.
+    """
+    most = np.max([*lengths.values()], axis=0)
+    for name, of_rows in lengths.items():
+        if (of_rows < most).any():
+            row = int(np.argmax(of_rows < most))
+            raise InvalidRowError(
+                row,
+                name,
+                f"a list of {of_rows[row]}, and another column of the history has {most[row]}",
+                "pass lists of the same length in all columns of a history: each place is an event",
+            )
+
+
+def check_aggregate(
+    column: DenseColumn,
+    values: CategoryValues,
+    missing: np.ndarray,
+    there: np.ndarray | None = None,
+) -> np.ndarray:
+    """Check the values of an aggregate that were given; return them, NaN where missing.
+
+    Args:
+        column: The aggregate.
+        values: float64 [n].
+        missing: bool [n].
+        there: bool [n], which of them were given; None: all.
+
+    Raises:
+        InvalidRowError: There is one that the aggregate cannot have.
+    """
+    assert column.aggregate is not None
+    kind, numbers = column.aggregate.value, np.where(missing, np.nan, np.asarray(values))
+    wrong = find_wrong(kind, numbers)
+    wrong = wrong if there is None else wrong & there
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        value = None if missing[row] else numbers[row].item()
+        raise InvalidRowError(
+            row,
+            column.name,
+            f"{value!r}: expected {AGGREGATE_UNITS[kind]}",
+            "correct it, or leave the field out for what the workflow knows",
+        )
+    return numbers
 
 
 def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) -> Converted:
@@ -214,64 +297,17 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
 
 
 def _check_kind(array: pa.Array, read: Read) -> None:
-    """Refuse numbers as text and text as numbers, which in memory are mistakes of the caller."""
+    """Refuse numbers as text, whose form in the log is not known."""
     held = array.type
     if is_list(held):
         held = held.value_type
     if pa.types.is_dictionary(held):
         held = held.value_type
-    kind = RAW_TYPES[read.raw]
-    wrong = (is_text(held) and not kind.takes_text) or (kind.is_text and pa.types.is_integer(held))
-    if not wrong:
+    if not (RAW_TYPES[read.raw].is_text and pa.types.is_integer(held)):
         return
-    keys = "" if kind.is_text else f", or {keys_of(read)}"
     raise SchemaError(
-        f"column {read.source} is of type {held}, not {wanted(read)}",
-        f"{conversion_remedy(read)}{keys}",
+        f"column {read.source} is of type {held}, not {wanted(read)}", conversion_remedy(read)
     )
-
-
-def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
-    """Return an Arrow array if the type of the values is known, else a list of objects."""
-    if isinstance(values, pa.ChunkedArray | pa.Array):
-        check_valid(values, f"column {name}")
-        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if isinstance(values, np.ma.MaskedArray):
-        return values.tolist()
-    if isinstance(values, np.ndarray):
-        if values.ndim == 1 and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
-            return mask_to_arrow(values) if values.dtype.kind == "b" else to_arrow(values)
-        if times and values.ndim == 1 and values.dtype.kind == "M":
-            return times_to_arrow(values)
-        return _read_objects(list(values))
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise SchemaError(
-            f"column {name}: {values!r:.60} is not a column",
-            "pass rows as a list of dicts, or columns as a dict of arrays",
-        )
-    if hasattr(values, "to_arrow"):  # Polars, and cuDF, whose series no NumPy array can be made of
-        return _array(values.to_arrow(), name, times=times)
-    if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
-        return _array(np.asarray(values), name, times=times)
-    if hasattr(values, "__arrow_c_stream__"):
-        return _array(pa.chunked_array(values), name, times=times)
-    if hasattr(values, "__array__"):
-        return _array(np.asarray(values), name, times=times)
-    return list(values)
-
-
-def _read_objects(values: list) -> pa.Array | list:
-    """Return an Arrow array if all values are texts or missing, as pandas holds text."""
-    kinds = set(map(type, values))
-    if str not in kinds or kinds - {str, float, type(None)}:
-        return values
-    texts = [value if isinstance(value, str) else "" for value in values]
-    if float in kinds and not all(is_missing(v) for v in values if isinstance(v, float)):
-        return values
-    try:
-        return fields_of([text.encode() for text in texts]).view(pa.string())
-    except UnicodeEncodeError:
-        return values  # converted one by one: the error names the row
 
 
 def _check_exact(array: pa.Array, name: str) -> None:

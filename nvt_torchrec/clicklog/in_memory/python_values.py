@@ -100,9 +100,11 @@ def _show(values: list) -> Callable[[int], str]:
 
 
 def _items(values: list, read: Read, text: bool) -> Converted:
-    if text or has_rules(read):
+    kind = RAW_TYPES[read.raw]
+    has_texts = not kind.takes_text and not {str, bytes}.isdisjoint(map(type, values))
+    if text or has_rules(read) or has_texts:
         return _parse_by_rules(values, read)
-    converted, missing = RAW_TYPES[read.raw].from_values(values)
+    converted, missing = kind.from_values(values)
     return Converted(converted, missing, np.zeros(len(values), np.uint8), _show(values))
 
 

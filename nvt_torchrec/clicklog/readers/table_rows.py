@@ -21,6 +21,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, Sample, UnparsedRows
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import missing_column
 from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
@@ -291,14 +292,23 @@ def table_to_rows(
         text: Returns the raw text of a row; None: the columns of the row as JSON.
     """
     plan, separator = spec.read_plan(label=label), spec.input.list_separator
-    columns = {name: _column(table, name, source) for name in spec.sources(label=label)}
+    names = dict.fromkeys(read.source for read in plan.reads)
+    optional = spec.optional_time
+    if find_type(table.schema, optional) is None and optional not in partition_values(source):
+        names.pop(optional, None)
+    columns = {name: _column(table, name, source) for name in names}
 
     def as_json(row: int) -> bytes:
         cells = {name: column.slice(row, 1) for name, column in columns.items()}
         value = {name: cell.cast(as_bytes(cell.type))[0].as_py() for name, cell in cells.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
-    converted = (convert_array(columns[read.source], read, separator) for read in plan.reads)
+    converted = (
+        convert_array(columns[read.source], read, separator)
+        if read.source in columns
+        else missing_column(read, len(table))
+        for read in plan.reads
+    )
     return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
 
 
@@ -312,6 +322,9 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
     names = []
     for read in spec.read_plan(label=label).reads:
         held = find_type(schema, read.source)
+        absent = held is None and read.source not in (*schema.names, *partition)
+        if absent and not label and read.source == spec.optional_time:
+            continue
         if held is None and read.source in partition and read.source not in schema.names:
             continue
         if held is None:

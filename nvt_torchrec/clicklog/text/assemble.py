@@ -19,6 +19,7 @@ from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivatio
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
+    NO_TIME,
     BadRow,
     CategoryValues,
     Jagged,
@@ -48,7 +49,8 @@ def assemble(
 
     Args:
         spec: The columns.
-        columns: What ``spec.read_plan(label=label)`` reads, in its order.
+        columns: What ``spec.read_plan(label=label)`` reads, in its order; see
+            :func:`.convert.missing_column` for those that may lack.
         text: Returns the raw text of a row.
         rows: Number of rows, bad ones included.
         label: Whether rows have labels.
@@ -59,7 +61,7 @@ def assemble(
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
-        if index in (plan.weight, plan.key, *plan.times):
+        if label and index in (plan.weight, plan.key, *plan.times):
             wrong = wrong | column.missing
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
@@ -69,7 +71,9 @@ def assemble(
     if isinstance(key, pa.Array):
         key = hash_texts(key)
     times = None
-    if plan.times and spec.events:
+    if plan.times and not label:
+        times = times_of_rows(converted[plan.times[0]])
+    elif plan.times and spec.events:
         happened, *known = (converted[index].values for index in plan.times)
         known = known[0] if known else happened + spec.events.delay
         times = np.stack([happened, np.maximum(happened, known)])  # no row knows its own label
@@ -122,6 +126,11 @@ def assemble(
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
     )
+
+
+def times_of_rows(time: Converted) -> np.ndarray:
+    """Return ``RawRows.times`` of rows without labels, of which only their own time is known."""
+    return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
 
 
 def hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:

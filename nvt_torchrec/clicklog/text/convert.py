@@ -40,6 +40,11 @@ class Converted:
     show: Callable[[int], str]
 
 
+def missing_column(read: Read, rows: int) -> Converted:
+    """Return a column of single values that is not there: all are missing."""
+    return convert(fields_of([b""] * rows), read)
+
+
 def describe_count(fields: int, wanted: int) -> str:
     """Return what is wrong with a line that has another number of fields."""
     return f"{fields} field{'s' * (fields != 1)} instead of {wanted}"

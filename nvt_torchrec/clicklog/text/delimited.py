@@ -17,12 +17,19 @@ from nvt_torchrec.base.arrays import string_array
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import assemble
-from nvt_torchrec.clicklog.text.convert import convert, convert_lists, describe_count
+from nvt_torchrec.clicklog.text.convert import (
+    Converted,
+    convert,
+    convert_lists,
+    describe_count,
+    missing_column,
+)
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
@@ -35,19 +42,24 @@ def parse_delimited(
     data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
-    plan, names = spec.read_plan(label=layout.label), spec.sources(label=layout.label)
+    plan = spec.read_plan(label=layout.label)
+    names = {read.source for read in plan.reads} - ({spec.optional_time} - {*layout.fields})
     places = {name: layout.fields.index(name) for name in names}
     wanted = sorted(places.values())
     split = split_rows(data, spec.input, len(layout.fields), wanted)
     columns = dict(zip(wanted, split.columns, strict=True))
+
+    def convert_read(read: Read) -> Converted:
+        if read.source not in places:
+            return missing_column(read, len(split.line))
+        fields = columns[places[read.source]]
+        if read.multi_hot:
+            return convert_lists(fields, read, spec.input.list_separator)
+        return convert(fields, read)
+
     rows = assemble(
         spec,
-        (
-            convert_lists(columns[places[read.source]], read, spec.input.list_separator)
-            if read.multi_hot
-            else convert(columns[places[read.source]], read)
-            for read in plan.reads
-        ),
+        map(convert_read, plan.reads),
         lambda row: split.row(split.line[row]),
         rows=len(split.line),
         label=layout.label,

@@ -1,4 +1,4 @@
-"""The values of aggregates: of the rows of a block, and of each key after the last row."""
+"""The values of aggregates of the rows of a block."""
 
 from __future__ import annotations
 
@@ -11,63 +11,18 @@ import numpy as np
 
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import (
-    EVENT,
-    FIRST_LABEL,
-    TRAIN,
-    EventFiles,
-    block_name,
-    history_bit,
-)
+from nvt_torchrec.etl.events.extract import EventFiles, block_name
 from nvt_torchrec.etl.events.label_rates import LabelRates
-from nvt_torchrec.etl.events.sums import GroupSums, cut_times, sums_of_groups
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.rows import RawRows, empty_mask
 from nvt_torchrec.workflows.event_state import add_aggregates
-
-#: Microseconds in a second.
-_SECOND = 1e6
-
-
-def aggregate_values(
-    spec: FeatureSpec,
-    group: GroupSums,
-    rates: LabelRates,
-    sums: np.ndarray,
-    last: np.ndarray | None,
-    cuts: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the values of a group's aggregates, float64 [n] by column; NaN where missing.
-
-    Args:
-        spec: The columns.
-        group: The group.
-        rates: What rates are smoothed by.
-        sums: Each [n], see :class:`.sums.GroupSums`.
-        last: int64 [n], the times of the last events; None where they are not wanted.
-        cuts: int64 [n], the times before which events were summed up.
-    """
-    values = {}
-    for column in spec.aggregates:
-        aggregate = column.aggregate
-        if aggregate is None or aggregate.key != group.key:
-            continue
-        window = parse_duration(aggregate.window)
-        count = sums[group.place(EVENT, window)]
-        if aggregate.value == "count":
-            values[column.name] = count.astype(np.float64)
-        elif aggregate.value == "since":
-            assert last is not None
-            since = np.log1p(np.maximum(cuts - np.where(count > 0, last, cuts), 0) / _SECOND)
-            values[column.name] = np.where(count > 0, since, np.nan)
-        else:
-            label = FIRST_LABEL + spec.labels.index(aggregate.label)
-            positives = sums[group.place(label, window)]
-            weight = rates.smoothing[column.name]
-            prior = rates.before(aggregate.label, cuts)
-            values[column.name] = (positives + weight * prior) / (count + weight)
-    return values
+from nvt_torchrec.workflows.event_sums import (
+    TRAIN,
+    aggregate_values,
+    cut_times,
+    history_bit,
+    sums_of_groups,
+)
 
 
 class EventValues:

@@ -22,16 +22,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-
-#: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
-#: not one of the events that a history keeps of earlier days; then a bit for each label, and one
-#: for each history that has the event.
-TRAIN, EVENT, FIRST_LABEL = 0, 1, 2
-
-
-def history_bit(spec: FeatureSpec, number: int) -> int:
-    """Return the bit of the events of a history."""
-    return FIRST_LABEL + len(spec.labels) + number
+from nvt_torchrec.workflows.event_sums import EVENT, FIRST_LABEL, history_bit
 
 
 def flag_type(spec: FeatureSpec) -> np.dtype:
@@ -54,7 +45,7 @@ class EventFiles:
         return self.directory / f"{name}.times.npy"
 
     def flags(self, name: str) -> Path:
-        """Unsigned [n], see :data:`TRAIN`."""
+        """Unsigned [n], see :data:`workflows.event_sums.TRAIN`."""
         return self.directory / f"{name}.flags.npy"
 
     def order(self, name: str) -> Path:

@@ -25,18 +25,20 @@ from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.event_values import EventValues, aggregate_values
+from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
-from nvt_torchrec.etl.events.sums import end_of, sum_up, sums_of_groups
+from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.event_state import HistoryTail, KeyValues, write_event_state
+from nvt_torchrec.workflows.event_state import HistoryTail, write_event_state
+from nvt_torchrec.workflows.event_sums import GroupEvents, LaterRates, sums_of_groups
 
 FORMAT = Format("nvt-torchrec events", 2, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
@@ -172,7 +174,6 @@ def prepare(
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(map_array(files.row_keys(group)))
-        write_array(directory / f"{group}.end.npy", summed.sums)
         write(
             _kept_file(group),
             np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
@@ -230,6 +231,15 @@ def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
     return LabelRates(days.record.smoothing, days.record.rate, days.hours, tuple(spec.labels))
 
 
+def _later_rates(rates: LabelRates, end: int) -> LaterRates:
+    """Return the rates of all events as of ``end`` and later times."""
+    hours = rates.hours[0][rates.hours[0] >= end // HOUR]
+    after_last = hours[-1] + 1 if len(hours) else end // HOUR
+    times = np.append(hours, after_last) * HOUR
+    by_label = {label: rates.before(label, times) for label in rates.labels}
+    return LaterRates(rates.smoothing, hours, by_label)
+
+
 def write_kept(
     work: Path,
     spec: FeatureSpec,
@@ -253,20 +263,18 @@ def write_kept(
     """
     directory = work / EVENTS
     days = EarlierDays.read(directory, spec)
-    files, rates, end = EventFiles(directory), _rates(days, spec), end_of(spec, days.record.newest)
-    groups = []
-    for number, group in enumerate(sums_of_groups(spec)):
-        # behind the keys there is one without an event
-        *sums, last = np.pad(map_array(directory / f"{number}.end.npy"), ((0, 0), (0, 1)))
-        cuts = np.full(len(last), end, np.int64)
-        values = aggregate_values(spec, group, rates, np.stack(sums), last, cuts)
-        groups.append(KeyValues(map_array(files.keys(number)), values))
+    files, end = EventFiles(directory), end_of(spec, days.record.newest)
+    groups = [
+        GroupEvents.collect(spec, group, end, (of.key, of.known, of.happened, of.counts))
+        for group, of in zip(sums_of_groups(spec), days.groups, strict=True)
+    ]
     newest: list[HistoryTail] = []
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
         log, encoder = EventLog(spec, files, names), compiled.load(workflow, events=False)
         newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
-    write_event_state(workflow, spec, workflow_digest, end, groups, newest)
+    rates = _later_rates(_rates(days, spec), end)
+    write_event_state(workflow, spec, workflow_digest, end, groups, rates, newest)
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
     FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))

@@ -17,9 +17,8 @@ import numpy as np
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.extract import EVENT, FIRST_LABEL, TRAIN, flag_type, history_bit
+from nvt_torchrec.etl.events.extract import flag_type
 from nvt_torchrec.etl.events.timeline import (
-    BEFORE_ALL,
     NO_EVENTS,
     EarlierEvents,
     EventBlock,
@@ -28,53 +27,20 @@ from nvt_torchrec.etl.events.timeline import (
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
-from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.workflows.event_state import HistoryTail
+from nvt_torchrec.workflows.event_sums import (
+    BEFORE_ALL,
+    EVENT,
+    FIRST_LABEL,
+    TRAIN,
+    GroupSums,
+    cut_times,
+    history_bit,
+    sums_of_groups,
+)
 
 #: The time of the last event of a key without one.
 NEVER = -(2**63)
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupSums:
-    """What is summed up over the events of a group.
-
-    Attributes:
-        key: The columns of its key.
-        sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
-            are counted, see :data:`.extract.TRAIN`.
-        histories: The numbers of its histories; the last sums are their events.
-        has_last: Whether the time of the last event is wanted.
-    """
-
-    key: tuple[str, ...]
-    sums: tuple[tuple[int, int], ...]
-    histories: tuple[int, ...]
-    has_last: bool
-
-    def place(self, bit: int, window: int = 0) -> int:
-        """Return the number of a sum."""
-        return self.sums.index((window, bit))
-
-
-def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
-    """Return what is summed up for the aggregates of each group."""
-    groups = []
-    for key in spec.groups:
-        windows: dict[int, dict[int, None]] = {}
-        aggregates = [a for c in spec.aggregates if (a := c.aggregate) and a.key == key]
-        for aggregate in aggregates:
-            bits = windows.setdefault(parse_duration(aggregate.window), {})
-            bits[EVENT] = None
-            if aggregate.label:
-                bits[FIRST_LABEL + spec.labels.index(aggregate.label)] = None
-        histories = [i for i, rule in enumerate(spec.histories) if rule.key == key]
-        for number in histories:
-            windows.setdefault(0, {})[history_bit(spec, number)] = None
-        sums = tuple((window, bit) for window, bits in windows.items() for bit in bits)
-        has_last = any(aggregate.value == "since" for aggregate in aggregates)
-        groups.append(GroupSums(key, sums, tuple(histories), has_last))
-    return groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +48,13 @@ class Summed:
     """The result of a group.
 
     Attributes:
-        sums: int64 [sums + 1, keys], what the events of each key sum up to after the last row, and
-            the time of the last one.
         trained: int64 [1 + labels, keys], how many rows for training these have, and with each
             label.
         kept: What is kept for further days.
     """
 
-    sums: np.ndarray
     trained: np.ndarray
     kept: EarlierEvents
-
-
-def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
-    """Return the times before which events count for rows of these times, int64 [n]."""
-    assert spec.events is not None
-    return times // DAY * DAY if spec.events.cut == "day" else np.asarray(times)
 
 
 def end_of(spec: FeatureSpec, newest: int) -> int:
@@ -136,10 +93,8 @@ def sum_up(
     for group in groups:
         kept, *states = (next(done) for _ in group.tasks())
         report(log.bounds[0] / len(groups))
-        first = states[0]
-        sums = np.concatenate([state[:, : -group.others] for state in states], axis=1)
-        last, *trained = first[:, -group.others :].T
-        yield Summed(np.stack([*sums.T, last]), np.stack(trained), kept)
+        _, *trained = states[0][:, -group.others :].T
+        yield Summed(np.stack(trained), kept)
     log.sync(path for group in groups for path in group.outputs)
 
 

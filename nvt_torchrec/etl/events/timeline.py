@@ -18,8 +18,6 @@ from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 
-#: The time of what is known before every row.
-BEFORE_ALL = -(2**62)
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
 #: How many arrays are mapped at once.
@@ -61,7 +59,7 @@ class EventBlock:
     Attributes:
         known: int64 [n], from when they are known, in microseconds since 1970.
         happened: int64 [n], their times.
-        flags: Unsigned [n], see :data:`.extract.TRAIN`.
+        flags: Unsigned [n], see :data:`workflows.event_sums.TRAIN`.
         numbers: int32 [n], those of their keys in the group; -1 without a key.
         ids: int32 [columns of histories, n]; None where nobody needs them.
     """

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
+
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
@@ -18,11 +20,17 @@ _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 _DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
 #: By kind of value of an aggregate: its transform, and what replaces a missing one. Only ``since``
-#: is missing, without an event before: ten years then, in log(1 + seconds).
+#: is missing, without an event before: ten years then.
 AGGREGATE_VALUES: dict[str, tuple[str, float]] = {
     "count": ("log_normalize", 0),
     "rate": ("normalize", 0),
-    "since": ("normalize", 19.569),
+    "since": ("log1p_normalize", 315_360_000),
+}
+#: By kind of value, what a value of it is.
+AGGREGATE_UNITS = {
+    "count": "a number of events, whole and from 0 on",
+    "rate": "a share from 0 to 1",
+    "since": "seconds from 0 on, or a missing value (null) if there was no event",
 }
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
@@ -71,8 +79,8 @@ class Aggregate:
     Attributes:
         key: The columns of the file whose values are the key of the group; ``of`` in TOML. Without
             any, all rows are of one group.
-        value: ``count`` of the events; smoothed ``rate`` of their label; ``since``:
-            log(1 + seconds) since the last one, missing without one.
+        value: ``count`` of the events; smoothed ``rate`` of their label, from 0 to 1; ``since``:
+            seconds since the last one, missing without one.
         window: How long events count, such as "30d"; "": always.
         label: Of a rate, the label.
         smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
@@ -136,6 +144,20 @@ class HistoryRule:
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
             ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
         )
+
+
+def find_wrong(value: str, numbers: np.ndarray) -> np.ndarray:
+    """Return which numbers, float64 [n], are no values of an aggregate, bool [n].
+
+    Args:
+        value: The kind of value, a key of :data:`AGGREGATE_UNITS`.
+        numbers: The numbers, NaN where missing.
+    """
+    if value == "since":
+        return numbers < 0
+    if value == "rate":
+        return ~((numbers >= 0) & (numbers <= 1))
+    return ~((numbers >= 0) & (numbers == np.floor(numbers)))
 
 
 def parse_duration(text: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import itertools
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -194,20 +195,25 @@ class FeatureSpec:
                 raw = "time" if self.split.by == "time" else "string"
                 read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
                 key = place(read)
-            if self.events:
-                sources = filter(None, (self.events.time, self.events.source))
-                how = self.events.time_format
-                times = tuple(place(Read(s, "time", trim=True, time_format=how)) for s in sources)
+            times = tuple(map(place, self._time_reads()))
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
             groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
-            times=times,
+            times=times if label else tuple(map(place, self._time_reads()[:1])),
             reads=tuple(reads),  # after all places
             labels=labels,
             weight=weight,
             key=key,
         )
+
+    def _time_reads(self) -> list[Read]:
+        """Return how the times of an event are read: its own, and from when it is known."""
+        if not self.events:
+            return []
+        sources = filter(None, (self.events.time, self.events.source))
+        how = self.events.time_format
+        return [Read(source, "time", trim=True, time_format=how) for source in sources]
 
     def _key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -222,8 +228,22 @@ class FeatureSpec:
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 
     def sources(self, *, label: bool) -> list[str]:
-        """Return the columns of the file that are read, each once, in the order of the plan."""
-        return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
+        """Return the columns of the file that must be there, each once, in the order of the plan.
+
+        They are all that are read but for the time of rows without labels (:attr:`optional_time`).
+        """
+        plan = self.read_plan(label=label)
+        reads = plan.reads
+        if not label:
+            needed = {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
+            reads = tuple(read for index, read in enumerate(reads) if index in needed)
+        return list(dict.fromkeys(read.source for read in reads))
+
+    @property
+    def optional_time(self) -> str:
+        """The column of the time of rows, which those without labels may lack; "" for none."""
+        name = self.events.time if self.events else ""
+        return "" if name in self.sources(label=False) else name
 
     def sources_of(self, name: str) -> list[str]:
         """Return the columns of the file that an output column is read or derived from."""

@@ -114,7 +114,8 @@ class ReadPlan:
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
         times: Those of the time of an event and, of a spec that names one, of the time from which
-            it is known; () without labels.
+            it is known. Without labels, that of the time of a row, which may lack; () of a spec
+            without events.
         groups: Those of the columns of the key of each group of events.
         dense: Those of the sources of each dense column; () for an aggregate.
         categorical: Those of the sources of each categorical column.

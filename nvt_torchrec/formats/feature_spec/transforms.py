@@ -98,6 +98,17 @@ class LogPlus2(Log):
     y_formula = "log(max(x, -1) + 2)"
 
 
+class Log1pNormalize(LogNormalize):
+    """log(1 + x), normalized: for what is never negative, such as seconds since an event."""
+
+    name = "log1p_normalize"
+    function = "log_of_plus_1"
+    minimum = 0
+    shift = 1
+    y_formula = "log(max(x, 0) + 1)"
+
+
 TRANSFORMS: dict[str, DenseTransform] = {
-    transform.name: transform for transform in (LogNormalize(), Log(), LogPlus2(), DenseTransform())
+    transform.name: transform
+    for transform in (LogNormalize(), Log(), LogPlus2(), Log1pNormalize(), DenseTransform())
 }

@@ -249,7 +249,8 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     inputs = inputs_of(predictor.row_spec)
-    probes = _probes(predictor.row_spec, known)
+    history_of = {name: h.name for h in predictor.workflow.histories for name in h.features}
+    probes = _probes(predictor.row_spec, known, history_of)
     for count in (1, _PROBES):
         some = {name: values[:count] for name, values in probes.items()}
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
@@ -264,9 +265,12 @@ def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
             )
 
 
-def _probes(spec: FeatureSpec, known: dict[str, list]) -> dict[str, np.ndarray]:
-    """Return tensors of rows, by name."""
+def _probes(
+    spec: FeatureSpec, known: dict[str, list], history_of: dict[str, str]
+) -> dict[str, np.ndarray]:
+    """Return tensors of rows, by name; the lists of a history are of the same lengths."""
     rng, tensors = np.random.default_rng(0), {}
+    lengths: dict[str, np.ndarray] = {}
     plan = spec.read_plan(label=False)
     of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
     for column in inputs_of(spec):
@@ -283,7 +287,9 @@ def _probes(spec: FeatureSpec, known: dict[str, list]) -> dict[str, np.ndarray]:
             values = [v for v in numbers if all(kind.contains(v * unit) for kind, unit in units)]
         shape = (_PROBES, _LONGEST_LIST) if column.multi_hot else (_PROBES,)
         if column.multi_hot:
-            tensors[column.lengths] = rng.integers(0, _LONGEST_LIST + 1, _PROBES)
+            drawn = rng.integers(0, _LONGEST_LIST + 1, _PROBES)
+            name = history_of.get(column.name, column.name)
+            tensors[column.lengths] = lengths.setdefault(name, drawn)
         else:
             values.append(MISSING_OF[column.kind])
         array = np.array(values, DTYPES[column.kind])

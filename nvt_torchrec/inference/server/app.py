@@ -25,7 +25,13 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server import protocol
 from nvt_torchrec.inference.server.batching import Batcher
-from nvt_torchrec.inference.server.bodies import Parsed, Parser, RefusedError, parse_body
+from nvt_torchrec.inference.server.bodies import (
+    Parsed,
+    Parser,
+    RefusedError,
+    is_small,
+    parse_body,
+)
 from nvt_torchrec.inference.server.prometheus import ServerMetrics
 from nvt_torchrec.inference.server.reload import Reloader, Served
 from nvt_torchrec.inference.server.serve_settings import ModelSource, ServerSettings
@@ -34,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _Parse: TypeAlias = Callable[[Predictor, ServerSettings], Parsed]
 
-#: Bodies of this size or more are parsed in threads, so that they do not block the event loop.
+#: Memory is given back to the system after bodies of this size or more.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
 #: Bodies of the largest size that are held at once, while they arrive and until they are answered.
@@ -147,7 +153,7 @@ class Service:
                 complete = True
                 with self.metrics.under_way.track_inprogress():
                     return await self._score(
-                        functools.partial(parser, body, request.headers), len(body)
+                        functools.partial(parser, body, request.headers), is_small(body)
                     )
         except TimeoutError:
             if complete:
@@ -181,9 +187,9 @@ class Service:
             remedy = "send bodies as they are, without compression"
             raise RefusedError(415, f"content encoding {encoding!r:.60}", remedy=remedy)
 
-    async def _score(self, parse: _Parse, size: int) -> Response:
+    async def _score(self, parse: _Parse, small: bool) -> Response:
         now = self.served
-        if size < _LARGE_BODY_BYTES:
+        if small:
             parsed = self._parse(parse, now.predictor)
         else:
             loop = asyncio.get_running_loop()

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import strict_json
+from nvt_torchrec.clicklog.in_memory.row_fields import open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, MissingColumnError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.inference.encoder import find_field, share_fields
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
@@ -27,10 +28,13 @@ Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSet
 
 #: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
 _VALUE_BYTES, _CONTAINER_BYTES = 64, 128
-#: Bytes that a value takes for each row that shares it.
+#: Bytes that a value takes for each row that shares it, besides its text.
 _SHARED_BYTES = 16
 #: How often --max_body_mb the values of a body may take, by these.
 _EXPANSION = 16
+#: Bodies with fewer bytes and separators than these are parsed and encoded in about a millisecond,
+#: whatever they hold: a row takes a separator, and the events that rows share are bounded.
+_SMALL_BYTES, _SMALL_SEPARATORS = 16 << 10, 1024
 
 
 class RefusedError(Exception):
@@ -66,7 +70,7 @@ def parse_body(
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
-    rows = _rows(read_json(body, limits), limits)
+    rows, shared = _rows(read_json(body, limits), predictor, limits)
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
@@ -74,7 +78,14 @@ def parse_body(
         content = {"probabilities": unwrap_single_label(dict(by_label))}
         return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
-    return encode(rows, predictor, may_have_booleans=may_have_booleans), respond
+    return encode(rows, shared, predictor, may_have_booleans=may_have_booleans), respond
+
+
+def is_small(body: bytearray) -> bool:
+    """Return whether a body is so little work that the event loop need not be free meanwhile."""
+    if len(body) > _SMALL_BYTES:
+        return False
+    return body.count(b",") + body.count(b"{") + body.count(b"[") <= _SMALL_SEPARATORS
 
 
 def read_json(body: bytearray, limits: ServerSettings) -> Any:
@@ -99,12 +110,18 @@ def read_json(body: bytearray, limits: ServerSettings) -> Any:
         raise RefusedError(400, f"not JSON: {error}") from None
 
 
-def encode(rows: Any, predictor: Predictor, *, may_have_booleans: bool = False) -> EncodedRows:
-    """Encode rows, a list or columns. Raises :class:`RefusedError`."""
+def encode(
+    rows: Any,
+    shared: Mapping[str, Any],
+    predictor: Predictor,
+    *,
+    may_have_booleans: bool = False,
+) -> EncodedRows:
+    """Encode rows, a list or columns, with fields that all share. Raises :class:`RefusedError`."""
     try:
         if may_have_booleans:
-            _refuse_booleans(rows, predictor.row_spec)
-        return predictor.workflow.transform(predictor.read(rows))
+            _refuse_booleans(rows, shared, predictor.row_spec)
+        return predictor.workflow.transform(predictor.read(rows, shared))
     except (InvalidRowError, MissingColumnError) as error:
         known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
         where = {key: value for key, value in known.items() if value not in (None, "")}
@@ -113,23 +130,28 @@ def encode(rows: Any, predictor: Predictor, *, may_have_booleans: bool = False) 
         raise RefusedError(422, error.what, remedy=error.remedy) from None
 
 
-def _refuse_booleans(rows: list[dict] | dict[str, list], spec: FeatureSpec) -> None:
+def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) -> None:
     """Refuse true and false in columns of other raw types: to Python they are the numbers 1 and 0.
 
     Raises:
         InvalidRowError: There is one.
     """
-    for read in spec.read_plan(label=False).reads:
-        name, reason = read.source, RAW_TYPES[read.raw].syntax
-        values = (
-            rows.get(name, ()) if isinstance(rows, dict) else [find_field(r, name) for r in rows]
-        )
-        for i, value in enumerate(values if read.raw != "bool" else ()):
+    reads = spec.read_plan(label=False).reads
+    fields = open_rows(rows, reads, shared)
+    given = [Read(column.name, "float") for column in spec.aggregates]
+    for read in (*reads, *given):
+        field = fields.find(read.source) if read.raw != "bool" else None
+        for position, value in enumerate(field.values if field else ()):
             if bool in map(type, value if isinstance(value, list) else [value]):
-                raise InvalidRowError(i, name, f"{value!r:.60}: {reason}", "true is 1, false 0")
+                reason = f"{value!r:.60}: {RAW_TYPES[read.raw].syntax}"
+                row = field.row_of(position) if field else 0
+                raise InvalidRowError(row, read.source, reason, "true is 1, false 0")
 
 
-def _rows(value: Any, limits: ServerSettings) -> list[dict] | dict[str, list]:
+def _rows(
+    value: Any, predictor: Predictor, limits: ServerSettings
+) -> tuple[list[dict] | dict[str, list], dict[str, Any]]:
+    """Return the rows of a body, and the fields that they share."""
     shared = value.pop("shared", {}) if isinstance(value, dict) else {}
     if not isinstance(shared, dict):
         raise RefusedError(422, "'shared' is not an object of the fields that all rows share")
@@ -151,21 +173,28 @@ def _rows(value: Any, limits: ServerSettings) -> list[dict] | dict[str, list]:
                 'and perhaps "shared": {"COLUMN": VALUE} beside them',
             )
     check_count(count, limits.max_rows)
-    return share(rows, shared, count, limits)
+    check_shared(shared, count, predictor, limits)
+    return rows, shared
 
 
-def share(
-    rows: list[dict] | dict[str, Any], shared: dict[str, Any], count: int, limits: ServerSettings
-) -> Any:
-    """Return rows with the fields that all of them share.
+def check_shared(
+    shared: Mapping[str, Any], count: int, predictor: Predictor, limits: ServerSettings
+) -> None:
+    """Check that so many rows can share fields: each takes their values, and the newest events.
 
     Raises:
-        RefusedError: So many rows with so many values would take too much memory.
+        RefusedError: The values would take too much memory.
     """
-    if not shared:
-        return rows
-    text = json.dumps(shared, default=str)
-    size = count * (len(text) + _SHARED_BYTES * text.count(","))
+    workflow, size = predictor.workflow, 0
+    for name, value in shared.items():
+        nested = isinstance(value, Mapping)
+        fields = {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+        for field, values in fields.items():
+            if isinstance(values, list) and field in workflow.optional:
+                values = values[-workflow.most_events :]
+            number = len(values) if isinstance(values, list) else 1
+            size += len(json.dumps(values, default=str)) + _SHARED_BYTES * number
+    size *= count
     if size > (most := _EXPANSION * limits.max_body_bytes):
         raise RefusedError(
             413,
@@ -173,7 +202,6 @@ def share(
             f"{most >> 20} MiB",
             remedy="send fewer rows or shorter lists, or raise the server's --max_body_mb",
         )
-    return share_fields(rows, shared)
 
 
 def check_count(rows: int, max_rows: int) -> None:

@@ -24,6 +24,7 @@ from nvt_torchrec.inference.named_tensors import (
     OUTPUT,
     Input,
     inputs_of,
+    kind_of,
     to_columns,
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
@@ -31,9 +32,9 @@ from nvt_torchrec.inference.server.bodies import (
     Parsed,
     RefusedError,
     check_count,
+    check_shared,
     encode,
     read_json,
-    share,
 )
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
@@ -126,7 +127,7 @@ def parse_tensors(
             for name in names
             if name in asked or not asked
         }
-        optional = {*predictor.workflow.optional, *(c.name for c in predictor.spec.aggregates)}
+        optional = {*predictor.workflow.optional, *(c.name for c in _optional_inputs(predictor))}
         columns = [c for c in _inputs(predictor) if c.name not in optional - given.keys()]
         tensors = {
             name: _tensor(name, kind, rank, *given[name])
@@ -135,7 +136,9 @@ def parse_tensors(
         }
         rows = max(map(len, tensors.values()))
         check_count(rows, limits.max_rows)
-        encoded = encode(_to_rows(columns, tensors, rows, limits), predictor)
+        own, shared = _to_rows(columns, tensors, rows)
+        check_shared(shared, rows, predictor, limits)
+        encoded = encode(own, shared, predictor)
         answered_id = {"id": request["id"]} if "id" in request else {}
     except KeyError as error:
         raise RefusedError(400, f"the request has no {error}") from None
@@ -166,15 +169,22 @@ def parse_tensors(
 
 
 def _inputs(predictor: Predictor) -> list[Input]:
-    """Return the columns of the log, and aggregates, which a request may give as numbers."""
-    of_aggregates = (Input(column.name, "float64", False) for column in predictor.spec.aggregates)
-    return [*inputs_of(predictor.row_spec), *of_aggregates]
+    """Return the columns of the log, and what a request may give besides."""
+    return [*inputs_of(predictor.row_spec), *_optional_inputs(predictor)]
+
+
+def _optional_inputs(predictor: Predictor) -> list[Input]:
+    """Return the time of rows, if no column is made of it, and aggregates, which are numbers."""
+    spec = predictor.spec
+    reads = spec.read_plan(label=False).reads
+    times = [Input(r.source, kind_of(r), False) for r in reads if r.source == spec.optional_time]
+    return [*times, *(Input(column.name, "float64", False) for column in spec.aggregates)]
 
 
 def _to_rows(
-    columns: list[Input], tensors: dict[str, np.ndarray], rows: int, limits: ServerSettings
-) -> Any:
-    """Return columns for :func:`encode`; tensors of one row are those of all rows."""
+    columns: list[Input], tensors: dict[str, np.ndarray], rows: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return columns for :func:`encode`, and what tensors of one row have for all rows."""
     shared = {}
     for column in columns:
         sizes = {len(tensors[name]) for name in column.tensors}
@@ -184,7 +194,7 @@ def _to_rows(
         elif sizes != {rows}:
             raise ValueError(f"{column.name} has {max(sizes)} rows of {rows}")
     own = [column for column in columns if column.name not in shared]
-    return share(to_columns(own, tensors), shared, rows, limits)
+    return to_columns(own, tensors), shared
 
 
 def _tensor(

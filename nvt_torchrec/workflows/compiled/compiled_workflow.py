@@ -80,6 +80,8 @@ class CompiledWorkflow:
         events: What happened before, as of the last day of the ETL; None for a spec without events.
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
+        histories: The histories whose lists ``row_spec`` has.
+        most_events: How many events of a history are taken at most.
     """
 
     spec: FeatureSpec
@@ -94,8 +96,8 @@ class CompiledWorkflow:
     _places: np.ndarray
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
-    _histories: tuple[StoredHistory, ...] = ()
-    _most_events: int = MOST_EVENTS
+    histories: tuple[StoredHistory, ...] = ()
+    most_events: int = MOST_EVENTS
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -124,8 +126,8 @@ class CompiledWorkflow:
         return dataclasses.replace(
             self,
             row_spec=dataclasses.replace(self.spec, categorical=categorical),
-            _histories=tuple(histories),
-            _most_events=most,
+            histories=tuple(histories),
+            most_events=most,
             _places=self._places[[*range(len(self.spec.categorical)), *places]],
         )
 
@@ -160,10 +162,10 @@ class CompiledWorkflow:
         else:
             known = rows.categorical[: len(tallies)]  # others were read for another workflow
             ids = self._encode_columns(known, missing, tallies)
-        if self.events is not None and rows.groups is not None and self._histories:
+        if self.events is not None and rows.groups is not None and self.histories:
             sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
             ids = self.events.add_histories(
-                ids, rows.groups, self._histories, sizes, self._most_events
+                ids, rows.groups, self.histories, sizes, self.most_events, rows.times
             )
         return EncodedRows(
             labels=rows.labels.astype(np.float32),

@@ -8,16 +8,14 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.arrays import null_mask, string_array, to_numpy
 from nvt_torchrec.base.number_text import RANGE, SYNTAX, ParsedText
-
-if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
 NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(3, 8)
@@ -68,7 +66,7 @@ class RawType:
         arrow_kinds: The kinds of Arrow types, besides text, from which values are read.
         keys: The keys of the specification to try for a text that is not of this type.
         wider: The raw type that holds numbers beyond the limits; "" for none.
-        takes_text: Whether a request may hold strings.
+        takes_text: Whether values may be texts that are no numbers, so that tensors hold strings.
         probes: Values at the limits, with which exported models are tried.
     """
 
@@ -158,6 +156,16 @@ class RawType:
             ValueError: The column cannot hold it; the message is the reason.
         """
         raise NotImplementedError
+
+    def parse_text(self, text: str | bytes) -> Any:
+        """Return the value of a text, as a field of a file is read. Raises :class:`ValueError`."""
+        field = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        offsets = np.array([0, len(field)], np.int32)
+        texts = string_array(offsets, np.frombuffer(field, np.uint8)).view(pa.binary())
+        parsed = self.from_text(texts, np.zeros(1, np.bool_), Read("", self.name))
+        if parsed.code[0]:
+            raise ValueError(self.message(int(parsed.code[0])))
+        return parsed.values[0].item()
 
     def from_values(self, values: list) -> tuple[np.ndarray | pa.StringArray, np.ndarray]:
         """Convert Python values [n] at once if all have the usual types, else one by one.

@@ -54,6 +54,8 @@ class Integer(RawType):
         if self.takes_text and isinstance(value, str | bytes):
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
             return self.from_log_text(text)
+        if isinstance(value, str | bytes):
+            return self.parse_text(value)
         return self.whole(value)
 
     def whole(self, value: Any) -> int:

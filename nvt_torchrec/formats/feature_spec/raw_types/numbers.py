@@ -38,6 +38,8 @@ class Float(base.RawType):
         if type(value) is not float or value != value:
             if base.is_missing(value):
                 return None
+            if isinstance(value, str | bytes):
+                return self.parse_text(value)
             if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
                 raise ValueError(self.syntax)
         try:

@@ -1,0 +1,138 @@
+"""Fields of rows that say what happened before: histories and aggregates, given by the caller."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.clicklog.in_memory.frames import check_aggregate, find_columns
+from nvt_torchrec.clicklog.in_memory.row_fields import RowFields
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
+from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.histories import StoredHistory
+
+#: How much of a name a shorter one must have to be an abbreviation of it.
+_MIN_ABBREVIATION = 0.75
+
+
+class EventFields:
+    """Checks and reads the histories and aggregates that rows have.
+
+    Fields that nothing is read from are ignored, but for those whose names show that they are meant
+    for a history or an aggregate: without them, a row would be scored as if it had no such value.
+
+    Args:
+        spec: The columns of rows.
+        histories: The histories that rows may have.
+    """
+
+    def __init__(self, spec: FeatureSpec, histories: Sequence[StoredHistory]) -> None:
+        self._spec = spec
+        sources = {read.source for read in spec.read_plan(label=False).reads}
+        self._histories = {h.name: set(h.columns) for h in histories if h.name not in sources}
+        self._aggregates = {column.name: column for column in spec.aggregates}
+        outer = {name.partition(".")[0] for name in sources} - self._histories.keys()
+        read = {*spec.labels, spec.weight, *sources, *outer, *self._aggregates}
+        self._known = frozenset(read)
+        self._find_meant = functools.lru_cache(1024)(self._find_meant_field)
+
+    def check(self, fields: RowFields) -> None:
+        """Check the names of fields, and the form of histories.
+
+        Raises:
+            InvalidRowError: A row has a field that is named for a history or an aggregate, and is
+                not read.
+            SchemaError: Likewise a column, or a field that rows share.
+        """
+        if not (self._histories or self._aggregates):
+            return
+        for name in fields.names - self._known:
+            if name in self._histories:
+                self._check_objects(name, self._histories[name], fields)
+            elif meant := self._find_meant(str(name)):
+                raise fields.error(name, *meant)
+
+    def _find_meant_field(self, name: str) -> tuple[str, str] | None:
+        """Return why an unknown field is refused, and what to do; None for one that is ignored."""
+        history, _, column = name.partition(".")
+        if column and history in self._histories:
+            columns = ", ".join(f"{history}.{known}" for known in sorted(self._histories[history]))
+            return f"history {history} has no column {column!r}", f"pass {columns}"
+        for known in self._aggregates:
+            if is_misspelt(name, known):
+                what = f"not a column of the workflow, but like the aggregate {known}"
+                return what, f"did you mean {known!r}? else leave it out, or rename it"
+        return None
+
+    def _check_objects(self, name: str, columns: set[str], fields: RowFields) -> None:
+        """Check that the fields of a history are objects with its columns, or missing."""
+        expected = f"expected an object of lists: {', '.join(sorted(columns))}"
+        remedy = f'pass {{"{min(columns)}": […]}}'
+        field = fields.find(name)
+        assert field is not None
+        if isinstance(field.values, list):
+            for position, value in enumerate(field.values):
+                is_history = isinstance(value, Mapping) and value.keys() <= columns
+                # lists and arrays are no missing values
+                if not is_history and (isinstance(value, Sequence) or not is_missing(value)):
+                    row = field.row_of(position)
+                    raise InvalidRowError(row, name, f"{value!r:.60}: {expected}", remedy)
+            return
+        held = field.values.type
+        is_struct = pa.types.is_struct(held) and {inner.name for inner in held} <= columns
+        if not (is_struct or pa.types.is_null(held)):
+            raise fields.error(name, f"of type {held}: {expected}", remedy)
+
+    def read_aggregates(self, fields: RowFields) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return the aggregates that rows have, instead of the state's.
+
+        Returns:
+            By column float64 [n], in its unit and NaN where missing; and bool [n], which rows have
+            the field.
+
+        Raises:
+            InvalidRowError: A value is not one of the aggregate.
+        """
+        read = {}
+        for name in self._aggregates.keys() & fields.names:
+            field = fields.find(name)
+            assert field is not None
+            there = np.ones(fields.rows, np.bool_)
+            there[field.lacks] = False
+            (found,) = find_columns(fields, [Read(name, "float")], self._spec, [name])
+            column = found.repeat()
+            numbers = check_aggregate(self._aggregates[name], column.values, column.missing, there)
+            read[name] = numbers, there
+        return read
+
+
+def is_misspelt(name: str, known: str) -> bool:
+    """Return whether a name is meant for another one.
+
+    It is if one letter differs, is missing or too much, or two are exchanged; if letters are left
+    out; or if numbers differ. Capital letters count as small ones.
+    """
+    name, known = (re.sub(r"\d+", "0", text.lower()) for text in (name, known))
+    if name == known:
+        return True
+    rest = iter(known)
+    is_abbreviation = name[:1] == known[:1] and all(letter in rest for letter in name)
+    if is_abbreviation and len(name) >= _MIN_ABBREVIATION * len(known):
+        return True
+    return _differ_by_one_edit(name, known)
+
+
+def _differ_by_one_edit(first: str, second: str) -> bool:
+    same = 0
+    while same < min(len(first), len(second)) and first[same] == second[same]:
+        same += 1
+    first, second = first[same:], second[same:]
+    exchanged = first[:2] == second[1::-1] and first[2:] == second[2:]
+    replaced, added, dropped = first[1:] == second[1:], first == second[1:], first[1:] == second
+    return exchanged or replaced or added or dropped
