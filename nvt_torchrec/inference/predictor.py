@@ -24,6 +24,7 @@ from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,10 @@ class Predictor:
     def read(self, rows: Any, shared: Mapping[str, Any] | None = None) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
         return self._encoder.read(rows, shared)
+
+    def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> EncodedRows:
+        """Convert rows in memory to ids and dense values; see :meth:`predict`."""
+        return self.workflow.transform(self.read(rows, shared))
 
     def labels_of(self, rows: RawRows) -> np.ndarray:
         """Return the values uint8 [labels, n] of :attr:`labels`; [0, n] of rows without labels."""
