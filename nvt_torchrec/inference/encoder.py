@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.event_fields import EventFields
 from nvt_torchrec.clicklog.in_memory.frames import read_rows
@@ -39,6 +40,7 @@ class Encoder:
 
     def __init__(self, workflow: compiled.CompiledWorkflow) -> None:
         self.workflow = workflow
+        self._is_loaded = False
         spec = workflow.row_spec
         self._reader = RowReader(spec, workflow.histories)
         self._reads = spec.read_plan(label=False).reads
@@ -57,7 +59,15 @@ class Encoder:
             SchemaError: Its compiled form is another workflow's, or another version's.
         """
         workflow = compiled.load(path, verify=check)
-        return cls(workflow.take_histories(workflow.schema.histories))
+        encoder = cls(workflow.take_histories(workflow.schema.histories))
+        encoder._is_loaded = True
+        return encoder
+
+    def __reduce__(self) -> tuple[Callable[..., Encoder], tuple]:
+        """Return what a copy is made of: its files, which are opened again, if it was loaded."""
+        if not self._is_loaded:
+            return type(self), (self.workflow,)
+        return _open_again, (self.workflow.path, self.workflow.digest)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -123,3 +133,22 @@ class Encoder:
                 numbers, there = given[column.name]
                 values[j] = np.where(there, numbers, values[j])
         return add_aggregates(read, self.spec, values)
+
+
+def _open_again(path: Path, digest: str) -> Encoder:
+    encoder = Encoder.load(path)
+    check_same_digest(digest, encoder.workflow.digest, path)
+    return encoder
+
+
+def check_same_digest(before: str, now: str, path: Path) -> None:
+    """Check that a copy, as in another process, opens the same files.
+
+    Raises:
+        SchemaError: Others have taken their place.
+    """
+    if before != now:
+        raise SchemaError(
+            f"{path}: replaced since it was opened: digest {now:.12}… instead of {before:.12}…",
+            "open it again, and pass the new object to the other process",
+        )
