@@ -1,12 +1,15 @@
-"""The README's lines of Python as a user writes them: mypy checks this file, nothing runs it."""
+"""The Python of README and docs as a user writes it: mypy checks this file, nothing runs it."""
 
 from __future__ import annotations
 
 from typing import assert_type
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec import EtlSettings, KJTLoader, run
+from nvt_torchrec import Encoder, EtlSettings, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.formats.manifest import Manifest
 
 manifest = run(EtlSettings("clicks.csv", "OUT2", spec="spec.toml", days="0-3"))
@@ -14,3 +17,11 @@ assert_type(manifest, Manifest)
 for batch in KJTLoader("OUT/criteo_binary/split/train", 2048, rank=0, world_size=8, shuffle=True):
     assert_type(batch.dense_features, torch.Tensor)
     assert_type(batch.labels, torch.Tensor)
+    assert_type(batch.sparse_features, KeyedJaggedTensor)
+
+rows = [{"int_0": 1, "cat_0": "68fd1e64"}]
+assert_type(Predictor.load("OUT/workflow", "CKPT").predict(rows), NDArray[np.float32])
+dense, ids = Encoder.load("OUT/workflow").encode(rows)
+assert_type(dense, torch.Tensor)
+assert_type(ids, KeyedJaggedTensor)
+assert_type(Scorer.load("BUNDLE").predict(dense, ids), NDArray[np.float32])
