@@ -27,6 +27,7 @@ from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.rows import Jagged
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
@@ -91,6 +92,7 @@ def parse_by_rules(value: Any, read: Read) -> Any:
     converted = _parse_by_rules([value], read)
     if code := int(converted.code[0]):
         raise ValueError(RAW_TYPES[read.raw].message(code))
+    assert not isinstance(converted.values, Jagged)
     (parsed,) = converted.values.tolist()
     return None if converted.missing[0] else parsed
 

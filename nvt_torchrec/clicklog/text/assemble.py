@@ -130,6 +130,7 @@ def assemble(
 
 def times_of_rows(time: Converted) -> np.ndarray:
     """Return ``RawRows.times`` of rows without labels, of which only their own time is known."""
+    assert isinstance(time.values, np.ndarray)
     return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
 
 
