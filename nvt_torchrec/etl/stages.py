@@ -42,7 +42,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
-    from nvt_torchrec.workflows.event_state import HistoryTail
+    from nvt_torchrec.workflows.history_tail import HistoryTail
 
 log = logging.getLogger(__name__)
 

@@ -90,7 +90,7 @@ def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
     return times // DAY * DAY if spec.events.cut == "day" else np.asarray(times)
 
 
-class Rates(Protocol):
+class EarlierRates(Protocol):
     """The rates of all events, by which those of keys are smoothed."""
 
     @property
@@ -104,7 +104,7 @@ class Rates(Protocol):
 def aggregate_values(
     spec: FeatureSpec,
     group: GroupSums,
-    rates: Rates,
+    rates: EarlierRates,
     sums: np.ndarray,
     last: np.ndarray | None,
     cuts: np.ndarray,
@@ -169,7 +169,10 @@ class GroupEvents:
         spec: FeatureSpec,
         group: GroupSums,
         as_of: int,
-        events: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        key: np.ndarray,
+        known: np.ndarray,
+        happened: np.ndarray,
+        counts: np.ndarray,
     ) -> GroupEvents:
         """Sum up events that no row of ``as_of`` or later can tell apart.
 
@@ -177,10 +180,11 @@ class GroupEvents:
             spec: The columns.
             group: What is summed up.
             as_of: The earliest time before which events count for a row.
-            events: Keys int64 [n], rising; from when each is known, rising for each key; their
-                times; int64 [1 + labels, n], how many each stands for.
+            key: int64 [n], rising: that of each event, or of several as one.
+            known: int64 [n], from when they are known; rising for each key.
+            happened: int64 [n], the time of the last one.
+            counts: int64 [1 + labels, n], how many there are, and how many with each label.
         """
-        key, known, happened, counts = events
         windows = sorted({window for window, _ in group.sums if window})
         if not len(key):
             return cls(key, np.zeros(1, np.int64), known, happened, counts)
@@ -260,8 +264,18 @@ _INTEGERS = types.Array(types.int64, 1, "A", readonly=True)
     )
 )
 def _sum_before(
-    keys, offsets, known, last, sums, hashes, cuts, windows, rows, found, last_of_row
-):  # fmt: skip
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    known: np.ndarray,
+    last: np.ndarray,
+    sums: np.ndarray,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    windows: np.ndarray,
+    rows: np.ndarray,
+    found: np.ndarray,
+    last_of_row: np.ndarray,
+) -> bool:
     """Fill ``found`` and ``last_of_row``; return whether the events are where the offsets say."""
     for i in range(len(hashes)):
         key = find_first(keys, 0, len(keys), hashes[i])
@@ -293,7 +307,16 @@ def _sum_before(
         types.Array(types.int64, 1, "C"),
     )
 )
-def find_newest(keys, offsets, known, hashes, cuts, most, ends, counts):
+def find_newest(
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    known: np.ndarray,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    most: int,
+    ends: np.ndarray,
+    counts: np.ndarray,
+) -> bool:
     """Find the newest events of rows' keys in those of a history.
 
     Args:
@@ -326,7 +349,7 @@ class LaterRates:
     """The rates of labels in all events, as of the times after those of a log.
 
     Attributes:
-        smoothing: See :class:`Rates`.
+        smoothing: See :class:`EarlierRates`.
         hours: int64 [hours], rising: hours since 1970 in which further events become known.
         rates: By label float64 [hours + 1], the rate before each of them, and after the last one.
     """
@@ -336,5 +359,5 @@ class LaterRates:
     rates: Mapping[str, np.ndarray]
 
     def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """See :meth:`Rates.before`."""
+        """See :meth:`EarlierRates.before`."""
         return self.rates[label][np.searchsorted(self.hours, times // HOUR)]

@@ -29,7 +29,7 @@ from tests.etl.findings import bad
 from tests.etl.runs import OF_THE_RUN, failing
 
 
-@pytest.mark.parametrize("name", ["0.keys.npy", "1.values.npy", "state.json"])
+@pytest.mark.parametrize("name", ["0.keys.npy", "1.sums.npy", "state.json"])
 def test_a_damaged_state_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path / "log.csv", make_rows(100, 3))
     spec = spec_of(tmp_path, BY_TIME, "")

@@ -272,10 +272,10 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     with pytest.raises(InvalidRowError, match="column item: 5: expected a string"):
         predictor.predict([{**rows[0], "item": 5}])  # a key is read as the column of its name
     # what is known of the keys changes by the day, even if no value is new
-    file = bundle / "workflow/events/0.values.npy"
+    file = bundle / "workflow/events/0.sums.npy"
     changed = tmp_path / "workflow"
     shutil.copytree(bundle / "workflow", changed)
-    (changed / "events/0.values.npy").write_bytes(file.read_bytes()[:-1] + b"!")
+    (changed / "events/0.sums.npy").write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(OutputError, match="not a bundle of this workflow"):
         write_bundle(changed, checkpoint, bundle)
     extend(ExtendSettings(before, str(tmp_path / "day_3.csv"), engine="cpu"))

@@ -77,7 +77,7 @@ def read_rows(
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
     reads = spec.read_plan(label=False).reads
-    lists = dict.fromkeys((name for of in histories for name in of.features), max_events)
+    lists = dict.fromkeys((n for history in histories for n in history.features), max_events)
     columns = find_columns(fields, reads, spec, {*lists, spec.optional_time})
     lengths = {column.read.source: column.lengths for column in columns if column.read.multi_hot}
     for history in histories:

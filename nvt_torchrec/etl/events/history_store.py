@@ -19,7 +19,7 @@ from nvt_torchrec.etl.events.timeline import EventBlock, EventLog
 from nvt_torchrec.formats.feature_spec.columns import NULL_ID
 from nvt_torchrec.formats.histories import HISTORIES, StoredHistory, write_history
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
-from nvt_torchrec.workflows.event_state import HistoryTail
+from nvt_torchrec.workflows.history_tail import HistoryTail
 
 #: About how many events of a history are in memory at once.
 PARTITION_EVENTS = 1 << 22

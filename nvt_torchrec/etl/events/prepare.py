@@ -37,8 +37,9 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.event_state import HistoryTail, write_event_state
+from nvt_torchrec.workflows.event_state import write_event_state
 from nvt_torchrec.workflows.event_sums import GroupEvents, LaterRates, sums_of_groups
+from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec events", 2, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
@@ -265,8 +266,8 @@ def write_kept(
     days = EarlierDays.read(directory, spec)
     files, end = EventFiles(directory), end_of(spec, days.record.newest)
     groups = [
-        GroupEvents.collect(spec, group, end, (of.key, of.known, of.happened, of.counts))
-        for group, of in zip(sums_of_groups(spec), days.groups, strict=True)
+        GroupEvents.collect(spec, group, end, kept.key, kept.known, kept.happened, kept.counts)
+        for group, kept in zip(sums_of_groups(spec), days.groups, strict=True)
     ]
     newest: list[HistoryTail] = []
     if spec.histories:

@@ -27,7 +27,6 @@ from nvt_torchrec.etl.events.timeline import (
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
-from nvt_torchrec.workflows.event_state import HistoryTail
 from nvt_torchrec.workflows.event_sums import (
     BEFORE_ALL,
     EVENT,
@@ -38,6 +37,7 @@ from nvt_torchrec.workflows.event_sums import (
     history_bit,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.history_tail import HistoryTail
 
 #: The time of the last event of a key without one.
 NEVER = -(2**63)

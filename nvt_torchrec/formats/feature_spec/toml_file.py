@@ -3,7 +3,7 @@
 All keys of a spec; those that are optional say so, or show their default::
 
     dense_transform = "log_normalize"   # of columns without a transform; or "log", "log_plus_2",
-                                        # "normalize"
+                                        # "log1p_normalize", "normalize"
 
     [input]                       # optional
     format = "csv"                # tsv (default), csv, json, parquet
