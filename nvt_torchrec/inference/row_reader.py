@@ -38,7 +38,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import RawRows, add_missing, dense_dtype, mask_of_rows
+from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, mask_of_rows
 
 #: What ``trim`` removes.
 _SPACES = " \t"
@@ -50,6 +50,7 @@ _PLAIN_TEXTS: dict[str, tuple[Any, Callable[[str], int | float]]] = {
     "time": (re.compile("-?[0-9]{1,15}").fullmatch, int),
     "float": (re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?").fullmatch, float),
 }
+_NO_PLAIN_TEXTS: tuple[Any, Callable[[str], int | float]] = re.compile("(?!)").match, float
 #: Returns a value as the column holds it, None where it is missing; raises ValueError.
 Parse: TypeAlias = Callable[[Any], Any]
 
@@ -128,9 +129,10 @@ class RowReader:
         flat, bits = _read_fields(rows, self._categorical.values())
         sources = self._read_sources(rows)
 
-        dense = np.array(values, self._dtype).reshape(count, len(self._dense)).T
-        if len(self._dense) < len(spec.dense):
-            read, dense = dense, np.zeros((len(spec.dense), count), self._dtype)
+        read: np.ndarray = np.array(values, self._dtype).reshape(count, len(self._dense)).T
+        dense = read
+        if len(self._dense) < len(spec.dense):  # others are computed
+            dense = np.zeros((len(spec.dense), count), self._dtype)
             dense[[*self._dense]] = read
         dense_missing = mask_of_rows(dense_bits, len(spec.dense))
         for j in self._derived_dense:
@@ -147,6 +149,7 @@ class RowReader:
             for j in self._derived:
                 of_sources = [sources[i] for i in self._plan.categorical[j]]
                 derived, absent = feature(spec.categorical[j], of_sources)
+                assert not isinstance(derived, Jagged)
                 columns[j] = derived.tolist()
                 bits = [row | int(null) << j for row, null in zip(bits, absent, strict=True)]
             in_order = [columns[j] for j in range(len(spec.categorical))]
@@ -255,14 +258,14 @@ def _make_number_parser(read: Read) -> Parse:
         take_number = functools.partial(_to_microseconds, read=read)
     null_texts = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
     null_numbers = {number_of(text) for text in read.nulls}
-    is_plain, to_number = _PLAIN_TEXTS.get(read.raw, (None, None))
+    is_plain, to_number = _PLAIN_TEXTS.get(read.raw, _NO_PLAIN_TEXTS)
     if read.raw == "float" and read.decimal != ".":
-        is_plain = None
+        is_plain, to_number = _NO_PLAIN_TEXTS
 
     def parse(value: Any) -> Any:
         if value is None:
             return None
-        if type(value) is str and is_plain is not None:
+        if type(value) is str:
             text = value.strip(_SPACES) if read.trim else value
             if not text or text in null_texts:
                 return None
@@ -278,10 +281,11 @@ def _make_number_parser(read: Read) -> Parse:
 
 def _to_microseconds(number: int | float, read: Read) -> int:
     """Return the time of a number of a time format. Raises ValueError."""
-    time = number * EPOCHS[read.time_format]
-    if type(number) is not int or not RAW_TYPES["time"].contains(time):
-        return parse_by_rules(number, read)
-    return time
+    if isinstance(number, int):
+        time = number * EPOCHS[read.time_format]
+        if RAW_TYPES["time"].contains(time):
+            return time
+    return parse_by_rules(number, read)  # a fraction, or beyond the limits
 
 
 def _make_list_parser(parse_item: Parse) -> Parse:
