@@ -85,7 +85,10 @@ class RowReader:
         plan = spec.read_plan(label=False)
         text = read_as_text(plan.reads)
         parsers = [make_parser(read, text=read.source in text) for read in plan.reads]
-        optional = {spec.optional_time, *(name for of in histories for name in of.features)}
+        optional = {
+            spec.optional_time,
+            *(name for history in histories for name in history.features),
+        }
 
         def field(index: int, column: int = 0) -> Field:
             read = plan.reads[index]

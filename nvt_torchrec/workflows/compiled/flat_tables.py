@@ -72,6 +72,6 @@ def encode_columns(
         return Ids(ids.reshape(columns.lengths.shape))
     for j in columns.lists:  # a missing list is empty, and not the id 1
         tallies[j, 0] = np.count_nonzero(is_missing(missing, j))
-    ends = columns.lengths.cumsum().reshape(columns.lengths.shape)
-    begins = ends[:, :1] - columns.lengths[:, :1]
-    return Ids(ids, np.concatenate([begins, ends], axis=1).astype(np.int32))
+    sizes = columns.lengths.sum(1)
+    begins = np.cumsum(sizes) - sizes
+    return Ids(ids, np.cumsum(np.column_stack([begins, columns.lengths]), 1, dtype=np.int32))
