@@ -36,6 +36,7 @@ decimal = "{decimal}"
 name = "label"
 [events]
 time = "time"
+time_format = "epoch_s"
 [[aggregate]]
 of = ["user", "shop"]
 values = ["count"]
@@ -137,6 +138,7 @@ def outcome(read: Callable[[list[dict]], RawRows], rows: list[dict]) -> Any:
     )
 )
 def test_rows_read_as_columns_do(spec: FeatureSpec, values: list[tuple[str, Any]]) -> None:
+    assert isinstance(outcome(RowReader(spec).read, [GOOD]), list)
     rows = [{**GOOD, name: value} for name, value in values]
     for some in (rows[:1], rows):
         expected = outcome(lambda rows: frames.read_dicts(rows, spec), some)
