@@ -6,6 +6,8 @@ on the machine affects both.
 - *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
   columns), encode (→ ids and dense features).
 - *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
+- With ``--onnx`` and ``--bundle`` also a request of one row over HTTP, beside FastAPI with ONNX
+  Runtime (:mod:`.serving`).
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
 """
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.serving import print_requests
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
 from nvt_torchrec.base.threads import count_cores
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _PIECE_BYTES = 2 << 20
+#: Different rows of requests.
+_REQUEST_ROWS = 256
 _ONNX = "onnx: tensors to probability"
 _OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
@@ -77,6 +82,8 @@ def _run(argv: list[str] | None) -> None:
     seconds, sizes = settings.seconds, settings.batch_sizes
     print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
     print_one_row(predictor, rows[0], seconds)
+    if model.bundle and settings.onnx:
+        print_requests(predictor, model.bundle, settings.onnx, rows[:_REQUEST_ROWS])
 
 
 def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:

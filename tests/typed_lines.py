@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import assert_type
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec import EtlSettings, KJTLoader, run
+from nvt_torchrec import Encoder, EtlSettings, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.training import TrainResult, TrainSettings, train
 
@@ -15,5 +18,14 @@ assert_type(manifest, Manifest)
 for batch in KJTLoader("OUT/criteo_binary/split/train", 2048, rank=0, world_size=8, shuffle=True):
     assert_type(batch.dense_features, torch.Tensor)
     assert_type(batch.labels, torch.Tensor)
+    assert_type(batch.sparse_features, KeyedJaggedTensor)
+
 settings = TrainSettings(binary_path="OUT/criteo_binary/split", save_checkpoint_path="CKPT")
 assert_type(train(settings), TrainResult)
+
+rows = [{"int_0": 1, "cat_0": "68fd1e64"}]
+assert_type(Predictor.load("OUT/workflow", "CKPT").predict(rows), NDArray[np.float32])
+dense, ids = Encoder.load("OUT/workflow").encode(rows)
+assert_type(dense, torch.Tensor)
+assert_type(ids, KeyedJaggedTensor)
+assert_type(Scorer.load("BUNDLE").predict(dense, ids), NDArray[np.float32])

@@ -43,6 +43,9 @@ _RARE = 0.25
 POLARS, NVTABULAR = "polars", "nvtabular"
 _INSTALLED = {
     POLARS: [["polars==2.1.0", "polars-runtime-32==2.1.0"]],
+    "fastapi": [
+        ["fastapi==0.165.0", "uvicorn[standard]==0.54.0", "onnxruntime==1.32.0", "numpy==2.4.6"]
+    ],
     "events": [["duckdb==2.0.1", "polars==2.1.0", "polars-runtime-32==2.1.0"]],
     NVTABULAR: [["pip==24.0"], ["--no-deps", *(HERE / "nvtabular.txt").read_text().split()]],
 }

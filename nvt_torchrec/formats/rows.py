@@ -85,6 +85,8 @@ class Ids:
         if self.offsets is None:
             return self
         kept = self.lengths
+        if kept[first:].max(initial=0) <= most:
+            return self
         kept[first:] = np.minimum(kept[first:], most)
         places = np.arange(kept.sum())
         places += np.repeat(self.offsets[:, 1:].reshape(-1) - kept.cumsum(), kept.reshape(-1))

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.event_fields import EventFields
 from nvt_torchrec.clicklog.in_memory.frames import read_rows
-from nvt_torchrec.clicklog.in_memory.row_fields import RowFields, open_rows
-from nvt_torchrec.clicklog.in_memory.value_errors import (
-    NOT_A_LIST,
-    InvalidRowError,
-    add_remedy,
-    no_such_key,
-)
-from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, MESSAGES, is_missing
-from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype, mask_of_rows
+from nvt_torchrec.clicklog.in_memory.row_fields import DictRows, RowFields, open_rows
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, add_remedy
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference.row_reader import RowReader
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.event_state import add_aggregates
 
@@ -47,10 +40,10 @@ class Encoder:
 
     def __init__(self, workflow: compiled.CompiledWorkflow) -> None:
         self.workflow = workflow
+        self._is_loaded = False
         spec = workflow.row_spec
-        self._reader = RowReader(spec) if reads_plainly(spec) else None
+        self._reader = RowReader(spec, workflow.histories)
         self._reads = spec.read_plan(label=False).reads
-        self._is_flat = not any("." in read.source for read in self._reads)
         self._event_fields = EventFields(spec, workflow.histories)
 
     @classmethod
@@ -66,7 +59,15 @@ class Encoder:
             SchemaError: Its compiled form is another workflow's, or another version's.
         """
         workflow = compiled.load(path, verify=check)
-        return cls(workflow.take_histories(workflow.schema.histories))
+        encoder = cls(workflow.take_histories(workflow.schema.histories))
+        encoder._is_loaded = True
+        return encoder
+
+    def __reduce__(self) -> tuple[Callable[..., Encoder], tuple]:
+        """Return what a copy is made of: its files, which are opened again, if it was loaded."""
+        if not self._is_loaded:
+            return type(self), (self.workflow,)
+        return _open_again, (self.workflow.path, self.workflow.digest)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -107,11 +108,13 @@ class Encoder:
                 whose rows are candidates. They are read once.
         """
         try:
-            if self._reader is not None and self._is_flat and not shared and is_few_dicts(rows):
-                return self._reader.read(rows)
             workflow, fields = self.workflow, open_rows(rows, self._reads, shared)
             self._event_fields.check(fields)
-            read = read_rows(fields, workflow.row_spec, workflow.histories, workflow.most_events)
+            if isinstance(fields, DictRows) and len(rows) < MANY_ROWS and not shared:
+                read = self._reader.read(rows)
+            else:
+                histories = workflow.histories, workflow.most_events
+                read = read_rows(fields, workflow.row_spec, *histories)
             return self._add_aggregates(read, fields)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
@@ -120,8 +123,11 @@ class Encoder:
         """Add the aggregates to rows that were read: those of the caller, else the state's."""
         if self.workflow.events is None or read.groups is None:
             return read
-        values = self.workflow.events.values(read.groups, read.times)
         given = self._event_fields.read_aggregates(fields)
+        if len(given) == len(self.spec.aggregates) and all(t.all() for _, t in given.values()):
+            values = np.zeros((len(given), len(read)))  # nothing of the state is needed
+        else:
+            values = self.workflow.events.values(read.groups, read.times)
         for j, column in enumerate(self.spec.aggregates):
             if column.name in given:
                 numbers, there = given[column.name]
@@ -129,115 +135,20 @@ class Encoder:
         return add_aggregates(read, self.spec, values)
 
 
-def is_few_dicts(rows: Any) -> bool:
-    """Return whether rows are so few dicts that reading them row by row is faster."""
-    are_rows = isinstance(rows, list | tuple) and len(rows) < MANY_ROWS
-    return are_rows and all(isinstance(row, Mapping) for row in rows)
+def _open_again(path: Path, digest: str) -> Encoder:
+    encoder = Encoder.load(path)
+    check_same_digest(digest, encoder.workflow.digest, path)
+    return encoder
 
 
-def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
-    def parse(value: Any) -> list | None:
-        if is_missing(value):
-            return None
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise ValueError(NOT_A_LIST)
-        items = [parse_item(item) for item in value]
-        if None in items:
-            raise ValueError(MESSAGES[EMPTY_ITEM])
-        return items or None
+def check_same_digest(before: str, now: str, path: Path) -> None:
+    """Check that a copy, as in another process, opens the same files.
 
-    return parse
-
-
-def reads_plainly(spec: FeatureSpec) -> bool:
-    """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
-    return (
-        not spec.events
-        and spec.input.decimal == "."
-        and all(
-            column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
-            for column in spec.features
-        )
-    )
-
-
-class RowReader:
-    """Reads rows that are dicts, with parsers that are made once for a spec that reads plainly.
-
-    Made for few rows, as in JSON: one loop over the fields of a row, instead of an array per
-    column.
+    Raises:
+        SchemaError: Others have taken their place.
     """
-
-    def __init__(self, spec: FeatureSpec) -> None:
-        self._columns, self._is_hex = spec.categorical, spec.is_criteo_format
-        self._dtype = dense_dtype(spec)
-        self._dense = [_field(j, column) for j, column in enumerate(spec.dense)]
-        self._categorical = [_field(j, column) for j, column in enumerate(spec.categorical)]
-
-    def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
-        """Return typed columns of the rows; ignore further keys, such as the label.
-
-        Raises:
-            MissingColumnError: A row lacks a column.
-            InvalidRowError: A column cannot hold a value.
-        """
-        count, width = len(rows), len(self._columns)
-        dense, dense_missing = self._fields(rows, self._dense)
-        flat, missing = self._fields(rows, self._categorical)
-        categorical: np.ndarray | list[CategoryValues]
-        if self._is_hex:
-            categorical = np.array(flat, np.uint32).reshape(count, width).T
-        else:
-            categorical = [
-                category_values(flat[j::width], column.raw, multi_hot=column.multi_hot)
-                for j, column in enumerate(self._columns)
-            ]
-        return RawRows(
-            labels=np.empty((0, count), np.uint8),
-            dense=np.array(dense, self._dtype).reshape(count, len(self._dense)).T,
-            dense_missing=mask_of_rows(dense_missing, len(self._dense)),
-            categorical=categorical,
-            categorical_missing=mask_of_rows(missing, width),
-            line=np.arange(count),
-            lines=count,
+    if before != now:
+        raise SchemaError(
+            f"{path}: replaced since it was opened: digest {now:.12}… instead of {before:.12}…",
+            "open it again, and pass the new object to the other process",
         )
-
-    @staticmethod
-    def _fields(rows: Sequence[Mapping[str, Any]], columns: list) -> tuple[list, list[int]]:
-        """Return the values row by row, and for each row the bits of the missing ones."""
-        values: list[Any] = []
-        missing = []
-        append = values.append
-        for index, row in enumerate(rows):
-            bits = 0
-            for name, parse, bit, placeholder in columns:
-                try:
-                    value = parse(row[name])
-                except KeyError:
-                    raise no_such_key(index, name) from None
-                except ValueError as error:
-                    raise InvalidRowError(index, name, f"{row[name]!r:.60}: {error}") from None
-                if value is None:
-                    bits |= bit
-                    value = placeholder
-                append(value)
-            missing.append(bits)
-        return values, missing
-
-
-def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callable, int, Any]:
-    """Return source, parser, bit and placeholder of a column."""
-    (source,) = column.reading.sources or (column.name,)
-    multi_hot = getattr(column, "multi_hot", False)
-    placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
-    parse = RAW_TYPES[column.raw].from_python
-    return source, _list_parser(parse) if multi_hot else parse, 1 << j, placeholder
-
-
-def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:
-    """Convert parsed values to an array, or lists to :class:`Jagged`."""
-    if multi_hot:
-        offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
-        items = [item for value in values for item in value]
-        return Jagged(offsets, category_values(items, raw, multi_hot=False))
-    return RAW_TYPES[raw].array(values)

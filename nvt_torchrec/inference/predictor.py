@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_fitted_spec
@@ -18,13 +19,15 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.rows import NO_TIME, Ids, RawRows
-from nvt_torchrec.inference.encoder import Encoder
-from nvt_torchrec.inference.model.bundle import is_bundle, read_bundle
+from nvt_torchrec.inference.encoder import Encoder, check_same_digest
+from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
+from nvt_torchrec.models.checkpoint.record import digest_of
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class Predictor:
         self.workflow = workflow
         self.model, self.labels = model, model.config.labels
         self._warned = False
+        self._opened: tuple[Path, Path | None, dict[str, Any]] | None = None  # by load
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)
         of_lists = len(config.lists) * config.max_events * config.embedding_dim
@@ -107,7 +111,21 @@ class Predictor:
             trained, origin = read_checkpoint(checkpoint, device, model)
             pair = workflow.schema, workflow.digest, trained.config, origin.workflow_digest
             check_pair(*pair, path, checkpoint)
-        return cls(workflow, trained.convert(tables or trained.table.kind))
+        predictor = cls(workflow, trained.convert(tables or trained.table.kind))
+        source = None if checkpoint is None else Path(checkpoint).resolve()
+        predictor._opened = (
+            Path(path).resolve(),
+            source,
+            {"device": device, "tables": tables, "model": model},
+        )
+        return predictor
+
+    def __reduce__(self) -> tuple[Callable[..., Predictor], tuple]:
+        """Return what a copy is made of: its files, which are opened again, if it was loaded."""
+        if self._opened is None:
+            return type(self), (self.workflow, self.model)
+        path, checkpoint, options = self._opened
+        return _open_again, (path, checkpoint, options, _digest(path, checkpoint))
 
     @property
     def spec(self) -> FeatureSpec:
@@ -119,7 +137,7 @@ class Predictor:
         """The raw columns, and the lists of histories that rows in memory may have."""
         return self.workflow.row_spec
 
-    def predict(self, rows: Any, shared: Mapping[str, Any] | None = None) -> np.ndarray:
+    def predict(self, rows: Any, shared: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
         """Return the probabilities of a click.
 
         Args:
@@ -155,12 +173,16 @@ class Predictor:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
         return self._encoder.read(rows, shared)
 
-    def labels_of(self, rows: RawRows) -> np.ndarray:
+    def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> EncodedRows:
+        """Convert rows in memory to ids and dense values; see :meth:`predict`."""
+        return self.workflow.transform(self.read(rows, shared))
+
+    def labels_of(self, rows: RawRows) -> NDArray[np.uint8]:
         """Return the values uint8 [labels, n] of :attr:`labels`; [0, n] of rows without labels."""
         names = self.labels if len(rows.labels) else ()
         return rows.labels[[self.spec.labels.index(label) for label in names]]
 
-    def predict_rows(self, rows: RawRows, first: int = 0) -> np.ndarray:
+    def predict_rows(self, rows: RawRows, first: int = 0) -> NDArray[np.float32]:
         """Return the probabilities [rows, labels] of parsed rows, with or without labels.
 
         Args:
@@ -194,7 +216,7 @@ class Predictor:
             )
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+    def predict_encoded(self, dense: np.ndarray, ids: Ids) -> NDArray[np.float32]:
         """Return the probabilities [rows, labels] of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
         if not count:
@@ -224,7 +246,19 @@ class Predictor:
         return np.concatenate([self._no_scores, *pieces])
 
 
-def as_documented(probabilities: np.ndarray) -> np.ndarray:
+def _digest(path: Path, checkpoint: Path | None) -> str:
+    """Return the digest of a bundle, or of a checkpoint, which names that of its workflow."""
+    return bundle_digest(path) if checkpoint is None else digest_of(checkpoint)
+
+
+def _open_again(
+    path: Path, checkpoint: Path | None, options: dict[str, Any], digest: str
+) -> Predictor:
+    check_same_digest(digest, _digest(path, checkpoint), checkpoint or path)
+    return Predictor.load(path, checkpoint, **options)
+
+
+def as_documented(probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return probabilities [rows, labels] as Python users get them: of one label, [rows]."""
     return probabilities[:, 0] if probabilities.shape[1] == 1 else probabilities
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
@@ -42,7 +43,11 @@ class Scorer:
         """Open a bundle, or a workflow and a checkpoint, as ``Predictor.load`` does."""
         return cls(Predictor.load(path, checkpoint, **options))
 
-    def predict(self, dense: Any, ids: KeyedJaggedTensor | Any) -> np.ndarray:
+    def __reduce__(self) -> tuple[type[Scorer], tuple]:
+        """Return what a copy is made of: its predictor, which says how that is copied."""
+        return type(self), (self._predictor,)
+
+    def predict(self, dense: Any, ids: KeyedJaggedTensor | Any) -> NDArray[np.float32]:
         """Return the probabilities of a click, float32 [rows]; of several labels [rows, labels].
 
         Args:

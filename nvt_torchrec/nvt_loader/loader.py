@@ -146,7 +146,11 @@ class KJTLoader:
         max_events: int = 50,
         histories: Path | str | None = None,
     ) -> None:
-        options.check_arguments(locals())
+        arguments = dict(locals())
+        options.check_arguments(arguments)
+        table_sizes = None if table_sizes is None else tuple(table_sizes)
+        arguments["table_sizes"] = table_sizes
+        self._arguments = {name: value for name, value in arguments.items() if name != "self"}
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
         dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
@@ -269,13 +273,31 @@ class KJTLoader:
                 "count from the epoch's beginning, including the steps before a resume",
             )
         finished = step == len(self) and step > 0
+        epoch = position.epoch + 1 if finished else position.epoch
+        return self._describe(epoch, 0 if finished else step)
+
+    def _describe(self, epoch: int, step: int) -> dict[str, Any]:
         return {
             "version": options.STATE_VERSION,
             **self._identity(),
             "virtual_shards": self._plan.virtual_shards,
-            "epoch": position.epoch + 1 if finished else position.epoch,
-            "step": 0 if finished else step,
+            "epoch": epoch,
+            "step": step,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy, as in another process, is made of: the files are opened again.
+
+        What the next ``iter()`` of this loader yields, that of the copy yields.
+        """
+        return {
+            "arguments": {**self._arguments, "transforms": tuple(self._functions)},
+            "state": self._describe(self._next.epoch, self._next.step),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["arguments"])  # type: ignore[misc]
+        self.load_state_dict(state["state"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next ``iter()`` yield exactly the steps that were not trained before ``state``.

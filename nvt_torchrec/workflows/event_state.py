@@ -301,6 +301,10 @@ class EventState:
             if own:  # rows of a file have none
                 counts_of_own, given_lengths = given_lengths[:width], given_lengths[width:]
             has_own = counts_of_own.max(axis=0) > 0  # in one of the columns
+            if own and has_own.all():
+                columns += own
+                lengths += [*counts_of_own]
+                continue
             newest, counts = self.newest(history.name, groups, ~has_own, most, cuts)
             for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:

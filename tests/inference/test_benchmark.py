@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import onnx
 import pytest
 
 from benchmarks.inference import main
+from benchmarks.serving import make_requests, start
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
+from nvt_torchrec.inference.predictor import Predictor
+from tests.inference.bundles import ROWS
 from tests.inference.conftest import Trained
 
 ONNX = "onnx: tensors to probability"
@@ -48,3 +52,16 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
     flags = ["--bundle", str(tmp_path / "bundle"), "--input", str(shop.raw / "day_2.csv")]
     with pytest.raises(AssertionError, match="Not equal to tolerance"):  # of another model
         main([*flags, "--onnx", str(tmp_path / "other.onnx")])
+
+
+def test_requests_of_a_server(small_bundle: Path) -> None:
+    """What the benchmark asks a server, and counts of it."""
+    predictor = Predictor.load(small_bundle)
+    requests = make_requests(predictor, ROWS)
+    command = [sys.executable, "-m", "inference", "serve", "--port", 0, "--bundle", small_bundle]
+    with start(command) as server:
+        answers = dict(server.ask(requests, len(requests)))
+        server.measure(requests, 2 * len(requests))
+        assert server.rss_mb > 0
+    assert [answers[i] for i in range(len(ROWS))] == predictor.predict(ROWS).tolist()
+    assert server.cpu_ms[0] >= 0

@@ -26,7 +26,7 @@ from nvt_torchrec.formats.feature_spec import (
 )
 from nvt_torchrec.formats.feature_spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows
-from nvt_torchrec.inference.encoder import RowReader, reads_plainly
+from nvt_torchrec.inference.row_reader import RowReader
 from tests.clicklog.reference_fields import KINDS
 
 #: A column of each raw type, and one of lists of each category; names where they differ.
@@ -248,12 +248,13 @@ def test_strings_with_decimal_commas() -> None:
     spec = dataclasses.replace(
         SPEC, input=InputFormat("csv", delimiter=";", header=False, decimal=",")
     )
-    assert not reads_plainly(spec)
     frame = pd.DataFrame([GOOD, GOOD, GOOD]).assign(price=["1,5", "-0,25", None])
     assert read_columns(frame, spec).dense[1].tolist() == [1.5, -0.25, 0]
-    assert read_dicts([{**GOOD, "price": 1.5}], spec).dense[1].tolist() == [1.5]
-    with pytest.raises(InvalidRowError, match=r"row 0, column price: '1\.5'"):
-        read_dicts([{**GOOD, "price": "1.5"}], spec)
+    for read in (RowReader(spec).read, lambda rows: read_dicts(rows, spec)):
+        assert read([{**GOOD, "price": 1.5}]).dense[1].tolist() == [1.5]
+        assert read([{**GOOD, "price": "-1,5"}]).dense[1].tolist() == [-1.5]
+        with pytest.raises(InvalidRowError, match=r"row 0, column price: '1\.5'"):
+            read([{**GOOD, "price": "1.5"}])
 
 
 def test_columns_of_arrays() -> None:

@@ -7,6 +7,7 @@ unknown keys, numbers that no array could hold, and what the dataclass itself re
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -77,11 +78,11 @@ def _no_constant(name: str) -> NoReturn:
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; programs differ in which value of a duplicate key they take."""
-    items: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in items:
-            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
-        items[key] = value
+    items = dict(pairs)
+    if len(items) < len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        ((key, _),) = counts.most_common(1)
+        raise ValueError(f"the key {key!r:.60} occurs twice in an object")
     return items
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.clicklog.in_memory.frames import check_aggregate, find_columns
-from nvt_torchrec.clicklog.in_memory.row_fields import RowFields
+from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.rows import CategoryValues
 
 #: Characters of a name whose check is remembered.
 _MAX_KEPT = 100
@@ -111,11 +113,25 @@ class EventFields:
             assert field is not None
             there = np.ones(fields.rows, np.bool_)
             there[field.lacks] = False
-            (found,) = find_columns(fields, [Read(name, "float")], self._spec, [name])
-            column = found.repeat()
-            numbers = check_aggregate(self._aggregates[name], column.values, column.missing, there)
+            values, missing = _read_numbers(name, field, fields, self._spec)
+            numbers = check_aggregate(self._aggregates[name], values, missing, there)
             read[name] = numbers, there
         return read
+
+
+def _read_numbers(
+    name: str, field: RowField, fields: RowFields, spec: FeatureSpec
+) -> tuple[CategoryValues, np.ndarray]:
+    """Return the numbers of a field, float64 [n], and where they are missing, bool [n]."""
+    values = field.values
+    if isinstance(values, list) and field.index is None and {*map(type, values)} <= {int, float}:
+        # as in JSON; to convert a few of them as columns takes longer than to score the rows
+        numbers = RAW_TYPES["float"].from_usual(values, {float})
+        if numbers is not None:
+            return numbers
+    (found,) = find_columns(fields, [Read(name, "float")], spec, [name])
+    column = found.repeat()
+    return column.values, column.missing
 
 
 def is_misspelt(name: str, known: str) -> bool:

@@ -55,7 +55,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """Do the same as :meth:`inference.encoder.RowReader.read`, faster for many rows."""
+    """Do the same as :meth:`inference.row_reader.RowReader.read`, faster for many rows."""
     return read_rows(open_rows(rows, spec.read_plan(label=False).reads), spec)
 
 
@@ -79,8 +79,9 @@ def read_rows(
     reads = spec.read_plan(label=False).reads
     lists = dict.fromkeys((n for history in histories for n in history.features), max_events)
     columns = find_columns(fields, reads, spec, {*lists, spec.optional_time})
+    lengths = {column.read.source: column.lengths for column in columns if column.read.multi_hot}
     for history in histories:
-        _check_lengths([columns[reads.index(r)] for r in reads if r.source in history.features])
+        check_lengths({name: lengths[name] for name in history.features})
     converted = [column.repeat(lists.get(column.read.source)) for column in columns]
     count = fields.rows
     return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
@@ -154,6 +155,13 @@ class FoundColumn:
     converted: Converted
     index: np.ndarray | None
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many values each row has in a column of lists, [n]."""
+        assert isinstance(self.converted.values, Jagged)
+        lengths = np.diff(self.converted.values.offsets)
+        return lengths if self.index is None else lengths[self.index]
+
     def repeat(self, newest: int | None = None) -> Converted:
         """Return a value for each row; of lists that rows share, the ``newest`` last values."""
         column, index = self.converted, self.index
@@ -220,24 +228,22 @@ def _check(column: Converted, field: RowField, read: Read, spec: FeatureSpec) ->
         raise add_remedy(InvalidRowError(field.row_of(position), read.source, what), spec)
 
 
-def _check_lengths(columns: Sequence[FoundColumn]) -> None:
+def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
     """Check that the lists of a history are of one length in each row.
+
+    Args:
+        lengths: By column, the values of each row, [n].
 
     Raises:
         InvalidRowError: They are not.
     """
-    lengths = []
-    for column in columns:
-        assert isinstance(column.converted.values, Jagged)
-        of_values = np.diff(column.converted.values.offsets)
-        lengths.append(of_values if column.index is None else of_values[column.index])
-    most = np.max(lengths, axis=0)
-    for column, of_rows in zip(columns, lengths, strict=True):
+    most = np.max([*lengths.values()], axis=0)
+    for name, of_rows in lengths.items():
         if (of_rows < most).any():
             row = int(np.argmax(of_rows < most))
             raise InvalidRowError(
                 row,
-                column.read.source,
+                name,
                 f"a list of {of_rows[row]}, and another column of the history has {most[row]}",
                 "pass lists of the same length in all columns of a history: each place is an event",
             )

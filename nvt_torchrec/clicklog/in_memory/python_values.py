@@ -27,6 +27,7 @@ from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.rows import Jagged
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
@@ -73,6 +74,27 @@ def convert_values(values: list, read: Read, *, text: bool = False) -> Converted
     except base.BadValueError as error:
         value = values[error.index]
         raise InvalidRowError(error.index, read.source, f"{value!r:.60}: {error.reason}") from None
+
+
+def parse_by_rules(value: Any, read: Read) -> Any:
+    """Return one value of a column that is read by rules, as :func:`convert_values` reads it.
+
+    Args:
+        value: The value, no list.
+        read: How it is read, and not as a list.
+
+    Returns:
+        The value as Python's number or text; None if it is missing.
+
+    Raises:
+        ValueError: The column cannot hold it; the message is the reason.
+    """
+    converted = _parse_by_rules([value], read)
+    if code := int(converted.code[0]):
+        raise ValueError(RAW_TYPES[read.raw].message(code))
+    assert not isinstance(converted.values, Jagged)
+    (parsed,) = converted.values.tolist()
+    return None if converted.missing[0] else parsed
 
 
 def _show(values: list) -> Callable[[int], str]:

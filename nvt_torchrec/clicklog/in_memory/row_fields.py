@@ -7,6 +7,7 @@ may be in an object of the row, and all rows may share fields, which are read on
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -168,18 +169,28 @@ class ColumnRows(RowFields):
         self.shared, self.has_text = shared, not isinstance(columns, Mapping)
         self._sources = list(dict.fromkeys(read.source for read in reads))
         self._times = {read.source for read in reads if read.raw == "time"}
+        columns = _read_stream(columns)
+        names: Any
         if isinstance(columns, pa.Table | pa.RecordBatch):
-            self._names, self._get = set(columns.schema.names), columns.column
+            names, self._get = columns.schema.names, columns.column
         elif isinstance(columns, Mapping):
-            self._names, self._get = set(columns.keys()), columns.__getitem__
+            names, self._get = columns.keys(), columns.__getitem__
         elif hasattr(columns, "columns"):  # pandas, Polars, cuDF
-            self._names, self._get = set(columns.columns), columns.__getitem__
+            names, self._get = columns.columns, columns.__getitem__
         else:
             raise SchemaError(
                 f"rows of type {type(columns).__name__}",
                 "pass a frame, an Arrow table, a list of dicts or a dict of arrays; a path is for "
                 "predict",
             )
+        counts = collections.Counter(names)
+        self._names = set(counts)
+        for name in self._sources:
+            if counts[name] > 1:
+                raise SchemaError(
+                    f"column {name} is there {counts[name]} times",
+                    "rename or drop all of them but the one that is to be read",
+                )
         self._arrays: dict[str, pa.Array | list] = {}
         self.rows = self._count_rows(columns)
 
@@ -268,6 +279,24 @@ def open_rows(
             "pass rows as a list of dicts or a dict of arrays, or give the frame these columns",
         )
     return ColumnRows(rows, shared or {}, reads)
+
+
+def _read_stream(columns: Any) -> Any:
+    """Return what an Arrow stream holds as a table; other rows as they are.
+
+    Frames of pandas are read by their columns, whose types say what is missing.
+
+    Raises:
+        SchemaError: It is a query that has not run.
+    """
+    if type(columns).__name__ == "LazyFrame":
+        what = f"rows of type {type(columns).__module__.partition('.')[0]}.LazyFrame"
+        raise SchemaError(f"{what}: a query that has not run", "pass frame.collect()")
+    is_table = isinstance(columns, pa.Table | pa.RecordBatch | Mapping)
+    is_pandas = hasattr(columns, "iloc")
+    if is_table or is_pandas or not hasattr(columns, "__arrow_c_stream__"):
+        return columns
+    return pa.RecordBatchReader.from_stream(columns).read_all()
 
 
 def get_inner(value: Any, outer: str, inner: str, *, row: int) -> Any:

@@ -75,8 +75,7 @@ def assemble(
         key = hash_texts(key)
     times = None
     if plan.times and not needs_time:
-        time = converted[plan.times[0]]
-        times = np.where(time.missing, NO_TIME, time.values)[np.newaxis]
+        times = times_of_rows(converted[plan.times[0]])
     elif plan.times and spec.events:
         happened, *known = (converted[index].values for index in plan.times)
         known = known[0] if known else happened + spec.events.delay
@@ -108,7 +107,7 @@ def assemble(
         weight=weight,
         key=key,
         times=times,
-        groups=_hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
+        groups=hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -154,8 +153,14 @@ def _describe_outside(spec: FeatureSpec, time: int) -> str:
     return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"
 
 
-def _hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
-    """Return ``RawRows.groups`` of the columns of each group's key."""
+def times_of_rows(time: Converted) -> np.ndarray:
+    """Return ``RawRows.times`` of rows without labels, of which only their own time is known."""
+    assert isinstance(time.values, np.ndarray)
+    return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
+
+
+def hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
+    """Return ``RawRows.groups`` of the columns of each group's key; None without groups."""
     if not groups:
         return None
     hashed = []

@@ -2,6 +2,7 @@
 
 :mod:`.app` reads a request and encodes its rows, :mod:`.batching` scores the rows of waiting
 requests together, :mod:`.reload` follows the bundle, and :mod:`.processes` starts one or several.
-A process has one event loop, one thread for the model and two for parsing large requests. What a
-proxy does (keys, TLS, limits of each client) is in ``deploy/nginx.conf``.
+A process has one event loop, which also scores small requests of quick models, one thread for the
+model and two for parsing large requests. What a proxy does (keys, TLS, limits of each client) is in
+``deploy/nginx.conf``.
 """

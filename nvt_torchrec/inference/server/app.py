@@ -48,6 +48,9 @@ _BODIES = 8
 #: A body beyond the limit is read on, and dropped, up to this many times the limit: a client that
 #: still sends when its connection is closed does not see the answer that says why.
 _DROPPED = 4
+#: The endpoint of rows, which is not looked for among the others: Starlette's middleware and routes
+#: take as long as the model does for a row.
+_PREDICT = "POST", "/predict"
 #: Seconds between two times at which gauges are set, which any worker may read at any time.
 _GAUGES_S = 1.0
 
@@ -88,7 +91,11 @@ class Service:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
-        await self._endpoints(scope, receive, send_last)
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == _PREDICT:
+            response = await self.answer(Request(scope, receive), parse_body)
+            await response(scope, receive, send_last)
+        else:
+            await self._endpoints(scope, receive, send_last)
 
     def follow(self, source: ModelSource) -> Reloader:
         """Serve each further bundle that is put in the place of the one that is served."""
@@ -198,14 +205,15 @@ class Service:
             return parsed
         rows, respond = parsed
         self._check_queue(len(rows))
-        probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
+        model = now.predictor.predict_encoded
+        probabilities = await self.batcher.score(model, rows, at_once=now.is_quick)
         try:
             check_finite(probabilities)
         except InvalidRowError as error:
             log.error("%s", error.what)
             raise RefusedError(500, error.reason, row=error.row, remedy=error.remedy) from None
         response = respond(probabilities)
-        response.headers.update(now.headers)
+        response.raw_headers += now.raw_headers
         return response
 
     def _parse(self, parse: _Parse, predictor: Predictor) -> Parsed | Response:
@@ -230,15 +238,16 @@ class Service:
             raise RefusedError(503, "too many rows are waiting", remedy="try again later")
 
 
+async def _refuse_method(request: Request) -> Response:
+    raise AssertionError("answered by Service.__call__")
+
+
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedError)
     return error.answer()
 
 
 def _endpoints(service: Service) -> Starlette:
-    async def predict(request: Request) -> Response:
-        return await service.answer(request, parse_body)
-
     async def version(request: Request) -> Response:
         now = service.served
         about = {
@@ -260,7 +269,7 @@ def _endpoints(service: Service) -> Starlette:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     routes = [
-        Route("/predict", predict, methods=["POST"]),
+        Route("/predict", _refuse_method, methods=["POST"]),  # other methods: 405
         Route("/version", version),
         Route("/health", health),
         Route("/ready", ready),

@@ -5,6 +5,10 @@ load. Small requests and parts of larger ones begin batches in turn, so that one
 for thousands. Rows are encoded before they get here: one that is not valid has been refused, and
 cannot fail a batch.
 
+Waking a thread and the event loop again takes longer than a quick model takes for a row. So the
+rows of small requests, which arrived in the same turn of the event loop, are scored by it, up to
+``SMALL_ROWS`` of them; the thread scores what is more.
+
 Each request names the model that scores it, that of the bundle which encoded it. A batch is of one
 model: when another bundle is put in place, requests that were encoded before are scored by the old.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -31,7 +36,7 @@ log = logging.getLogger(__name__)
 #: The largest number of rows that go through the model at once. Larger batches are not faster.
 BATCH_ROWS = 1024
 #: Requests of up to so many rows are small: even 16 of them make one batch.
-_SMALL_ROWS = 64
+SMALL_ROWS = 64
 
 #: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n, labels].
 Model: TypeAlias = Callable[[np.ndarray, Ids], np.ndarray]
@@ -66,7 +71,7 @@ class Batcher:
     """The queue in front of the models, and the thread that runs them.
 
     Args:
-        observe: Called with every batch, in the model's thread.
+        observe: Called with every batch, in the model's thread or by the event loop.
         batch_rows: The largest number of rows in a batch.
     """
 
@@ -78,6 +83,7 @@ class Batcher:
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
         self._large_first = False
+        self._this_turn: list[_Waiting] = []  # of the event loop, which alone uses it
         self._rows = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -88,8 +94,14 @@ class Batcher:
         """The number of rows in the queue."""
         return self._rows
 
-    async def score(self, model: Model, rows: EncodedRows) -> np.ndarray:
-        """Return the probabilities of rows; raise what the model raises."""
+    async def score(self, model: Model, rows: EncodedRows, *, at_once: bool = False) -> np.ndarray:
+        """Return the probabilities of rows; raise what the model raises.
+
+        Args:
+            model: The model.
+            rows: The rows.
+            at_once: Whether the event loop may score small requests.
+        """
         if not len(rows):
             return model(rows.dense, rows.ids)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
@@ -97,13 +109,32 @@ class Batcher:
             _Waiting(model, part, loop.create_future(), now)
             for part in split(rows, self._batch_rows)
         ]
-        with self._changed:
-            (self._small if len(rows) <= _SMALL_ROWS else self._large).extend(parts)
-            self._rows += len(rows)
-            self._changed.notify()
+        if at_once and len(rows) <= SMALL_ROWS:
+            if not self._this_turn:
+                loop.call_soon(self._end_turn)
+            self._this_turn += parts
+        else:
+            self._put(self._small if len(rows) <= SMALL_ROWS else self._large, parts)
         if len(parts) == 1:
             return await parts[0].future
         return np.concatenate(await asyncio.gather(*(part.future for part in parts)))
+
+    def _put(self, queue: deque[_Waiting], parts: Sequence[_Waiting]) -> None:
+        with self._changed:
+            queue.extend(parts)
+            self._rows += sum(len(part.rows) for part in parts)
+            self._changed.notify()
+
+    def _end_turn(self) -> None:
+        """Score what arrived in this turn of the event loop, or let the thread do it."""
+        parts, self._this_turn = self._this_turn, []
+        if sum(len(part.rows) for part in parts) > SMALL_ROWS:
+            self._put(self._small, parts)
+            return
+        for _, batch in itertools.groupby(parts, key=lambda part: part.model):
+            waiting = [part for part in batch if not part.future.cancelled()]
+            if waiting:
+                _answer(waiting, self._score(waiting))
 
     def close(self) -> None:
         """Score the waiting requests, then end the thread."""
@@ -116,7 +147,11 @@ class Batcher:
         while (batch := self._take()) is not None:
             batch = [part for part in batch if not part.future.cancelled()]  # timed out
             if batch:
-                self._score(batch)
+                answers = self._score(batch)
+                loop = batch[0].future.get_loop()
+                # once: waking the loop takes time
+                loop.call_soon_threadsafe(_answer, batch, answers)
+                del answers
             del batch  # while waiting for the next one, keep no model that is not served any more
 
     def _take(self) -> list[_Waiting] | None:
@@ -141,7 +176,8 @@ class Batcher:
             self._rows -= rows
             return batch
 
-    def _score(self, batch: list[_Waiting]) -> None:
+    def _score(self, batch: list[_Waiting]) -> list[np.ndarray | Exception]:
+        """Return the probabilities of each part of a batch, or why there are none."""
         model = batch[0].model
         requests = [part.rows for part in batch]
         begin = time.perf_counter()
@@ -156,8 +192,7 @@ class Batcher:
             traceback = not isinstance(error, ClickLogError)
             log.error("a batch could not be scored: %s", error, exc_info=traceback)
             answers = [error] * len(batch)
-        loop = batch[0].future.get_loop()
-        loop.call_soon_threadsafe(_answer, batch, answers)  # once: waking the loop takes time
+        return answers
 
 
 def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> None:

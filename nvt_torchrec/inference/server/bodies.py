@@ -121,7 +121,7 @@ def encode(
     try:
         if may_have_booleans:
             _refuse_booleans(rows, shared, predictor.row_spec)
-        return predictor.workflow.transform(predictor.read(rows, shared))
+        return predictor.encode(rows, shared)
     except (InvalidRowError, MissingColumnError) as error:
         known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
         where = {key: value for key, value in known.items() if value not in (None, "")}

@@ -61,9 +61,9 @@ class ServerMetrics:
             "inference_probability_sum",
             "Sum of the probabilities of a label; divided by the rows, the mean prediction",
             ["label"])
-        self._null = counter(
+        null = counter(
             "inference_null_values", "Missing values by categorical column", ["column"])
-        self._oov = counter(
+        oov = counter(
             "inference_oov_values", "Out-of-vocabulary values by categorical column", ["column"])
         self._bundle_info = gauge(
             "inference_bundle_info",
@@ -85,11 +85,10 @@ class ServerMetrics:
             "inference_requests_under_way", "Requests that have arrived and are not answered yet")
         self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
         # fmt: on
-        self._columns = columns
         self._sums = [probability_sum.labels(label) for label in labels]
-        for column in columns:  # so that they are there from the beginning
-            self._null.labels(column)
-            self._oov.labels(column)
+        # found once: to find the counter of a label takes longer than to count
+        self._null_of = [null.labels(column) for column in columns]
+        self._oov_of = [oov.labels(column) for column in columns]
         self.shared = SHARED_VALUES in os.environ
         if not self.shared:
             ProcessCollector(registry=registry)
@@ -127,9 +126,9 @@ class ServerMetrics:
         sums = finite.sum(0, dtype=np.float64)
         for of_label, value in zip(self._sums, sums.tolist(), strict=True):
             of_label.inc(value)
-        for counter, values in (
-            (self._null, functools.reduce(np.add, (rows.null for rows in batch.requests))),
-            (self._oov, functools.reduce(np.add, (rows.oov for rows in batch.requests))),
+        for counters, values in (
+            (self._null_of, functools.reduce(np.add, (rows.null for rows in batch.requests))),
+            (self._oov_of, functools.reduce(np.add, (rows.oov for rows in batch.requests))),
         ):
-            for column in np.flatnonzero(values):  # most are 0
-                counter.labels(self._columns[column]).inc(int(values[column]))
+            for column in np.flatnonzero(values).tolist():  # most are 0
+                counters[column].inc(int(values[column]))

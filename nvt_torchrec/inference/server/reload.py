@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import math
@@ -27,6 +28,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.server.batching import SMALL_ROWS
 from nvt_torchrec.inference.server.serve_settings import ModelSource
 from nvt_torchrec.workflows.description import inspect
 
@@ -39,6 +41,9 @@ _INTERVAL_S = 1.0
 _RETRY_S = 60.0
 #: Seconds between two looks at whether the old bundle has been let go.
 _RELEASE_S = 0.05
+#: A model is quick if :data:`.batching.SMALL_ROWS` rows take it no longer than this: so long may
+#: other requests, such as those for /health, wait for the event loop. The best of some times.
+_QUICK_S, _TIMED = 0.005, 5
 #: Looks after which reference cycles, such as those of exceptions, are collected.
 _COLLECT_AFTER = 20
 
@@ -58,6 +63,7 @@ class Served:
         stamp: The bundle's stamp when it was opened; None for a workflow and a checkpoint.
         published: When the path that is followed was changed, in seconds since 1970; 0 if
             unknown.
+        is_quick: Whether a few rows are scored so fast that the event loop can do it.
     """
 
     predictor: Predictor
@@ -65,6 +71,7 @@ class Served:
     generation: int | None = None
     stamp: Stamp | None = None
     published: float = 0.0
+    is_quick: bool = False
 
     @property
     def trained(self) -> float:
@@ -81,6 +88,11 @@ class Served:
         """The labels that tell bundles apart in metrics: name and generation."""
         return self.name, "" if self.generation is None else str(self.generation)
 
+    @functools.cached_property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """:attr:`headers` as ASGI sends them."""
+        return [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+
     @property
     def headers(self) -> dict[str, str]:
         """The headers of an answer that say what has scored it."""
@@ -89,11 +101,22 @@ class Served:
             headers["X-Workflow-Generation"] = str(self.generation)
         return headers
 
-    def warm_up(self) -> None:
-        """Score some rows, so that the first requests are not slower than later ones."""
+    def warm_up(self) -> Served:
+        """Score some rows, so that the first requests are not slower than later ones.
+
+        Returns:
+            The same, which says whether it is quick.
+        """
         row = dict.fromkeys(self.predictor.spec.sources(label=False))
-        for count in (1, 64):
-            self.predictor.predict([row] * count)
+        self.predictor.predict([row])
+        encoded = self.predictor.encode([row] * SMALL_ROWS)
+        times = []
+        for _ in range(_TIMED):
+            begin = time.perf_counter()
+            self.predictor.predict_encoded(encoded.dense, encoded.ids)
+            times.append(time.perf_counter() - begin)
+        on_cpu = self.predictor.model.device.type == "cpu"
+        return dataclasses.replace(self, is_quick=on_cpu and min(times) <= _QUICK_S)
 
 
 def read_stamp(bundle: Path) -> Stamp:
@@ -124,9 +147,7 @@ def open_served(source: ModelSource) -> Served:
     if path is not None:
         digest = bundle_digest(path)
     generation = inspect(predictor.workflow.path).generation
-    served = Served(predictor, digest, generation, stamp, published)
-    served.warm_up()
-    return served
+    return Served(predictor, digest, generation, stamp, published).warm_up()
 
 
 class Reloader:

@@ -15,6 +15,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import (
     WORD_BITS,
@@ -28,7 +29,7 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.compiled import compiler, tables, text_tables
+from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
@@ -155,6 +156,9 @@ class CompiledWorkflow:
                     rows.categorical[columns], word, 0, self._words, self._places[columns],
                     ids.values[columns], tallies[columns],
                 )  # fmt: skip
+        elif isinstance(rows.categorical, FlatColumns) and len(rows.categorical) == len(tallies):
+            lookup = self._words, self._places, self._text_begins, self._text
+            ids = flat_tables.encode_columns(rows.categorical, missing, *lookup, tallies)
         else:
             known = rows.categorical[: len(tallies)]  # others were read for another workflow
             ids = self._encode_columns(known, missing, tallies)

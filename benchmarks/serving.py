@@ -1,0 +1,157 @@
+"""A request of one row over HTTP, beside FastAPI with ONNX Runtime: CPU time, and memory.
+
+Both servers are processes of their own and answer the same bodies, in rounds by turns, over as many
+connections as there are clients; their probabilities must agree. CPU time is counted, as the time
+until an answer is that of the machine's other load as well. The peer is :mod:`.serving_peer`, in an
+environment of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.etl.systems import build_environment, python_of
+from benchmarks.process import ROOT
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.inference.predictor import Predictor
+
+CLIENTS, ROUNDS, REQUESTS = 8, 5, 800
+_TOLERANCE = 1e-5
+_HEAD = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+
+
+class Served:
+    """A server that is measured.
+
+    Attributes:
+        cpu_ms: CPU milliseconds of a request, by round.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self._process, self._port = psutil.Process(process.pid), port
+        self.cpu_ms: list[float] = []
+
+    @property
+    def rss_mb(self) -> float:
+        """Its resident memory in MB."""
+        return self._process.memory_info().rss / 1e6
+
+    def measure(self, requests: Sequence[bytes], number: int) -> None:
+        """Send so many requests, and note the CPU time of one."""
+        before = self._cpu_seconds()
+        sent = len(self.ask(requests, number))
+        self.cpu_ms.append((self._cpu_seconds() - before) / sent * 1e3)
+
+    def _cpu_seconds(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    def ask(self, requests: Sequence[bytes], number: int) -> list[tuple[int, float]]:
+        """Send requests over all connections; return the index of each, and its probability."""
+        answers: list[tuple[int, float]] = []
+        errors: list[Exception] = []
+
+        def send(client: int) -> None:
+            try:
+                with socket.create_connection(("127.0.0.1", self._port)) as connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    with connection.makefile("rb") as answered:
+                        for turn in range(client, number, CLIENTS):
+                            connection.sendall(requests[turn % len(requests)])
+                            answers.append((turn % len(requests), _read_answer(answered)))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=send, args=(client,)) for client in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return answers
+
+
+def _read_answer(answered: Any) -> float:
+    """Return the probability of an answer's only row."""
+    status, length = answered.readline(), 0
+    while (line := answered.readline()) != b"\r\n":
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    body = answered.read(length)
+    if b" 200 " not in status:
+        raise ClickLogError(f"answered {status!r}: {body!r:.200}", "see the server's log")
+    return json.loads(body)["probabilities"][0]
+
+
+@contextlib.contextmanager
+def start(command: Sequence[Any]) -> Iterator[Served]:
+    """Start a server, whose first line ends with its port; end it afterwards."""
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise ClickLogError(f"{command[0]}: the server did not start", "see its log above")
+        yield Served(process, int(line.rsplit(":", 1)[1]))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_requests(predictor: Predictor, rows: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Return a request for each row.
+
+    The exported model knows nothing of what happened before, so each row has it: of each aggregate
+    1, of each history five times the row's own value.
+    """
+    requests = []
+    for row in rows:
+        given: dict[str, Any] = {column.name: 1.0 for column in predictor.spec.aggregates}
+        for name in predictor.workflow.optional:
+            given[name] = [row[name.partition(".")[2]]] * 5
+        body = json.dumps({"rows": [row | given]}).encode()
+        requests.append(f"{_HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return requests
+
+
+def print_requests(
+    predictor: Predictor, bundle: Path, onnx: Path, rows: Sequence[dict[str, Any]]
+) -> None:
+    """Measure both servers, and print the CPU time of a request, its ratio, and the memory.
+
+    Args:
+        predictor: The model of the bundle.
+        bundle: What ours serves.
+        onnx: The same model as exported, which the peer serves.
+        rows: The rows to ask for, one in a request.
+    """
+    build_environment("fastapi")
+    requests = make_requests(predictor, rows)
+    ours_command = [sys.executable, "-m", "inference", "serve", "--bundle", bundle, "--port", 0]
+    peer_command = [python_of("fastapi"), Path(__file__).with_name("serving_peer.py"), onnx]
+    with start(ours_command) as ours, start(peer_command) as peer:
+        answers = [dict(server.ask(requests, len(requests))) for server in (ours, peer)]
+        for request, probability in answers[0].items():
+            np.testing.assert_allclose(probability, answers[1][request], atol=_TOLERANCE)
+        for _ in range(ROUNDS):
+            for server in (ours, peer):
+                server.measure(requests, REQUESTS)
+        ratio = statistics.median(a / b for a, b in zip(ours.cpu_ms, peer.cpu_ms, strict=True))
+        print(f"\n{f'a request of one row, {CLIENTS} clients':36}{'CPU ms':>10}{'RSS MB':>10}")
+        for name, server in (("ours", ours), ("FastAPI and ONNX Runtime", peer)):
+            print(f"{name:36}{statistics.median(server.cpu_ms):10.3f}{server.rss_mb:10.0f}")
+        print(f"ours takes {ratio:.2f} times the CPU time")
