@@ -108,7 +108,7 @@ def page(events: Events) -> str:
         start=start,
         baselines=defaultdict(lambda: None, baselines),
         importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
-        next=list_next_commands(start["settings"]["binary_path"], end["checkpoint"]) if end else [],
+        next=list_next_commands(start["settings"], end["checkpoint"]) if end else [],
         warnings=of_kind["warning"],
         end=end,
         train=of_kind["train"],
@@ -128,12 +128,17 @@ def _name_of(event: dict[str, Any]) -> str:
     return name_of(event["split"], event.get("label", ""))
 
 
-def list_next_commands(splits: str, checkpoint: str | None) -> list[str]:
-    """Return the commands that use a model; none if it or the workflow of its data is not saved."""
-    workflow = EtlOutput.from_splits(splits).workflow
+def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> list[str]:
+    """Return the commands that use a model; none if it or the workflow of its data is not saved.
+
+    ``settings`` are those of the run, by name.
+    """
+    workflow = EtlOutput.from_splits(settings["binary_path"]).workflow
     if not checkpoint or not workflow.is_dir():
         return []
     of_model = f"--workflow {workflow} --checkpoint {checkpoint}"
+    if ":" in settings["model"]:  # an own one, which nothing imports unless it is named
+        of_model += f" --model {settings['model']}"
     commands = (
         f"bundle {of_model} --output BUNDLE",
         "predict --bundle BUNDLE --input RAW --output SCORES",

@@ -251,7 +251,7 @@ class Progress:
         log.info("checkpoint: %s", path or f"{kept}--save_checkpoint_path keeps the model")
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
-        for command in list_next_commands(self._settings.binary_path, path):
+        for command in list_next_commands(vars(self._settings), path):
             log.info("next: %s", command)
         if advice:
             log.info("%s", advice)
