@@ -42,8 +42,9 @@ _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloade
 _PACKAGE = "/PATH/OF/nvt_torchrec-….whl"
 #: Packages of a single feature, with the extra that asks for them.
 _EXTRAS = {
-    **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "onnx"),
-    **dict.fromkeys(("httptools", "prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("onnx_ir", "onnxscript"), "onnx"),
+    **dict.fromkeys(("httptools", "onnx", "onnxruntime"), "serve"),
+    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
 }  # fmt: skip
 #: The extra that has torch, by the room that needs it.
 _TORCH_EXTRAS = {"inference": "serve"}
