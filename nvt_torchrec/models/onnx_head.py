@@ -31,15 +31,11 @@ if TYPE_CHECKING:
 
 #: The version of ONNX's operators: that of ONNX 1.15 and later.
 OPSET = 20
-#: The largest file of a head. A protobuf has less than 2 GiB.
-MAX_BYTES = 1 << 31
 #: The rows that a head is exported with; it takes any number.
 _EXPORT_ROWS = 3
 #: Rows up to which one thread computes (:data:`inference.model.torch_threads.ONE_THREAD_ROWS`).
 _ONE_THREAD_ROWS = 128
 _OUTPUT = "logits"
-#: The names of the domain of ONNX's own operators.
-_STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 class _ListHead(nn.Module):
@@ -117,9 +113,9 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
         transpose_gather(graph_model.graph, node)
     model = to_proto(graph_model)
     _strip(model)
-    if problem := _find_problem(model):
-        raise NotImplementedError(problem)
-    return model.SerializeToString(deterministic=True)
+    content = model.SerializeToString(deterministic=True)
+    _check(content)
+    return content
 
 
 def _convert(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Model:
@@ -153,7 +149,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 def digest_graph(content: bytes) -> str:
     """Return a digest of what a head computes, without its weights."""
-    model = _parse(content)
+    model = _read(content)
     hashed = hashlib.sha256()
     for node in model.graph.node:
         hashed.update(node.SerializeToString(deterministic=True))
@@ -163,8 +159,19 @@ def digest_graph(content: bytes) -> str:
 def find_lookups(content: bytes) -> set[str]:
     """Return the names of a module's parameters that are looked up by ids."""
     prefix = "head.module."
-    data = {node.input[0] for node in _parse(content).graph.node if node.op_type == "Gather"}
+    data = {node.input[0] for node in _read(content).graph.node if node.op_type == "Gather"}
     return {name.removeprefix(prefix) for name in data if name.startswith(prefix)}
+
+
+def _check(content: bytes) -> None:
+    """Check what a bundle may hold (:func:`.onnx_checks.check_graph`). Raises ValueError."""
+    # imported here, because models of this project are served without ONNX
+    check_graph = import_name("nvt_torchrec.models.onnx_checks", "check_graph")
+    check_graph(content, _OUTPUT, OPSET)
+
+
+def _read(content: bytes) -> onnx.ModelProto:
+    return import_name("onnx", "load_model_from_string")(content)
 
 
 def transpose_gather(graph: ir.Graph, node: ir.Node) -> None:
@@ -189,46 +196,6 @@ def transpose_gather(graph: ir.Graph, node: ir.Node) -> None:
     graph.remove(node)
 
 
-def _parse(content: bytes) -> onnx.ModelProto:
-    """Parse a file of ONNX. Raises ValueError."""
-    model = import_name("onnx", "ModelProto")()
-    try:
-        model.ParseFromString(content)
-    except Exception as error:  # DecodeError of whichever protobuf is there
-        raise ValueError(f"not a model of ONNX: {error}") from None
-    return model
-
-
-def _find_problem(model: onnx.ModelProto) -> str:
-    """Say why a model is not one that a bundle holds; "" if it is."""
-    for opset in model.opset_import:
-        if opset.domain not in _STANDARD_DOMAINS:
-            return f"operators of {opset.domain!r:.60}, which are not of ONNX's standard"
-        if not 1 <= opset.version <= OPSET:
-            return f"version {opset.version} of ONNX's operators, the newest allowed is {OPSET}"
-    if model.functions or model.training_info:
-        return "functions of its own"
-    graph = model.graph
-    tensors = [*graph.initializer]
-    for node in graph.node:
-        if node.domain not in _STANDARD_DOMAINS:
-            return f"the operator {node.op_type!r:.60} of {node.domain!r:.60}, not of the standard"
-        for attribute in node.attribute:
-            if attribute.HasField("g") or attribute.graphs:
-                return f"the operator {node.op_type!r:.60}: a branch or a loop"
-            tensors += [attribute.t, *attribute.tensors]
-            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
-                return "a sparse tensor"
-    if graph.sparse_initializer:
-        return "a sparse tensor"
-    for tensor in tensors:
-        if tensor.external_data or tensor.data_location:
-            return f"a tensor {tensor.name!r:.60} whose data are in another file"
-    if [value.name for value in graph.output] != [_OUTPUT]:
-        return f"outputs {[value.name for value in graph.output]!r:.80} instead of {_OUTPUT}"
-    return ""
-
-
 class OnnxHead(nn.Module):
     """What follows the lookup, executed by ONNX Runtime on the CPU.
 
@@ -245,11 +212,8 @@ class OnnxHead(nn.Module):
 
     def __init__(self, content: bytes, config: ModelConfig) -> None:
         super().__init__()
-        if len(content) >= MAX_BYTES:
-            raise ValueError(f"a head of {len(content) >> 20} MiB, it must have less than 2 GiB")
-        if problem := _find_problem(_parse(content)):
-            raise ValueError(problem)
-        self.content, self.labels = content, len(config.labels)
+        _check(content)
+        self.content, self.labels, self._config = content, len(config.labels), config
         self.raw_columns = find_raw_columns(config.own)
         self._one_thread = _open_session(content, 1)
         self._all_threads: Any = None
@@ -289,6 +253,10 @@ class OnnxHead(nn.Module):
                 "make the bundle again from the checkpoint: python -m inference bundle",
             )
         return torch.from_numpy(logits).to(dense.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made of: sessions cannot be pickled."""
+        return type(self), (self.content, self._config)
 
     def _session(self, rows: int) -> Any:
         threads = torch.get_num_threads()

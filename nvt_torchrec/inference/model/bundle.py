@@ -175,7 +175,7 @@ def save_bundle(
             _save(temporary / WEIGHTS / f"{name}.npy", np.ascontiguousarray(tensor.numpy()))
         if isinstance(model.head, OnnxHead):
             (temporary / WEIGHTS / HEAD).write_bytes(model.head.content)
-        for name, array in reference.make_rows(model).items():
+        for name, array in reference.make_rows(workflow, description.table_schema, model).items():
             file = temporary / reference.FOLDER / f"{name}.npy"
             file.parent.mkdir(exist_ok=True)
             _save(file, array)

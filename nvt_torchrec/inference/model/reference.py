@@ -1,7 +1,6 @@
 """Rows that a bundle carries with their scores, by which it is tried before it is served.
 
-They are encoded rows: ids drawn from the tables, and dense values from a normal distribution, which
-are what the ETL writes. Each categorical column has one id, each history up to three events.
+They are encoded rows: ids and dense values. :mod:`inference.publish.trial` scores them again.
 """
 
 from __future__ import annotations
@@ -9,44 +8,93 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 
+from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.models.config import ModelConfig
 
+#: Their directory in a bundle.
 FOLDER = "reference"
-_NUM_ROWS, _MAX_EVENTS = 64, 3
+_NUM_ROWS = 64
+#: The longest list, and the longest history, that is made up.
+_MAX_LENGTH = 4
 #: By how much a probability may differ on another machine, or with other threads.
 _TOLERANCE = 1e-4
+_REMEDY = "make the bundle again from the checkpoint: python -m inference bundle"
 
 
-def make_rows(model: ServingModel) -> dict[str, np.ndarray]:
-    """Return rows and their scores.
+def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[str, np.ndarray]:
+    """Return rows of the valid set beside a workflow with their scores.
+
+    What is not there is drawn at random: the events of histories, and all rows where the output of
+    the ETL is not at hand or valid has too few.
+
+    Args:
+        workflow: ``OUT/workflow``, or a copy elsewhere.
+        schema: The columns that it writes.
+        model: The model.
 
     Returns:
-        ``dense`` float32 [dense columns, n]; ``ids`` int64 [all ids], column by column; ``lengths``
-        int64 [features, n]; ``scores`` float32 [n, labels].
+        ``dense`` float32 [dense columns, n]; ``ids`` int64 [all ids], feature by feature;
+        ``lengths`` int64 [features, n]; ``scores`` float32 [n, labels].
     """
     config, generator = model.config, np.random.default_rng(0)
     sizes = dict(zip(config.categorical, config.num_embeddings, strict=True))
-    dense = generator.normal(size=(len(config.dense), _NUM_ROWS)).astype(np.float32)
+    dense = generator.standard_normal((len(config.dense), _NUM_ROWS)).astype(np.float32)
     lengths = np.ones((len(config.features), _NUM_ROWS), np.int64)
-    histories = lengths[len(config.categorical) :]
-    max_events = min(_MAX_EVENTS, config.max_events)
-    histories[:] = generator.integers(0, max_events + 1, histories.shape)
-    columns = [
-        generator.integers(0, sizes[column], lengths[j].sum())
-        for j, column in enumerate(config.features.values())
-    ]
-    ids = Ids.from_lengths(columns, lengths)
-    scores = score(model, dense, ids)
-    return {"dense": dense, "ids": np.concatenate(columns), "lengths": lengths, "scores": scores}
+    ids = []
+    for j, (name, column) in enumerate(config.features.items()):
+        if name not in sizes:  # a history
+            longest = min(_MAX_LENGTH, config.max_events)
+            lengths[j] = generator.integers(0, longest + 1, _NUM_ROWS)
+        elif name in schema.multi_hot:
+            lengths[j] = generator.integers(0, _MAX_LENGTH + 1, _NUM_ROWS)
+        ids.append(generator.integers(0, sizes[column], lengths[j].sum()))
+    for part in sorted((EtlOutput(workflow.absolute().parent).splits / "valid").glob("*.parquet")):
+        if _take_rows(part, config, dense, ids, lengths):
+            break
+    scores = _score(model, dense, Ids.from_lengths(ids, lengths))
+    every_id = np.concatenate(ids).astype(np.int64)
+    return {"dense": dense, "ids": every_id, "lengths": lengths, "scores": scores}
+
+
+def _take_rows(
+    part: Path,
+    config: ModelConfig,
+    dense: np.ndarray,
+    ids: list[np.ndarray],
+    lengths: np.ndarray,
+) -> bool:
+    """Put the first rows of a part in the place of those that were drawn, if it has enough."""
+    names = [*config.dense, *config.categorical]
+    file = pq.ParquetFile(part)
+    if file.metadata.num_rows < _NUM_ROWS or {*names} - {*file.schema_arrow.names}:
+        return False
+    rows = next(file.iter_batches(_NUM_ROWS, columns=names))
+    if rows.num_rows < _NUM_ROWS:
+        return False
+    for j, name in enumerate(config.dense):
+        dense[j] = to_numpy(rows[name])
+    for j, name in enumerate(config.categorical):
+        column = rows[name]
+        if hasattr(column, "value_lengths"):  # a list
+            lengths[j] = to_numpy(column.value_lengths())
+            column = column.flatten()
+        ids[j] = to_numpy(column).astype(np.int64)
+    return True
 
 
 @torch.inference_mode()
-def score(model: ServingModel, dense: np.ndarray, ids: Ids) -> np.ndarray:
+def _score(model: ServingModel, dense: np.ndarray, ids: Ids) -> np.ndarray:
     """Return probabilities, float32 [n, labels]."""
+    ids = model.fold(ids)
     return torch.sigmoid(model.logits(dense, model.lookup(ids), ids)).cpu().numpy()
 
 
@@ -56,20 +104,38 @@ def check_scores(bundle: Path, model: ServingModel) -> None:
     Raises:
         BadInputError: They differ, or the files are damaged.
     """
-    remedy = "make the bundle again from the checkpoint: python -m inference bundle"
     try:
-        dense, ids, lengths, expected = (
-            np.load(bundle / FOLDER / f"{name}.npy", allow_pickle=False)
-            for name in ("dense", "ids", "lengths", "scores")
-        )
+        dense, ids, lengths, expected = _read_rows(bundle / FOLDER, model.config)
         columns = np.split(ids, lengths.sum(1).cumsum()[:-1])
-        scores = score(model, dense, Ids.from_lengths(columns, lengths))
+        scores = _score(model, dense, Ids.from_lengths(columns, lengths))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInputError(f"{bundle / FOLDER}: damaged: {reason}", _REMEDY) from error
+    if not np.allclose(scores, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
         difference = float(np.abs(scores - expected).max())
-    except (OSError, ValueError, IndexError, RuntimeError) as error:
-        raise BadInputError(f"{bundle / FOLDER}: damaged: {error}", remedy) from error
-    if not difference <= _TOLERANCE:
         raise BadInputError(
             f"{bundle}: the scores of its reference rows differ by {difference:g} from those that "
             "it gave when it was made",
-            remedy,
+            _REMEDY,
         )
+
+
+def _read_rows(
+    folder: Path, config: ModelConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Read dense values, ids, lengths and scores.
+
+    Raises:
+        ValueError, OSError: They are damaged, or not rows of the model.
+    """
+    dense = MappedArray(folder / "dense.npy", np.float32, 2).values
+    ids = MappedArray(folder / "ids.npy", np.int64, 1).values
+    lengths = MappedArray(folder / "lengths.npy", np.int64, 2).values
+    scores = MappedArray(folder / "scores.npy", np.float32, 2).values
+    num_rows, columns = len(scores), [*config.features.values()]
+    expected = (len(config.dense), num_rows), (len(columns), num_rows)
+    if (dense.shape, lengths.shape) != expected or scores.shape[1] != len(config.labels):
+        raise ValueError(f"rows of the shapes {dense.shape}, {lengths.shape}, {scores.shape}")
+    if not num_rows or lengths.min(initial=0) < 0 or lengths.sum() != len(ids):
+        raise ValueError("lengths that are not those of the ids")
+    return dense, ids, lengths, scores
