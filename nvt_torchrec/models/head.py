@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 import torch
 from torch import nn
 
-from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, find_raw_columns
 from nvt_torchrec.models.piecewise import PiecewiseLinear
@@ -151,9 +151,7 @@ def build_head(
     with torch.random.fork_rng(devices=[]), torch.device(initial_device):
         torch.manual_seed(seed)
         if build:
-            module = build(config.columns, **config.settings)
-            if not isinstance(module, nn.Module):
-                raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
+            module = _build_own(config, build)
         else:
             module = _known_module(config)
         labels, dim = len(config.labels), config.embedding_dim
@@ -172,6 +170,26 @@ def build_head(
             factors = torch.ones(len(config.features) + rest, 1)
             factors[len(config.categorical) : len(config.features)] = math.sqrt(config.max_events)
     return Head(piecewise, first_order, module, labels, factors).to(device)
+
+
+def _build_own(config: ModelConfig, build: Build) -> nn.Module:
+    """Return the module of an own model.
+
+    Raises:
+        SettingsError: ``build`` is a module, not a function that makes one.
+        TypeError: It makes something else, or a ScriptModule.
+    """
+    if isinstance(build, nn.Module):
+        raise SettingsError(
+            f"{type(build).__name__}: a module was given, not the function that makes it",
+            "give a function build(columns, **settings) that returns the module",
+        )
+    module = build(config.columns, **config.settings)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{config.model} returns {type(module).__name__}, not a module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(f"{config.model} returns a ScriptModule: return the module that it scripts")
+    return module
 
 
 def _known_module(config: ModelConfig) -> nn.Module:

@@ -69,3 +69,14 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, capsys) -> No
     monkeypatch.setattr(doctor, "try_package", lambda *_: "")
     assert doctor.run() == 1
     assert "training         found a; supported: b\n" in capsys.readouterr().out
+
+
+def test_what_is_not_installed_is_not_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """As after `pip install .`, which is enough for the ETL."""
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    monkeypatch.setattr(doctor, "find_gpus", list)
+    assert doctor.run() == 0
+    printed = capsys.readouterr().out
+    assert "wrong" not in printed
+    for package in ("torchrec", "nvtabular", "torch"):
+        assert f"not installed: {package}\n{'':23}-> " in printed

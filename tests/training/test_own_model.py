@@ -54,6 +54,7 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
     ("broken", "message"),
     [
         ("none", "build: TypeError: their_models:deep_fm returns NoneType, not a module"),
+        ("script", "build: TypeError: .* returns a ScriptModule: return the module"),
         ("line", r"forward \(.*/their_models\.py:27\): RuntimeError: of their own"),
         ("shape", r"forward \(.*/their_models\.py:20\): ValueError: .* \[4, 3\] for 4 rows"),
         ("type", r"forward returns torch\.bool"),
@@ -118,6 +119,13 @@ def test_vectors_are_scaled_but_for_the_first_order_term():
     sums = vectors.sum(1)
     logits = build_head(config, build=lambda columns: Sum())(torch.empty(5, 0), vectors)
     torch.testing.assert_close(logits.squeeze(1), 4 * sums[:, 1:].sum(1) + 0.5 * sums[:, 0])
+
+
+def test_a_module_in_place_of_its_function():
+    config = dataclasses.replace(dlrm((), ("a",), (9,), 4, (), ()), settings={})
+    for module in (nn.Linear(1, 1), torch.jit.script(nn.Linear(1, 1))):
+        with pytest.raises(SettingsError, match="a module was given, not the function"):
+            build_head(config, build=module)
 
 
 def test_functions_that_are_not_there():

@@ -7,7 +7,7 @@ import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.models.config import ModelConfig, OwnModel
 from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.training.runs import run_command
@@ -143,11 +143,22 @@ def test_model_config_round_trip():
     assert value.pop("vector_scale") == 1  # as of checkpoints that do not have it
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
     assert ModelConfig.from_dict(value) == config
-    needed = value.keys() - {"program", "dense_bins"}
+    needed = value.keys() - {"own", "dense_bins"}
     lacking = [{k: v for k, v in value.items() if k != key} for key in needed]
     for broken in (None, [], {**value, "colour": 1}, {"dense": []}, *lacking):
         with pytest.raises(SchemaError, match="not the configuration of a model"):
             ModelConfig.from_dict(broken)
+
+
+def test_checkpoints_of_earlier_versions_say_what_an_own_model_takes():
+    """They had the steps of the module, which nothing runs any more."""
+    config = model_config(small(), SCHEMA)
+    value = config.to_dict()
+    del value["own"]
+    assert ModelConfig.from_dict(value | {"program": None}) == config
+    program = {"tensors": [], "steps": [], "output": 0, "id_columns": ["cat_0"]}
+    own = ModelConfig.from_dict(value | {"model": "theirs:build", "program": program}).own
+    assert own == OwnModel(id_columns=("cat_0",))
     with pytest.raises(SchemaError, match="vector_scale 1e"):  # beyond float32
         ModelConfig.from_dict({**value, "vector_scale": 1e308})
     with pytest.raises(SchemaError, match="2 table sizes"):

@@ -1,7 +1,8 @@
 """Check what this machine offers: GPUs, PyTorch, FBGEMM, RAPIDS, shared memory.
 
 Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
-CPU trainer do the work. 1: something is wrong, and its remedy is printed below it. Packages are
+CPU trainer do the work, and installations without the packages of training or NVTabular, which the
+ETL and serving do not need. 1: something is wrong, and its remedy is printed below it. Packages are
 imported in processes of their own, so that a crash is reported like any other error.
 """
 
@@ -18,11 +19,18 @@ from nvt_torchrec.base.versions import (
     check_etl_stack,
     check_training_stack,
     install_command,
+    installed_version,
 )
 
 #: Time limit of a process that tries a package, and of nvidia-smi.
 _SECONDS = 120
 _SUPPORTED = "the versions are a supported combination"
+#: Packages by what they are for: without any of them it is not installed, which is nothing wrong.
+_OPTIONAL = {
+    "training": ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu"),
+    "ETL": ("nvtabular", "merlin-core", "merlin-dataloader"),
+    "PyTorch, FBGEMM": ("torch",),
+}
 
 # Programs that try a package. The last line that they print is reported; after an error the last
 # line on stderr. `GPUS` is the number that the driver lists.
@@ -114,6 +122,11 @@ def run() -> int:
         checks["shared memory"] = lambda: check_shared_memory(len(gpus))
     wrong = False
     for subject, check in checks.items():
+        packages = _OPTIONAL.get(subject, ())
+        if packages and not any(map(installed_version, packages)):
+            command = install_command("gpu" if gpus else "cpu")
+            print(f"{'-':6}{subject:17}not installed: {packages[0]}\n{'':23}-> {command}")
+            continue
         try:
             print(f"{'ok':6}{subject:17}{check() or _SUPPORTED}", flush=True)
         except ClickLogError as error:

@@ -65,6 +65,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     """
     import nvt_torchrec.etl.run
     from nvt_torchrec.base.files.atomic import read_json
+    from nvt_torchrec.base.versions import install_command, installed_version
     from nvt_torchrec.formats.etl_output import EtlOutput
 
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
@@ -79,5 +80,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)
+    if installed_version("torchrec") is None:
+        logger.info("(where TorchRec is installed: %s)", install_command("cpu"))
     command = "python train_torchrec.py --binary_path %s --save_checkpoint_path CKPT"
     logger.info(as_called(command), paths.splits)
