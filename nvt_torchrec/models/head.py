@@ -150,10 +150,7 @@ def build_head(
     initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
     with torch.random.fork_rng(devices=[]), torch.device(initial_device):
         torch.manual_seed(seed)
-        if build:
-            module = _build_own(config, build)
-        else:
-            module = _known_module(config)
+        module = _build_own(config, build) if build else _known_module(config)
         labels, dim = len(config.labels), config.embedding_dim
         first_order = piecewise = None
         if config.first_order:
