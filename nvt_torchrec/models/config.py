@@ -199,7 +199,7 @@ class ModelConfig(Columns):
         """
         before, now = (
             {**value.to_dict(), "labels": len(value.labels), **value.settings}
-            | {"raw columns": find_raw_columns(value.own)}
+            | {"raw columns": find_raw_columns(value.own), "hash_indices": value.hash_indices}
             for value in (then, self)
         )
         for value in (before, now):

@@ -166,7 +166,7 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
     ],
 )
 def test_other_settings_are_refused_with_the_difference(data, started, flag, message):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises((SettingsError, SchemaError), match=message):
         train_here(*flags_of(data, started, flag), "--resume")
 
 
