@@ -211,7 +211,7 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs):
     assert "their_models" not in sys.modules
     config = read_model(theirs / "whole" / "final", build=load_build(name))[2]
     assert config.own.id_columns == ("cat_1", "cat_2")
-    assert config.own.widest == 12  # of a layer, not of the table of 32 rows that ids look up
+    assert config.own.widest == 8  # of a layer, not of the table of 32 rows that ids look up
     assert config.model == name
 
 
