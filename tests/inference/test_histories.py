@@ -28,6 +28,7 @@ from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
+from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from nvt_torchrec.training.data.loaders import spread_events
@@ -245,7 +246,8 @@ def test_a_trained_model_scores_its_batches(tmp_path: Path, model: str) -> None:
     paths = [f"--binary_path={parquet}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}"]
     more = [] if model == "dlrm" else ["--sequences=recent", f"--model={model}"]
     train_here(*paths, *TRAINING, "--first_order=0.2", f"--max_events={MOST}", *more)
-    write_bundle(tmp_path / "out" / "workflow", tmp_path / "checkpoint", tmp_path / "bundle")
+    made_from = tmp_path / "out" / "workflow", tmp_path / "checkpoint"
+    write_bundle(*made_from, tmp_path / "bundle", build=load_build(model))
     loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=2 * MOST)
     batches, trained = list(loader), model_of(tmp_path / "checkpoint")
     spread = functools.partial(spread_events, config=config_of(tmp_path / "checkpoint"))

@@ -11,14 +11,20 @@ from numba import types
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.rows import Ids, is_missing
-from nvt_torchrec.workflows.compiled import tables, text_tables
+from nvt_torchrec.workflows.compiled.tables import (
+    IDS,
+    READ_WORDS,
+    encode_int,
+    read_only,
+)
+from nvt_torchrec.workflows.compiled.text_tables import BYTES, encode_text
 
 
 @compiled(
-    types.void(types.Array(types.int64, 2, "C"), tables.read_only(types.int64),
-               tables.read_only(types.int32), text_tables.BYTES, tables.read_only(types.uint64),
-               tables.READ_WORDS, types.Array(types.int64, 2, "C", readonly=True),
-               tables.read_only(types.int64), text_tables.BYTES, tables.IDS,
+    types.void(types.Array(types.int64, 2, "C"), read_only(types.int64),
+               read_only(types.int32), BYTES, read_only(types.uint64),
+               READ_WORDS, types.Array(types.int64, 2, "C", readonly=True),
+               read_only(types.int64), BYTES, IDS,
                types.Array(types.int64, 2, "C")),
 )  # fmt: skip
 def encode_flat(
@@ -40,12 +46,12 @@ def encode_flat(
         end = begin + count
         absent, ids = missing[at : at + count], out[at : at + count]
         if layout[j, 0]:
-            text_tables.encode_text(
+            encode_text(
                 begins[begin : end + 1], data, absent, 0, words, places[j], text_begins, text, ids,
                 tallies[j],
             )  # fmt: skip
         else:
-            tables.encode_int(numbers[begin:end], absent, 0, words, places[j], ids, tallies[j])
+            encode_int(numbers[begin:end], absent, 0, words, places[j], ids, tallies[j])
         at += count
 
 
