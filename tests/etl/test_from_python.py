@@ -46,7 +46,7 @@ def test_the_script_of_the_docs(tmp_path: Path, notebook: bool) -> None:
 def test_settings_as_text(tmp_path: Path) -> None:
     given = EtlSettings(tmp_path / "raw", str(tmp_path / "out"), "retail", days="0-2,5")
     assert (given.input_path, given.output_path) == (f"{tmp_path}/raw", tmp_path / "out")
-    assert given.spec == EtlSettings("", "", PRESETS / "retail.toml").spec
+    assert given.spec == EtlSettings("raw", "out", PRESETS / "retail.toml").spec
     assert given.days == {0, 1, 2, 5}
     with pytest.raises(SettingsError, match="days 'x': cannot read 'x'"):
         EtlSettings("raw", "out", days="x")
