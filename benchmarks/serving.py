@@ -85,7 +85,7 @@ class Served:
 
 
 def _read_answer(answered: Any) -> float:
-    """Return the probability of an answer's only row."""
+    """Return the probability of an answer's only row, of several labels that of the first."""
     status, length = answered.readline(), 0
     while (line := answered.readline()) != b"\r\n":
         name, _, value = line.partition(b":")
@@ -94,7 +94,10 @@ def _read_answer(answered: Any) -> float:
     body = answered.read(length)
     if b" 200 " not in status:
         raise ClickLogError(f"answered {status!r}: {body!r:.200}", "see the server's log")
-    return json.loads(body)["probabilities"][0]
+    probabilities = json.loads(body)["probabilities"]
+    if isinstance(probabilities, dict):  # by label
+        probabilities = next(iter(probabilities.values()))
+    return probabilities[0]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -66,8 +65,7 @@ def initialize(model: _Module) -> _Module:
     of steps on large batches teach the model nothing.
     """
     for layer in model.modules():
-        # without memory there is nothing to initialize; PyTorch would import its compiler for it
-        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
+        if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -148,11 +146,10 @@ class PairProducts(nn.Module):
         A product of a vector with itself, or with zeros, gets the pair after the last.
         """
         rows = self._vectors + self._zeros
-        # by NumPy: on the meta device PyTorch would import its compiler for it
-        low, high = np.triu_indices(self._vectors, 1)
-        of_pair = np.full((rows, rows), len(low))
-        of_pair[low, high] = of_pair[high, low] = np.arange(len(low))
-        return torch.tensor(low * rows + high), torch.tensor(of_pair.flatten())
+        low, high = torch.triu_indices(self._vectors, self._vectors, offset=1)
+        of_pair = torch.full((rows, rows), len(low))
+        of_pair[low, high] = of_pair[high, low] = torch.arange(len(low))
+        return low * rows + high, of_pair.flatten()
 
     def align(self) -> None:
         """Let vectors of zeros follow the others, and zeros the products.

@@ -195,12 +195,16 @@ def find_columns(
     if fields.has_text:
         text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
     found: dict[str, RowField] = {}
+    absent = []
     for name in dict.fromkeys(read.source for read in reads):
         field = fields.find(name)
         if (field is None or len(field.lacks)) and name not in optional:
-            raise fields.missing(name)
+            absent.append(name)
+            continue
         none = RowField([None], np.zeros(fields.rows, np.int64))
         found[name] = none if field is None else field.fill()
+    if absent:
+        raise fields.missing(absent)
     columns = []
     for read in reads:
         field = found[read.source]

@@ -85,8 +85,8 @@ class RowFields(abc.ABC):
         """Return a field of rows; None if no row has it."""
 
     @abc.abstractmethod
-    def missing(self, name: str) -> MissingColumnError:
-        """Return the error for a field that a row lacks."""
+    def missing(self, names: Sequence[str]) -> MissingColumnError:
+        """Return the error for fields that a row lacks."""
 
     @property
     def names(self) -> set[str]:
@@ -156,10 +156,10 @@ class DictRows(RowFields):
             values.append(value)
         return RowField(values, index) if values else None
 
-    def missing(self, name: str) -> MissingColumnError:
+    def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
-        field = self.find(name)
-        return no_such_key(0 if field is None else int(field.lacks[0]), name)
+        field = self.find(names[0])
+        return no_such_key(0 if field is None else int(field.lacks[0]), names[0])
 
 
 class ColumnRows(RowFields):
@@ -249,13 +249,14 @@ class ColumnRows(RowFields):
             return None
         return RowField(pc.struct_field(objects, [inner]))
 
-    def missing(self, name: str) -> MissingColumnError:
+    def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
         hint = (
-            similar_column(name, self.names, self._sources)
+            similar_column(names[0], self.names, self._sources)
             or "missing values are nulls in a column"
         )
-        return MissingColumnError(f"there is no column {name}", hint.strip(), name)
+        what = f"there is no column {', '.join(names)}"
+        return MissingColumnError(what, hint.strip(), names[0])
 
 
 def open_rows(

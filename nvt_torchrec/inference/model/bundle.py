@@ -50,7 +50,7 @@ from nvt_torchrec.inference.model.weights import Origin, check_pair, read_checkp
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
-from nvt_torchrec.models.head import Head, build_head
+from nvt_torchrec.models.head import Head, build_without_values
 from nvt_torchrec.models.onnx_head import OnnxHead, export_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -369,12 +369,13 @@ def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head
     """
     if config.own:
         return OnnxHead((weights / HEAD).read_bytes(), config)
+    head = build_without_values(config)
     state = {}
-    for name, tensor in build_head(config, device="meta").state_dict().items():
+    for name, tensor in head.state_dict().items():
         kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
         values = _map(weights / f"{name}.npy", kind, tuple(tensor.shape)).values
         state[name] = torch.tensor(values, device=device)
-    head = build_head(config, device=device)
+    head = head.to(device)
     head.load_state_dict(state, assign=True)
     return head
 
