@@ -6,7 +6,7 @@ on the machine affects both.
 - *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
   columns), encode (→ ids and dense features).
 - *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
-- With ``--onnx`` and ``--bundle`` also a request of one row over HTTP, beside FastAPI with ONNX
+- With ``--onnx``, ``--bundle`` and ``--requests`` also a request of one row over HTTP, beside FastAPI with ONNX
   Runtime (:mod:`.serving`).
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
@@ -64,6 +64,11 @@ class BenchmarkSettings(Settings):
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
     seconds: float = flag("time for each measurement", 2.0)
     onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
+    requests: bool = flag(
+        "with --bundle and --onnx: requests to the server, too, beside FastAPI with ONNX Runtime, "
+        "which is installed into build/ first",
+        False,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,7 +87,7 @@ def _run(argv: list[str] | None) -> None:
     seconds, sizes = settings.seconds, settings.batch_sizes
     print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
     print_one_row(predictor, rows[0], seconds)
-    if model.bundle and settings.onnx:
+    if model.bundle and settings.onnx and settings.requests:
         print_requests(predictor, model.bundle, settings.onnx, rows[:_REQUEST_ROWS])
 
 

@@ -201,9 +201,9 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
     """And nothing is allocated for them."""
     built = []
 
-    def build(config, *, device):
+    def build(config, *, device, build):
         built.append(device)
-        return build_head(config, device=device)
+        return build_head(config, device=device, build=build)
 
     monkeypatch.setattr("nvt_torchrec.models.checkpoint.reading.build_head", build)
     tensors = json.loads((copy / "tensors.json").read_text())
