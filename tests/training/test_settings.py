@@ -32,7 +32,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
     ("flags", "message"),
     [
         ("---amp", r"unknown argument ---amp\n.*two dashes: --amp"),
-        ("--batchsize 5", r"--batchsize.*called --batch_size"),
+        ("--batchsize 5", r"unknown argument --batchsize\n.*called --batch_size here"),
         ("--learning-rate=2", r"unknown argument --learning-rate\n.*did you mean --learning_rate"),
         ("--batch_size many", "--batch_size: invalid int value: 'many'"),
         ("--dense_arch_layer_sizes 5,x", "'5,x' is not a comma-separated list of integers"),
