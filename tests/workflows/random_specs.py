@@ -200,6 +200,8 @@ class Oracle:
             formula = self.spec.transform_of(column).y_formula
             if formula == "log(max(x, -1) + 2)":
                 x = np.log(np.maximum(x, -1) + 2)
+            elif formula == "log(max(x, 0) + 1)":
+                x = np.log(np.maximum(x, 0) + 1)
             elif formula != "x":
                 x = np.log(np.maximum(x, -2) + 3)
             result.append(x)
