@@ -6,8 +6,8 @@ on the machine affects both.
 - *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
   columns), encode (→ ids and dense features).
 - *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
-- With ``--onnx``, ``--bundle`` and ``--requests`` also a request of one row over HTTP, beside FastAPI with ONNX
-  Runtime (:mod:`.serving`).
+- With ``--onnx``, ``--bundle`` and ``--requests`` also a request of one row over HTTP, beside
+  FastAPI with ONNX Runtime (:mod:`.serving`).
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
 """
