@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 from nvt_torchrec.nvt_compat.dask_names import BlockwiseLayer, FreezingHighLevelGraph, freeze
 from nvt_torchrec.nvt_compat.patching import PatchError, replace
 
 import dask.dataframe as dd
-import pandas as pd
 from dask.blockwise import Blockwise
 
 
@@ -46,32 +43,6 @@ def _parquet_to_ddf(self, columns=None, cpu=None):
     return ddf
 
 
-def _text_as_objects(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame whose text is of dtype ``object``, Merlin's type of strings.
-
-    pyarrow reads text as ``str`` with pandas 3, whatever pandas' option says of strings.
-    """
-    text = [name for name, dtype in frame.dtypes.items() if isinstance(dtype, pd.StringDtype)]
-    objects = {name: frame[name].astype(object).where(frame[name].notna(), None) for name in text}
-    return frame.assign(**objects)
-
-
-def _read_text_as_objects(engine) -> None:
-    """Convert what ``engine`` reads: its partitions, and the empty sample that has their types."""
-    for name in ("read_partition", "_arrow_table_to_pandas"):
-        setattr(engine, name, _returning_text_as_objects(getattr(engine, name)))
-
-
-def _returning_text_as_objects(method):
-    """Return a class method that converts what ``method``, which is bound to its class, returns."""
-
-    @functools.wraps(method)
-    def converted(_, /, *args, **kwargs):
-        return _text_as_objects(method(*args, **kwargs))
-
-    return classmethod(converted)
-
-
 def apply() -> None:
     """Patch merlin-core first (nvtabular imports it), then nvtabular."""
     from merlin.core import utils
@@ -104,7 +75,6 @@ def apply() -> None:
         _parquet_to_ddf,
         expect="metadata_collector",
     )
-    _read_text_as_objects(merlin.io.parquet.CPUParquetEngine)
     for module in (
         merlin.io.dask,
         merlin.io.dataset,

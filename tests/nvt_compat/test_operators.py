@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
@@ -60,16 +59,3 @@ def test_difference_lag() -> None:
     assert lag.dtype == np.float32
     two = _fit(["time"] >> ops.DifferenceLag(["user", "day"]), frame).transform(frame)
     np.testing.assert_array_equal(two["time_difference_lag_1"], [nan, 5, nan, nan, 20, nan, nan])
-
-
-def test_text_of_parquet_is_what_text_of_a_frame_is(tmp_path: Path) -> None:
-    """Of dtype object, which is Merlin's type of strings: in partitions and in their sample."""
-    frame = pd.DataFrame({"text": ["abcd", "e", None], "x": [1, 2, 3]})
-    frame.to_parquet(tmp_path / "part.parquet")
-    parts = nvtabular.Dataset(str(tmp_path / "part.parquet"), engine="parquet", cpu=True)
-    assert parts.to_ddf()._meta["text"].dtype == frame["text"].dtype == object
-    workflow = nvtabular.Workflow(["text"] >> ops.LambdaOp(lambda column: column.str.slice(1, 3)))
-    workflow.fit(parts)
-    pd.testing.assert_series_equal(
-        workflow.transform(parts).to_ddf().compute()["text"], frame["text"].str.slice(1, 3)
-    )
