@@ -8,6 +8,7 @@ scores its reference rows (:mod:`inference.model.reference`) within limits.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -24,7 +25,7 @@ _MEMORY_FACTOR = 3
 _CPU_S, _CPU_S_PER_GIB = 120, 30
 #: A process that waits for ever takes no CPU: after so many times these seconds it is ended.
 _WAIT_FACTOR = 10
-#: Limits of the process, by name, and how it ends beyond them.
+#: Why a process ended, by the signal that ended it beyond its limits.
 _ENDINGS = {
     signal.SIGXCPU: "it takes too long",
     signal.SIGKILL: "it takes too long, or the machine's memory",
@@ -43,9 +44,16 @@ def try_bundle(bundle: Path) -> None:
     seconds = _CPU_S + _CPU_S_PER_GIB * (size >> 30)
     limits = {"memory": _MEMORY_BYTES + _MEMORY_FACTOR * size, "seconds": seconds}
     command = [sys.executable, "-m", __name__, str(bundle), json.dumps(limits)]
+    # it finds what this process finds, whatever the directory and Python's flags
+    paths = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WAIT_FACTOR * seconds, check=False
+            command,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_FACTOR * seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise BadInputError(
