@@ -33,7 +33,7 @@ def run_subcommand(
     if argv and argv[0] in commands:
         path, text = commands[argv[0]]
         module = importlib.import_module(path)
-        text = getattr(module, "DESCRIPTION", text)
+        text = getattr(module, "DESCRIPTION", f"{text[0].upper()}{text[1:]}.")
         parser = Parser(prog=f"{prog} {argv[0]}", description=text)
         try:
             return module.run(*parse(parser, argv[1:], *module.SETTINGS))

@@ -21,7 +21,7 @@ ON_BAD_ROWS = ("error", "quarantine")
 #: Positions in a block are 32-bit integers, and its last line may have 1 GiB.
 MOST_BLOCK_MB = 1023
 #: The heading of the flags that a run and an extension have in common.
-_READING = "reading of the days"
+_READING = "how days are read"
 
 
 #: Declares the number of threads of a command.
@@ -56,7 +56,7 @@ class ReadSettings(Settings):
         "is added) is malformed", 0.01, least=0, most=1, group=_READING
     )
     strict_gpu: bool = flag(
-        "end with an error if a GPU counts or encodes the first block otherwise than the CPU; by "
+        "end with an error if a GPU counts or encodes the first block differently from the CPU; by "
         "default a warning says so, and the CPU goes on", False, group=_READING
     )
     # fmt: on
@@ -145,27 +145,27 @@ class ExtendSettings(ReadSettings):
     # fmt: off
     output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
     input_path: str = flag(
-        "the new day, a file day_24 or of another number or date; or a directory, of which all "
-        "days are taken that are newer than those in OUT; local or URL", "", metavar="RAW"
+        "the new day, a file named day_24, or by another number or a date; or a directory, whose "
+        "days that are newer than those in OUT are all added; local or URL", "", metavar="RAW"
     )
     undo: bool = flag(
         "go back to the generation before the newest one, which is kept in OUT/.previous", False,
         excludes=("input_path", "resume")
     )
     days: frozenset[int] | None = flag(
-        "add these days only, for example 24-26; days between that are not named may be missing",
-        None, parse=parse_days, metavar="LIST"
+        "add these days only, for example 24-26; days that are not named may be missing", None,
+        parse=parse_days, metavar="LIST"
     )
     allow_repeated_day: bool = flag(
         "add a day although its file is a copy of that of an earlier day", False
     )
     max_rows_factor: float = flag(
-        "refuse a day with so many times more, or fewer, rows than each of the days before", 5.0,
-        least=1, most=float("inf")
+        "refuse a day with more than X times the rows of the largest day before it, or with X "
+        "times fewer than the smallest", 5.0, least=1, most=float("inf")
     )
     keep_days: int | None = flag(
-        "leave out the parquet of all but the newest N days, of those for training; ids stay "
-        "(default: keep all)", None, least=2, metavar="N"
+        "of the days for training, keep the parquet of the newest N only; ids stay (default: "
+        "keep all)", None, least=2, metavar="N"
     )
     block_mb: int | None = flag(
         "MiB of text per unit of work (default: as in the run)", None, least=1, most=MOST_BLOCK_MB
@@ -174,8 +174,8 @@ class ExtendSettings(ReadSettings):
         "as in `python -m etl run`: cpu, dask, or auto", "auto", choices=ENGINES
     )
     resume: bool = flag(
-        "without --input_path, finish a switch that was interrupted; otherwise not needed: the "
-        "same command continues", False, excludes=("restart",)
+        "without --input_path, finish putting a new generation in place, if that was interrupted; "
+        "otherwise not needed: the same command continues", False, excludes=("restart",)
     )
     restart: bool = flag("discard the day that an interrupted extension was adding", False)
     json: bool = flag("print generation, days and rows as JSON, for programs", False)

@@ -18,7 +18,7 @@ COMMANDS = {
     ),
     "compile": (
         "nvt_torchrec.workflows.compiled.compiler",
-        "make the hash tables beside a workflow again",
+        "rebuild the hash tables beside a workflow",
     ),
 }
 

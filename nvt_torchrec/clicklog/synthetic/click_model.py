@@ -93,7 +93,8 @@ class SyntheticSettings(Settings):
         least=1, most=CALENDAR_DAYS
     )
     rows_per_day: int = flag(
-        "a row takes about 240 bytes", 50_000, least=1, most=BLOCK_ROWS * CALIBRATION_BLOCK
+        "rows of each day; a row takes about 240 bytes", 50_000, least=1,
+        most=BLOCK_ROWS * CALIBRATION_BLOCK
     )
     seed: int = flag("seed of the click model and of the rows", 0, least=0, most=2**63 - 1)
     cardinality_scale: float = flag(
@@ -106,7 +107,7 @@ class SyntheticSettings(Settings):
     )
     events: bool = flag(
         "instead of Criteo's columns: clicks that depend on what the same user did before, as "
-        "day_0.csv …, and spec.toml to read them by; the log is drawn in memory", False,
+        "day_0.csv …, and spec.toml to read them by; the log is made in memory", False,
         excludes=("cardinality_scale", "base_rate")
     )
     # fmt: on

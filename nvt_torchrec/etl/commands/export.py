@@ -43,7 +43,9 @@ class ListsSettings(Settings):
     source: Path = flag("the output of `run`", metavar="OUT", positional=True)
     output_path: Path = flag("directory to make")
     max_events: int = flag("newest events of a history in a row", 50, least=1)
-    pad: bool = flag("lists of this length, with the padding id 0 before the events", False)
+    pad: bool = flag(
+        "make each list --max_events long, with the padding id 0 before the events", False
+    )
 
 
 SETTINGS = (ListsSettings,)

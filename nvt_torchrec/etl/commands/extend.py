@@ -11,7 +11,7 @@ DESCRIPTION = (
     "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
     "earlier days stays as it is; new values that qualify for an id get the next ones. Each day "
     "is a generation. The newest day is halved into valid and test, all others are for training; "
-    "rows that are split by share, column or time go where the spec's [split] says. "
+    "rows that are split by share, column, time or values go where the spec's [split] says. "
     "Until all of a day is ready, OUT is the previous generation. The same command "
     "continues an interrupted extension; --undo takes the newest day back."
 )

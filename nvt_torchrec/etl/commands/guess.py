@@ -30,18 +30,18 @@ class GuessSettings(Settings):
 
     # fmt: off
     input_path: str = flag(
-        "a file of the log, or the directory or glob; local or URL", metavar="PATH", positional=True
+        "a file, directory or glob of the log; local or URL", metavar="PATH", positional=True
     )
     output: Path | None = flag(
         "write the spec to this file (default: print it)", None, metavar="TOML"
     )
     label: str = flag(
-        "the label's column, by its name or, from 1 on, its number; several with commas between "
+        "the label's column, by its name or its number from 1; several with commas between "
         "(default: detected)", "", metavar="COLUMN"
     )
     delimiter: str = flag("delimiter of the fields (default: detected)", "")
     events: bool = flag(
-        "let the spec count what happened before a row, of a log with a time, users and items; "
+        "add what happened before each row, of a log with a time, users and items; "
         "docs/events.md", False
     )
     head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, least=1, most=1024)

@@ -356,7 +356,7 @@ def check_not_repeated(day: DayFile, manifest: Manifest) -> None:
 def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) -> None:
     """Refuse a day of far more, or far fewer, rows than all days before.
 
-    Of a single day before nothing is known of how days differ; it may be a log of many days.
+    A single earlier day shows no spread, and may be a log of many days.
 
     Args:
         day: The day.

@@ -91,7 +91,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         BadInputError: no column looks like a label, or none is left for features.
     """
     split_index = find_split_column(sample)
-    choice = choose_labels(_without(sample, split_index), path, label)
+    choice = choose_labels(_hide_column(sample, split_index), path, label)
     criteo = _is_criteo(sample, choice.indices[0])
     columns = sample.columns if sample.named else _named(sample.columns, choice.indices[0], criteo)
     label_columns = [columns[j] for j in choice.indices]
@@ -141,7 +141,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
     return Guess(labels, choice.close, split, time, features, unread, names)
 
 
-def _without(sample: SampledFile, index: int | None) -> SampledFile:
+def _hide_column(sample: SampledFile, index: int | None) -> SampledFile:
     """Return the sample in which a column is empty, so that it is taken for nothing."""
     columns = [
         dataclasses.replace(column, kind="empty") if j == index else column

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
 
 TABLES = ("float32", "float16", "int8")
-OWN_MODEL = "the function that makes an own model, as given to the training; its code is run"
+OWN_MODEL = "the function that makes a model of your own, as given to the trainer; its code is run"
 
 
 @functools.cache
@@ -39,12 +39,13 @@ class ModelSettings(Settings):
 
     # fmt: off
     bundle: Path | None = flag(
-        "directory made by `python -m inference bundle`; or:", None, metavar="BUNDLE"
+        "directory made by `python -m inference bundle`, instead of --workflow and --checkpoint",
+        None, metavar="BUNDLE"
     )
-    workflow: Path | None = flag("saved workflow, and", None, metavar="OUT/workflow")
-    checkpoint: Path | None = flag("training checkpoint, of any world size", None, metavar="CKPT")
+    workflow: Path | None = flag("saved workflow, with --checkpoint", None, metavar="OUT/workflow")
+    checkpoint: Path | None = flag("training checkpoint, with --workflow", None, metavar="CKPT")
     model: str | None = flag(
-        f"of a checkpoint: {OWN_MODEL}", None, metavar="MODULE:FUNCTION"
+        f"with --checkpoint: {OWN_MODEL}", None, metavar="MODULE:FUNCTION"
     )
     device: str = flag("where the model runs: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
     tables: str | None = flag(

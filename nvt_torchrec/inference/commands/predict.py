@@ -26,8 +26,8 @@ class PredictSettings(Settings):
     )
     output: Path = flag("file to write", metavar="PARQUET")
     format: str | None = flag(
-        "format of the input (default: the training log's, or parquet if its name ends so)", None,
-        choices=tuple(INPUT_FORMATS)
+        "format of the input (default: the training log's, or parquet if the name ends in "
+        ".parquet)", None, choices=tuple(INPUT_FORMATS)
     )
     id_columns: tuple[str, ...] = flag("columns of the input to copy to the output", ())
     on_bad_rows: str = flag(

@@ -40,7 +40,7 @@ class PublishSettings(Settings):
         excludes=("rollback",)
     )
     sample_rows: int = flag(
-        "number of rows to take, from the first on", 100_000, least=1, needs="--sample"
+        "number of first rows of --sample to compare on", 100_000, least=1, needs="--sample"
     )
     format: str | None = flag(
         "format of the file of --sample", None, choices=tuple(INPUT_FORMATS), needs="--sample"
@@ -57,11 +57,11 @@ class PublishSettings(Settings):
         "one served or the one before it (default: keep all)", None, least=1, excludes=("rollback",)
     )
     allow_older: bool = flag(
-        "publish a bundle whose workflow was extended to that of the served one since", False,
+        "publish a bundle of an earlier generation of the workflow than the served one", False,
         excludes=("rollback",)
     )
-    rollback: bool = flag("serve the bundle again that was served before", False)
-    json: bool = flag("print what came of it as JSON", False)
+    rollback: bool = flag("serve the previous bundle again", False)
+    json: bool = flag("print the result as JSON, for programs", False)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -176,14 +176,14 @@ class TrainFields(Settings):
     )
 
     vector_scale: float | None = _model(
-        "what the vectors are multiplied by before the model gets them beside the first-order term "
-        "(default: that of the model, found from an own one; 1 with sgd)", None, above=0,
+        "factor for the embedding vectors before the model gets them, beside the first-order term "
+        "(default: the model's own; for a model of yours found from its module; 1 with sgd)", None, above=0,
         most=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
-        "factor of the sum of all embeddings' first coordinates in the first-order term, which is "
-        "added to the logit and starts as a logistic regression; 0: no such term (default: 0.2, "
-        "less with more than 25 columns; 0 with --learning_rate)", None, least=0
+        "weight of the first-order (linear, wide) term, which is added to the logit and starts as a "
+        "logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 with "
+        "--learning_rate)", None, least=0
     )
 
     dense_bins: int | None = _model(
