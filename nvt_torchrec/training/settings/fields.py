@@ -177,12 +177,12 @@ class TrainFields(Settings):
 
     vector_scale: float | None = _model(
         "factor for the embedding vectors before the model gets them, beside the first-order term "
-        "(default: the model's own; for a model of yours found from its module; 1 with sgd)", None, above=0,
-        most=MAX_VECTOR_SCALE,
+        "(default: the model's own; for a model of yours found from its module; 1 with sgd)", None,
+        above=0, most=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
-        "weight of the first-order (linear, wide) term, which is added to the logit and starts as a "
-        "logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 with "
+        "weight of the first-order (linear, wide) term, which is added to the logit and starts as "
+        "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 with "
         "--learning_rate)", None, least=0
     )
 
