@@ -182,8 +182,8 @@ class TrainFields(Settings):
     )
     first_order: float | None = _model(
         "weight of the first-order (linear, wide) term, which is added to the logit and starts as "
-        "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 with "
-        "--learning_rate)", None, least=0
+        "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 "
+        "with --learning_rate)", None, least=0
     )
 
     dense_bins: int | None = _model(
