@@ -10,7 +10,6 @@ from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.event_state import EventState
 
 
 def report(path: Path | str) -> str:
@@ -149,5 +148,8 @@ def run(settings: InspectSettings) -> None:
     description = inspect(settings.workflow)
     description.verify()
     if description.spec.events:
+        # here, as it imports Numba, a second of CPU time that other workflows need not take
+        from nvt_torchrec.workflows.event_state import EventState
+
         EventState.load(description, verify=True)
     print(report(settings.workflow))

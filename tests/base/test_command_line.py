@@ -192,7 +192,14 @@ def test_only_the_subcommand_that_is_named_is_imported(capsys):
 
 
 @pytest.mark.parametrize(
-    "line", ["etl --help", "etl run --help", "etl check --help", "inference serve --help"]
+    "line",
+    [
+        "etl --help",
+        "etl run --help",
+        "etl check --help",
+        "inference serve --help",
+        "workflows inspect --help",
+    ],
 )
 def test_help_imports_nothing_heavy(line):
     code = (

@@ -94,7 +94,7 @@ def test_it_imports_nothing_heavy(saved: Path) -> None:
     code = (
         "import sys; from nvt_torchrec.workflows.__main__ import main;"
         "main(['inspect', sys.argv[1]]);"
-        "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch') if m in sys.modules])"
+        "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch', 'numba') if m in sys.modules])"
     )
     done = python("-c", code, saved)
     assert done.returncode == 0, done.stderr
