@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,8 @@ from nvt_torchrec.training.baselines.regression import Objective, Start, fit_reg
 from nvt_torchrec.training.baselines.row_sample import BATCH, RowSample, read_sample
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
+#: What a training starts from, and the metrics of the baselines by split and name.
+Baselines: TypeAlias = tuple[Start, dict[tuple[str, str], ByLabel]]
 #: The names of the baselines.
 CLICK_RATE, REGRESSION, TREES = "click rate", "logistic regression", "boosted trees"
 #: The values of a sample to fit to, which take seconds, and the batches to evaluate.
@@ -39,7 +41,7 @@ _IDS = 4000
 
 def compute_baselines(
     settings: TrainSettings, config: ModelConfig, files: tuple[Path, ...] | None
-) -> tuple[Start, dict[tuple[str, str], ByLabel]]:
+) -> Baselines:
     """Fit the baselines to training rows.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import Group
@@ -44,12 +44,12 @@ class RunState:
         """Return all tensors, to save them or to load into them: they share the run's memory."""
         if self.alone:
             return {"model": self.model.state_dict()}
-        dense = dict(self.optimizer.optimizers)["dense"]
-        if not dense.state:
-            dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
-            dense.zero_grad()
-            for values in dense.state.values():
-                values["step"].zero_()
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper) and not part.state:
+                part.init_state()  # Adam's, which torch makes in the first step, and counts as one
+                part.zero_grad()
+                for values in part.state.values():
+                    values["step"].zero_()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],

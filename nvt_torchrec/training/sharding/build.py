@@ -182,6 +182,8 @@ def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor
             for shard in value.local_shards():
                 row, column = shard.metadata.shard_offsets
                 yield name.split(".")[-2], shard.tensor.detach(), (row, column)
+        elif ".embedding_bags." in name:
+            yield name.split(".")[-2], value.detach(), (0, 0)
 
 
 def start_from(start: Start, run: RunState) -> None:

@@ -30,6 +30,7 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
+from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
@@ -93,6 +94,9 @@ class TrainModel(nn.Module):
         self.model = model
         self.losses = _Losses(getattr(model.head.module, "loss", None))
         self.world_size = world_size
+        step = StepRows()
+        SyncedBatchNorm.replace_in(model.head.module, step)
+        self.set_rows = _SetRows(step)
         self._amp = amp
         self._offset = -math.log(kept_negatives or 1.0)
         self._device_type = device_type
@@ -102,6 +106,7 @@ class TrainModel(nn.Module):
         """Return the loss (scalar) to run backward on, and the detached outputs."""
         if self._replays_graphs:
             torch.compiler.cudagraph_mark_step_begin()
+        self.set_rows(batch.labels, batch.rows, batch.global_size)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
             logits = self.model(batch.dense_features, batch.sparse_features)
         logits = logits[: batch.rows].float()
@@ -136,6 +141,18 @@ def _scale_to_mean_1(
     if world_size > 1:
         dist.all_reduce(total)
     return weights * (global_size / torch.where(total > 0, total, 1.0))
+
+
+class _SetRows(nn.Module):
+    """Say which rows a step has; a module, so that the pipeline does not trace into it."""
+
+    def __init__(self, step: StepRows) -> None:
+        super().__init__()
+        self._step = step
+
+    def forward(self, labels: torch.Tensor, rows: int, global_size: int) -> None:
+        step = self._step
+        step.rows, step.padded, step.global_size = rows, len(labels), global_size
 
 
 class _Losses(nn.Module):
