@@ -86,7 +86,22 @@ def compute_baselines(
                 logits[TREES] = trees[label].logits(sample) + offset
             for name, values in logits.items():
                 metrics.setdefault((split, name), {})[label] = compute_metrics(values, *rest)
-    return Start(edges, regressions), metrics
+    return Start(edges, regressions, _count_lookups(fitted, config)), metrics
+
+
+def _count_lookups(
+    sample: RowSample, config: ModelConfig
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return ``Start.lookups`` of the rows of a sample."""
+    ids_of: dict[str, list[np.ndarray]] = {}
+    for name, column in zip(config.categorical, sample.columns, strict=False):
+        if column.rows is None:
+            ids_of.setdefault(config.table_of[name], []).append(column.ids)
+    found = {}
+    for table, ids in ids_of.items():
+        values, counts = np.unique(np.concatenate(ids), return_counts=True)
+        found[table] = values, (counts / len(sample)).astype(np.float32)
+    return found
 
 
 def best_column(

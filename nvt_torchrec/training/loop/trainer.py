@@ -35,7 +35,7 @@ from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.training.settings.train_settings import TrainSettings
-from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
+from nvt_torchrec.training.sharding.build import build, make_pipeline, regularize_tables, start_from
 from nvt_torchrec.training.sharding.own_scale import choose_scale
 
 log = logging.getLogger(__name__)
@@ -114,9 +114,11 @@ class Trainer:
             log.info("%s", metrics_table(self.metrics))
         return self._result()
 
-    def try_out(self, start: Start) -> ByLabel | None:
-        """Train from ``start`` and keep nothing; return the metrics of valid on rank 0."""
+    def try_out(self, start: Start | None) -> ByLabel | None:
+        """Train from rank 0's ``start``, and keep nothing; return the metrics of valid there."""
         check_length(self.settings, self.progress.total_steps)
+        start = from_rank_0(self.group, start)
+        regularize_tables(start, self.run, self.settings)
         self._start(start)
         self._train_all()
         return self._evaluate("valid")
@@ -135,6 +137,8 @@ class Trainer:
         if self.group.rank == 0:
             known = known or compute_baselines(settings, self.config, self.files)
             start, self.baselines = known
+        start = from_rank_0(self.group, start)
+        regularize_tables(start, self.run, settings)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -291,7 +295,7 @@ class Trainer:
             path = self.ancestor.checkpoint
             self.events.write("continue", checkpoint=path, new_rows=new_rows)
         elif not settings.load_checkpoint_path:
-            start_from(from_rank_0(group, start) or Start(), self.run)
+            start_from(start or Start(), self.run)
 
     @property
     def _optimizer_steps(self) -> int:
