@@ -113,13 +113,17 @@ class Layers(nn.Sequential):
         batch_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        widths = [inputs, *sizes]
-        super().__init__(*(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False)))
-        self.aligned, self._relus = False, len(sizes) - (not last_relu)
-        self._dropout = dropout
+        relus = len(sizes) - (not last_relu)
+        layers, width = [], inputs
+        for number, size in enumerate(sizes):
+            # a normalization takes away a bias before it, and has one of its own
+            layers.append(nn.Linear(width, size, bias=not (batch_norm and number < relus)))
+            width = size
+        super().__init__(*layers)
+        self.aligned, self._relus, self._dropout = False, relus, dropout
         self.norms: nn.ModuleList | None = None
         if batch_norm:
-            self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[: self._relus])
+            self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:relus])
 
     def __iter__(self) -> Iterator[nn.Linear]:
         return (layer for layer in self._modules.values() if isinstance(layer, nn.Linear))
@@ -146,13 +150,13 @@ class Layers(nn.Sequential):
     def fold(self) -> None:
         """Write the batch normalizations of an evaluation into the linear layers before them.
 
-        A layer W x + b, normalized to γ (W x + b − μ) / √(σ² + ε) + β, is again a linear one.
+        A layer W x that is normalized, γ (W x − μ) / √(σ² + ε) + β, is again a linear one.
         """
         if self.norms is not None:
             for layer, norm in zip(self, self.norms, strict=False):
                 scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
                 layer.weight.mul_(scale.unsqueeze(1))
-                layer.bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias)
+                layer.bias = nn.Parameter(norm.bias - norm.running_mean * scale)
             self.norms = None
         self._dropout = 0.0
 

@@ -215,7 +215,9 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
                 )
             size = tuple(tensor.shape)
             table = next((grown for key, grown in tables.items() if _is_of(name, key)), None)
-            if table and size:  # a moment per row and column shard lies as one table below the other
+            if (
+                table and size
+            ):  # a moment per row and column shard lies as one table below the other
                 size = (size[0] // table.rows * table.rows_then, *size[1:])
             if stored[name].size != size:
                 raise SchemaError(

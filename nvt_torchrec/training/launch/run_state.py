@@ -46,10 +46,7 @@ class RunState:
             return {"model": self.model.state_dict()}
         for _, part in self.optimizer.optimizers:
             if isinstance(part, KeyedOptimizerWrapper) and not part.state:
-                part.init_state()  # Adam's, which torch makes in the first step, and counts as one
-                part.zero_grad()
-                for values in part.state.values():
-                    values["step"].zero_()
+                _init_state(part)
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],
@@ -65,6 +62,20 @@ class RunState:
         self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})
         if "random" in tensors:
             torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
+
+
+def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
+    """Make the state that torch makes in the first step, and counts as one, as Adam's."""
+    groups = optimizer.param_groups
+    kept = [{name: group.get(name) for name in ("lr", "weight_decay")} for group in groups]
+    for group in groups:
+        group["lr"] = group["weight_decay"] = 0.0  # no weight changes
+    optimizer.init_state()
+    optimizer.zero_grad()
+    for group, values in zip(groups, kept, strict=True):
+        group.update(values)
+    for values in optimizer.state.values():
+        values["step"].zero_()
 
 
 def copied(state: T) -> T:

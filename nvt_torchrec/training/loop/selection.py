@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import ByLabel
 from nvt_torchrec.models.registry import MODELS
@@ -31,8 +32,11 @@ log = logging.getLogger(__name__)
 
 #: The first strength of L2 that is tried, the factor to the next one, and the most trials of it.
 _FIRST_L2, _FACTOR, _MOST_L2_TRIALS = 0.005, 3.0, 4
-#: The epochs of a trial with L2 and of the training after it, and those of a trial without.
-_TRIAL_EPOCHS, _EPOCHS, _EARLY_STOPPED_EPOCHS = 7, 15, 3
+#: The epochs of a trial with L2 and of the training after it; and how a trial without L2 ends.
+_TRIAL_EPOCHS, _EPOCHS = 7, 15
+_EARLY_STOPPED = {"epochs": 3, "early_stopping": 8}
+#: What the log shows of what was chosen.
+_REGULARIZATION = ("embedding_l2", "batch_norm")
 #: More steps than an epoch of a small log has: valid is evaluated after an epoch alone.
 _NEVER = 1 << 30
 #: How many default batches one of a training with L2 has: each step takes time for every weight.
@@ -65,34 +69,47 @@ def is_open(given: TrainSettings) -> bool:
 def choose_regularization(
     given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
 ) -> tuple[TrainSettings, Baselines | None]:
-    """Try strengths of L2 on valid; return the settings of the best run, and rank 0's baselines.
+    """Try regularizations on valid; return the settings of the best run, and rank 0's baselines.
 
-    A strength is raised while the log loss of valid falls. One that is worse than the logistic
-    regression ends the trials: the default model starts from it.
+    The strength of L2 is raised while the log loss of valid falls. One that is worse than the
+    logistic regression ends these trials: the model without L2 starts from it. That model is tried
+    with batch normalization, and, if it is better than with L2, without.
 
     Args:
         given: The settings that the user gave.
-        settings: The same with what a run without regularization takes.
+        settings: The same with what a run without L2 takes.
         schema: The columns of the data.
         group: This rank.
     """
     search = _Search(given, schema, group)
     search.compute_baselines(settings)
-    best: tuple[float, float] | None = None  # its loss, and the strength
-    strength = _FIRST_L2
+    strength, highest = _FIRST_L2, search.regression_loss
     for _ in range(_MOST_L2_TRIALS):
-        loss = search.try_out(f"--embedding_l2 {strength:g}", _with_l2(strength, settings))
-        if loss is None or loss >= (best[0] if best else search.regression_loss):
+        loss = search.try_out(_with_l2(strength, settings))
+        if loss is None or loss >= highest:
             break
-        best = loss, strength
+        highest = loss
         strength = round(_FACTOR * strength, 6)
-    if best is None:
+    for batch_norm in (True, False):
+        found = search.best
+        search.try_out({"batch_norm": batch_norm, **_EARLY_STOPPED})
+        if found is not None and search.best is found:
+            break
+    if search.best is None:
         return settings, search.baselines
-    loss = search.try_out("without it", {"epochs": _EARLY_STOPPED_EPOCHS, "early_stopping": 8})
-    if loss is not None and loss <= best[0]:
-        return settings, search.baselines
-    chosen = {**_with_l2(best[1], settings), "epochs": _EPOCHS}
-    return search.fill(chosen), search.baselines
+    _, chosen = search.best
+    if group.rank == 0:
+        flags = " ".join(_as_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen)
+        log.info("chosen on valid: %s", flags)
+    if "embedding_l2" in chosen:
+        return search.fill({**chosen, "epochs": _EPOCHS}), search.baselines
+    return search.fill({"batch_norm": chosen["batch_norm"]}), search.baselines
+
+
+def _as_flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {as_text(value)}"
 
 
 def _with_l2(strength: float, settings: TrainSettings) -> dict[str, Any]:
@@ -108,10 +125,17 @@ def _with_l2(strength: float, settings: TrainSettings) -> dict[str, Any]:
 
 
 class _Search:
-    """What the trials of a run share."""
+    """What the trials of a run share.
+
+    Attributes:
+        best: The lowest log loss of valid, and what that trial was given; None before the first.
+        baselines: On rank 0, once they are computed.
+        regression_loss: The log loss of valid of the logistic regression.
+    """
 
     def __init__(self, given: TrainSettings, schema: TableSchema, group: Group) -> None:
         self._given, self._schema, self._group = given, schema, group
+        self.best: tuple[float, dict[str, Any]] | None = None
         self.baselines: Baselines | None = None
         self.regression_loss = 0.0
 
@@ -132,12 +156,11 @@ class _Search:
             loss = _loss_of(regression) or loss
         self.regression_loss = from_rank_0(self._group, loss)
 
-    def try_out(self, name: str, chosen: dict[str, Any]) -> float | None:
+    def try_out(self, chosen: dict[str, Any]) -> float | None:
         """Train with ``chosen``; return the log loss of valid, or None without one (collective)."""
         begin = time.perf_counter()
-        if not chosen["early_stopping"]:
-            chosen = {**chosen, "validation_freq_within_epoch": _NEVER}
-        settings = self.fill(chosen)
+        more = {} if chosen["early_stopping"] else {"validation_freq_within_epoch": _NEVER}
+        settings = self.fill({**chosen, **more})
         config = model_config(settings, self._schema)
         settings = choose_sharding(settings, config, self._group.device.type)
         with _without_messages():
@@ -145,9 +168,14 @@ class _Search:
             start = self.baselines[0] if self.baselines else None
             metrics = trainer.try_out(start)
         loss = from_rank_0(self._group, _loss_of(metrics))
-        if self._group.rank == 0 and loss is not None:
+        if loss is None:
+            return None
+        if self.best is None or loss < self.best[0]:
+            self.best = loss, chosen
+        if self._group.rank == 0:
+            flags = [_as_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen]
             seconds = time.perf_counter() - begin
-            log.info("trial %s: log loss of valid %.5f, %.0f s", name, loss, seconds)
+            log.info("trial %s: log loss of valid %.5f, %.0f s", " ".join(flags), loss, seconds)
         return loss
 
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.nn.functional import all_reduce
 
 
 @dataclasses.dataclass
@@ -77,7 +77,7 @@ class SyncedBatchNorm(nn.BatchNorm1d):
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums of the columns over all ranks, float32 [C]."""
         total = values.sum(0)
-        return all_reduce(total) if dist.is_initialized() else total
+        return _SumOfRanks.apply(total) if dist.is_initialized() else total
 
     @torch.no_grad()
     def _update(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
@@ -90,3 +90,19 @@ class SyncedBatchNorm(nn.BatchNorm1d):
             momentum = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
+
+
+class _SumOfRanks(torch.autograd.Function):
+    """The sum of a tensor over all ranks; so is its gradient, as all ranks' losses depend on it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

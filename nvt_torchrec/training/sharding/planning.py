@@ -134,9 +134,9 @@ def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -
             )
         return settings
     chosen = settings.sharding or "auto"
-    if chosen == "auto" and possible and weights <= _MOST_WHOLE:
-        if settings.embedding_l2 or not fused:
-            chosen = _WHOLE
+    needed = settings.embedding_l2 or not fused
+    if chosen == "auto" and needed and possible and weights <= _MOST_WHOLE:
+        chosen = _WHOLE
     if chosen != _WHOLE and not fused:
         raise SettingsError(
             f"--optimizer {name}: on CPUs it trains tables of up to {_MOST_WHOLE:,} weights, these "
