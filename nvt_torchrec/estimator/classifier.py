@@ -41,9 +41,9 @@ _TEMPORARY = "click-model-"
 class ClickModel(ClassifierMixin, BaseEstimator):
     """A click-through-rate model as a binary classifier of scikit-learn.
 
-    :meth:`fit` writes a feature spec, runs the ETL, trains and makes a bundle, as ``nvt-etl guess``,
-    ``nvt-etl run``, ``nvt-train`` and ``nvt-infer bundle`` do, in one folder: ``log.parquet``,
-    ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and ``BUNDLE``, with which these commands go on.
+    :meth:`fit` writes a feature spec, runs the ETL, trains and makes a bundle, as the commands
+    ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and ``nvt-infer bundle`` do, in one folder:
+    ``log.parquet``, ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and ``BUNDLE``. They go on with it.
 
     Args:
         spec: The feature spec: a path or name as for ``nvt-etl run --spec``, or the keys of such a
@@ -268,9 +268,13 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         if fit.spec is not None:
             [name] = fit.spec.sources_of(fit.spec.label)
         else:
-            name = getattr(y, "name", None)
-            if not isinstance(name, str) or not name or name in table.column_names:
-                name = _LABEL
+            given = getattr(y, "name", None)
+            if given in table.column_names:
+                raise SettingsError(
+                    f"X has a column {given}, and y is named so: it would give the label away",
+                    f"leave it out of X; or give label={given!r} in the place of y",
+                )
+            name = given if isinstance(given, str) and given else _LABEL
             while name in table.column_names:
                 name += "_"
             fit = dataclasses.replace(fit, label=name)

@@ -7,7 +7,7 @@ import functools
 import logging
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import output_errors, write_text
 from nvt_torchrec.base.startup import prepare_torch
 from nvt_torchrec.clicklog.in_memory.frames import read_features
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.estimator.fit_folder import FitFolder
 from nvt_torchrec.estimator.input_table import set_column
 from nvt_torchrec.etl.commands.guess import HEAD_MB, guess_spec
@@ -30,7 +31,10 @@ from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, make_spec
 from nvt_torchrec.formats.splits import RowRule, cuts_of_hash
 from nvt_torchrec.models.registry import MODELS
-from nvt_torchrec.training import TrainResult, TrainSettings, train
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from nvt_torchrec.training.reporting.progress import TrainResult
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +43,18 @@ _ROW_GROUP = 1 << 17
 #: Seeds of a split that are tried, and the most rows that are hashed for it.
 _MAX_SEEDS, _MAX_HASHED = 1000, 10_000_000
 #: The settings of the trainer that a fit sets itself.
-_OWN_SETTINGS = ("binary_path", "save_checkpoint_path", "log_path", "model", "seed")
+_OWN_SETTINGS = (
+    *("mode", "binary_path", "label", "model", "seed"),
+    *("save_checkpoint_path", "log_path"),
+)
 #: The columns that a warning lists.
 _SHOWN = 20
+
+#: Of a label that is neither 0 nor 1.
+_LABEL_REMEDY = (
+    "leave rows without a label out; say which values are 1 by y instead, such as X[{column!r}] >= "
+    "4, with the column left out of X; or by a spec that has threshold or positive in [label]"
+)
 
 _prepare_torch = functools.cache(prepare_torch)  # it adds filters, which once is enough
 
@@ -80,9 +93,16 @@ class FitSettings:
                 raise SettingsError(
                     f"settings: {name!r} is no setting of nvt-train", did_you_mean(name, known)
                 )
-        if self.spec is not None and self.shares:
+        if self.spec is None:
+            return
+        if self.shares:
             raise SettingsError(
                 f"{' and '.join(self.shares)} beside a spec", "write [split] into the spec"
+            )
+        if self.label and self.label not in self.spec.labels:
+            raise SettingsError(
+                f"label {self.label!r} is none of the spec",
+                did_you_mean(self.label, self.spec.labels),
             )
 
 
@@ -117,9 +137,19 @@ def run_fit(
             ``nvt-infer bundle`` refuse.
         ValueError: All labels are the same.
     """
+    training = TrainSettings(  # before anything takes time: it may be refused
+        binary_path=str(folder.output.splits),
+        save_checkpoint_path=str(folder.checkpoint),
+        log_path=str(folder.training_log),
+        label=fit.label if fit.spec is not None and fit.label else None,
+        model=fit.model,
+        seed=fit.seed,
+        **fit.training,
+    )
     _prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
     from nvt_torchrec.inference.model.weights import import_model
+    from nvt_torchrec.training.loop.train import train
 
     with output_errors(folder.log):
         pq.write_table(table, folder.log, row_group_size=_ROW_GROUP)
@@ -130,14 +160,6 @@ def run_fit(
         _check_classes(read_labels(table, spec, fit.label or spec.label))
     # the rows are in this process already: starting workers would take longer than the work
     run(EtlSettings(str(folder.log), folder.output.root, spec, engine="cpu"))
-    training = TrainSettings(
-        binary_path=str(folder.output.splits),
-        save_checkpoint_path=str(folder.checkpoint),
-        log_path=str(folder.training_log),
-        model=fit.model,
-        seed=fit.seed,
-        **{"label": fit.label if len(spec.labels) > 1 and fit.label else None, **fit.training},
-    )
     result = train(training)
     build = import_model(None if fit.model in MODELS else fit.model, folder.checkpoint)
     write_bundle(folder.output.workflow, folder.checkpoint, folder.bundle, build=build)
@@ -196,7 +218,11 @@ def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
         InvalidRowError: One is neither 0 nor 1, or missing.
         SchemaError: There is no such column.
     """
-    values, _ = read_features(table, spec, [label])[label]
+    try:
+        values, _ = read_features(table, spec, [label])[label]
+    except InvalidRowError as error:
+        remedy = _LABEL_REMEDY.format(column=error.column)
+        raise InvalidRowError(error.row, error.column, error.reason, remedy) from None
     return np.asarray(values).astype(np.int64)
 
 

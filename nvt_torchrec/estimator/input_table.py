@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.sparse import issparse
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
 
 
 def has_columns(rows: Any) -> bool:
-    """Return whether rows have named columns; others are a matrix of numbers."""
+    """Return whether rows have named columns; others are a matrix of numbers.
+
+    So is a frame of pandas whose columns are numbered.
+    """
+    if hasattr(rows, "iloc"):
+        return all(isinstance(name, str) for name in getattr(rows, "columns", [0]))
+    if issparse(rows):  # one kind of them is a dict
+        return False
     known = isinstance(rows, pa.Table | pa.RecordBatch | Mapping)
     return known or hasattr(rows, "__arrow_c_stream__") or type(rows).__name__ == "LazyFrame"
 
@@ -21,7 +29,7 @@ def has_columns(rows: Any) -> bool:
 def make_table(columns: Any) -> pa.Table:
     """Convert a frame of pandas or Polars, an Arrow table or stream, or a dict of columns.
 
-    The index of a pandas frame is left out. Names are text afterwards.
+    The index of a pandas frame is left out.
 
     Raises:
         SchemaError: A column cannot be converted, a name is there twice, or it is a query that has
@@ -31,9 +39,7 @@ def make_table(columns: Any) -> pa.Table:
         raise SchemaError("rows of type LazyFrame: a query that has not run", "pass X.collect()")
     try:
         if hasattr(columns, "iloc"):
-            names = [str(name) for name in columns.columns]
-            frame = columns.set_axis(names, axis=1)
-            table = pa.Table.from_pandas(frame, preserve_index=False)
+            table = pa.Table.from_pandas(columns, preserve_index=False)
         elif isinstance(columns, pa.RecordBatch):
             table = pa.Table.from_batches([columns])
         else:
