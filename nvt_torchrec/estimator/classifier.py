@@ -311,16 +311,17 @@ class ClickModel(ClassifierMixin, BaseEstimator):
 
 @contextlib.contextmanager
 def _shown_log(verbose: int) -> Iterator[None]:
-    """Show the log of the steps on stderr meanwhile, unless the program shows it itself."""
-    logger = logging.getLogger("nvt_torchrec")
-    if not verbose or logger.isEnabledFor(logging.INFO):
+    """Show the log of the steps meanwhile: where the program's log goes, or on stderr."""
+    if not verbose:
         yield
         return
-    level, handler = logger.level, None
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
+    logger = logging.getLogger("nvt_torchrec")
+    level = logger.level
+    handler = None if logger.hasHandlers() else logging.StreamHandler()
+    if handler is not None:
         logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
     try:
         yield
     finally:

@@ -183,7 +183,7 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
         raise SettingsError(
             f"column {' or '.join(made.close)} could be the label", "name it: fit(X, label=…)"
         )
-    labels = read_labels(table, _without_choice(spec), spec.label)
+    labels = read_labels(table, _drop_choice(spec), spec.label)
     _check_classes(labels)
     if spec.split.by == "share" and (seed := choose_seed(labels, spec.split)):
         made = guess(split={**fit.shares, "seed": seed})
@@ -197,7 +197,7 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     return spec
 
 
-def _without_choice(spec: FeatureSpec) -> FeatureSpec:
+def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
     """Return a guessed spec without rules for the label that its user has to choose.
 
     Two texts say which of them is 1. From which rating on, or which of several texts, they do not.
