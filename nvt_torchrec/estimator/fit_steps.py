@@ -185,7 +185,8 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
         )
     labels = read_labels(table, _drop_choice(spec), spec.label)
     _check_classes(labels)
-    if spec.split.by == "share" and (seed := choose_seed(labels, spec.split)):
+    seed = choose_seed(labels, spec.split) if spec.split.by == "share" else 0
+    if seed:
         made = guess(split={**fit.shares, "seed": seed})
         spec = make_spec(tomllib.loads(made.text), str(folder.spec))
     write_text(folder.spec, made.text)
@@ -202,13 +203,11 @@ def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
 
     Two texts say which of them is 1. From which rating on, or which of several texts, they do not.
     """
-    rules = tuple(
-        LabelRule(rule.name, rule.source)
-        if rule.threshold is not None or (rule.positive and not rule.negative)
-        else rule
-        for rule in spec.label_rules
-    )
-    return dataclasses.replace(spec, label_rules=rules)
+    rules = []
+    for rule in spec.label_rules:
+        is_choice = rule.threshold is not None or (rule.positive and not rule.negative)
+        rules.append(LabelRule(rule.name, rule.source) if is_choice else rule)
+    return dataclasses.replace(spec, label_rules=tuple(rules))
 
 
 def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
@@ -274,9 +273,9 @@ def add_label(table: pa.Table, name: str, labels: np.ndarray, spec: FeatureSpec 
     """
     rules = spec.label_rules if spec is not None else ()
     for rule in rules:
-        if rule.name == name and (rule.positive or rule.threshold is not None):
+        if rule.column == name and (rule.positive or rule.threshold is not None):
             raise SettingsError(
-                f"y is given, and the spec makes {name} of column {rule.column}",
+                f"y is given, and the spec makes {rule.name} of column {name}",
                 "leave y out, and let X have that column",
             )
     return set_column(table, name, labels)

@@ -238,6 +238,7 @@ def test_the_log_of_the_steps(capsys, monkeypatch) -> None:
         logger.setLevel(level)
 
 
+STARS = {"name": "liked", "from": "stars", "threshold": 4}
 RATINGS = log().assign(clicked=np.arange(600) % 5 + 1)
 
 
@@ -276,6 +277,11 @@ RATINGS = log().assign(clicked=np.arange(600) % 5 + 1)
             "valid beside a spec",
         ),
         (lambda m: m.set_params(spec=SPEC).fit(log().drop(columns="user")), BadInputError, "user"),
+        (
+            lambda m: m.set_params(spec=SPEC | {"label": STARS}).fit(log(), log()["clicked"]),
+            SettingsError,
+            "y is given, and the spec makes liked of column stars",
+        ),
         (
             lambda m: m.set_params(settings={"epoch": 1}).fit(log(), label="clicked"),
             SettingsError,
