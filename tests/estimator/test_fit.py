@@ -221,6 +221,19 @@ def test_a_folder_is_used_again_unless_it_holds_something_else(tmp_path) -> None
     assert FitFolder(second.folder_).bundle.exists()
 
 
+def test_a_day_is_added_to_the_folder(tmp_path) -> None:
+    """By ``nvt-etl extend``, if the spec splits by days; a fit does not throw it away."""
+    spec = SPEC | {"split": {"by": "days"}}
+    model = ClickModel(spec, folder=tmp_path / "fit", settings=QUICK).fit(log(800))
+    log(400).to_parquet(tmp_path / "day_1.parquet")
+    output = str(FitFolder(model.folder_).output.root)
+    day = str(tmp_path / "day_1.parquet")
+    assert etl(["extend", "--output_path", output, "--input_path", day]) == 0
+    with pytest.raises(OutputError, match="days added to"):
+        model.fit(log(800))
+    assert etl(["check", output]) == 0
+
+
 def test_the_log_of_the_steps(capsys, monkeypatch) -> None:
     logger = logging.getLogger("nvt_torchrec")
     monkeypatch.setattr(logger, "propagate", False)
