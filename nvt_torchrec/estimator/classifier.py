@@ -109,7 +109,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             X: A frame of pandas or Polars, an Arrow table, a dict of columns, or a matrix of
                 numbers. Missing values are None, NaN or NA.
             y: The labels, of two values; the larger one is what is predicted. X is then features
-                alone, and all of them are read.
+                alone, none of which is left out for giving the label away.
             label: Instead of y, the label's column in X. Then X is a log: columns that give the
                 label away are left out, with a warning. None: the label of the spec, or one that is
                 found.

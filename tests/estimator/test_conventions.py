@@ -29,8 +29,9 @@ def features(rows: int = 600):
     return frame.drop(columns=["clicked", "bought"]), y
 
 
-# Without expected failures: all of them apply but that of arrays on other devices, which skips
-# itself. Multi-class, multi-output, sample weights and sparse matrices are refused by tags.
+# There is no `expected_failed_checks`: all checks of a binary classifier apply. That of arrays of
+# other libraries skips itself, as SCIPY_ARRAY_API is not set. By its tags and parameters it has no
+# checks of several classes and of sample weights, which it refuses, and of NaN, a missing value.
 @parametrize_with_checks([ClickModel(settings=QUICK)])
 def test_checks_of_scikit_learn(estimator, check) -> None:
     check(estimator)
