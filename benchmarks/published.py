@@ -3,8 +3,8 @@
 The files lie in --data_path, a directory for each data set; docs/quality.md says which, and where
 they come from. Data sets whose files are missing are left out. Beside the models stand LightGBM
 and CatBoost with early stopping, a logistic regression with C chosen on valid, and what others
-report. Each run is kept in build/bench/published.jsonl, and not done again until the code has
-another commit; the table is made of the kept runs.
+report. Each run is kept in build/bench/published.jsonl, and ours are not done again until the
+package has changed; the table is made of the kept runs.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -47,6 +47,8 @@ PEERS = {
 }
 #: Peers whose result depends on no seed: one run says all.
 _WITHOUT_SEED = ("regression", "lightgbm")
+#: The directory of the code whose changes make other results.
+PACKAGE = "nvt_torchrec"
 _HEADINGS = ("", "test AUROC", "of the seeds", "log loss", "CPU s", "source")
 
 
@@ -66,7 +68,7 @@ class Job:
     """One run: what identifies its result, and its command.
 
     Attributes:
-        key: Data set with the digest of its rows, system, seed, and flags and commit of our runs.
+        key: Data set with the digest of its rows, system, seed, and flags and code of our runs.
         command: Program and arguments.
         log_path: Where our trainer writes its metrics; None for a peer, which prints them.
     """
@@ -122,7 +124,7 @@ class Results:
         self._runs[_text(key)] = result
 
 
-_KEY = ("data", "rows", "system", "seed", "flags", "commit")
+_KEY = ("data", "rows", "system", "seed", "flags", "version")
 
 
 def _text(key: dict[str, Any]) -> str:
@@ -221,7 +223,7 @@ def _list_jobs(
     }
     manifest = json.loads((split.parents[1] / "manifest.json").read_text(encoding="utf-8"))
     same = {"data": name, "rows": _digest_rows(manifest)}
-    commit = _read_commit()
+    version = _read_version()
     for seed in range(settings.seeds):
         for model in settings.models:
             if MODELS[model].attends and not data.histories:
@@ -229,7 +231,7 @@ def _list_jobs(
             given = ["--binary_path", str(split), "--model", model, "--seed", str(seed), *flags]
             log_path = BUILD / "published" / name / "runs" / f"{model}-{seed}"
             command = [sys.executable, str(ROOT / "train_torchrec.py"), *given]
-            key = {**same, "system": model, "seed": seed, "flags": flags, "commit": commit}
+            key = {**same, "system": model, "seed": seed, "flags": flags, "version": version}
             yield Job(key, [*command, "--log_path", str(log_path)], log_path)
         for peer in peers:
             if seed and peer in _WITHOUT_SEED:
@@ -246,11 +248,16 @@ def _digest_rows(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(made.encode()).hexdigest()[:12]
 
 
-def _read_commit() -> str:
-    """Return the commit of the code, with ``-dirty`` if a file differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def _read_version() -> str:
+    """Return git's digest of the package, with ``-changed`` if a file differs from its commit."""
+    tree = _git("rev-parse", "--short=12", f"HEAD:{PACKAGE}").stdout.strip()
+    changed = _git("diff", "--quiet", "HEAD", "--", PACKAGE).returncode
+    return f"{tree}-changed" if changed else tree
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def _describe(result: dict[str, Any]) -> str:
