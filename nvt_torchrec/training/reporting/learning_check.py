@@ -198,15 +198,15 @@ class LearningCheck:
                     "or a file that is there twice, or for rows that are repeated"
                 )
             warn("leak", problem, remedy)
+        better = []
         for other, margin in _MARGINS.items():
             beside = baselines.get(other)
             if beside and beside.auroc and result.auroc < _limit(result, beside, margin):
-                a = "a " if other == REGRESSION else ""
-                problem = (
-                    f"AUROC {result.auroc:.4f} of {name} is worse than the {beside.auroc:.4f} "
-                    f"of {a}{other}"
-                )
-                warn("worse", problem, self._cause(label))
+                called = f"a {other}" if other == REGRESSION else other
+                better.append(f"the {beside.auroc:.4f} of {called}")
+        if better:
+            problem = f"AUROC {result.auroc:.4f} of {name} is worse than {' and '.join(better)}"
+            warn("worse", problem, self._cause(label))
         constant = baselines.get(CLICK_RATE)
         # normalized, as the rows may be others
         worst = (constant and constant.normalized_entropy) or math.inf
