@@ -170,3 +170,11 @@ def test_lists_of_ids_are_read_by_peers(tmp_path):
     dense = rows.indicators({"genres": 5, "item": 7}).toarray()
     assert dense[:, 0].tolist() == [0.5, 1.0, 2.0]
     assert [np.flatnonzero(row).tolist() for row in dense[:, 1:]] == [[3, 4, 10], [11], [2, 10]]
+
+
+def test_the_page_says_which_files_with_their_digests():
+    text = (Path(published.__file__).parents[1] / "docs" / "quality.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert set(rows) == set(DATA)
+    for name, data in DATA.items():
+        assert [digest for digest in data.digests.values() if f"`{digest}`" not in rows[name]] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
@@ -156,6 +157,8 @@ def test_the_last_line_names_the_baselines_that_are_better(run, tmp_path, caplog
         assert "worse than boosted trees (" in line
         assert end(good, regression=bad, trees=good) == "WARNING: odd"
         assert end(good) == "WARNING: odd"
+        few = dataclasses.replace(fair, samples=2_000, positives=400, auroc=bad.auroc + 0.01)
+        assert end(bad, regression=few) == "WARNING: odd", "by chance: of other rows"
 
 
 def test_nothing_is_cut_or_scrolls_sideways(run, tmp_path):

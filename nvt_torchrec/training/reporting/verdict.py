@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,9 +69,18 @@ def describe_lag(model: str, name: str, result: Values, baselines: Mapping[str, 
     )
 
 
+def estimate_deviation(clicks: float, rest: float) -> float:
+    """Return the standard deviation of the AUROC of random scores (Hanley & McNeil 1982)."""
+    return math.sqrt((clicks + rest + 1) / (12 * clicks * rest)) if clicks and rest else math.inf
+
+
 def _compare(result: Values, beside: Values) -> str:
     """Return how the AUROC of a model compares with a baseline's."""
+    same = _SAME
+    if result["samples"] != beside["samples"]:  # of a large split, baselines see a part
+        clicks = beside["positives"]
+        same += estimate_deviation(clicks, beside["samples"] - clicks)
     gain = result["auroc"] - beside["auroc"]
-    if abs(gain) < _SAME:
+    if abs(gain) < same:
         return "as good as"
     return "better than" if gain > 0 else "worse than"
