@@ -31,7 +31,7 @@ def describe_result(model: str, name: str, result: Values, baselines: Mapping[st
     """
     if result["auroc"] is None:
         return ""
-    sentences = []
+    sentences: list[str] = []
     for baseline, called in _NAMES.items():
         beside = baselines.get(baseline)
         if beside is None or beside["auroc"] is None:
