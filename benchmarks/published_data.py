@@ -85,14 +85,21 @@ class PublishedData:
     histories: bool = False
     figures: tuple[Published, ...] = ()
 
-    def compare_digests(self, *folders: Path) -> list[str]:
-        """Return a note for each file in these folders that is not the published one."""
+    def compare_digests(self, folder: Path, written: Path) -> list[str]:
+        """Return a note for each file that is not the published one.
+
+        Args:
+            folder: The user's.
+            written: The one that ``write`` has filled; it has the files that the user's lacks.
+        """
         notes = []
         for name, published in self.digests.items():
+            path = folder / name
+            if not path.exists():
+                path = written / name
             algorithm = "md5" if len(published) == 32 else "sha256"
-            for path in (folder / name for folder in folders if (folder / name).exists()):
-                if _digest(path, algorithm) != published:
-                    notes.append(f"{name} is not the published file ({algorithm} {published})")
+            if _digest(path, algorithm) != published:
+                notes.append(f"{name} is not the published file ({algorithm} {published})")
         return notes
 
 
@@ -111,18 +118,19 @@ def _find(folder: Path, *names: str) -> Path:
     )
 
 
-def _write_parts(folder: Path, output: Path, columns: tuple[str, ...], libfm: str) -> None:
-    """Write train, valid and test as the benchmark BARS has them, of its files or NFM's.
+def _write_part(
+    folder: Path, output: Path, part: str, columns: tuple[str, ...], libfm: str
+) -> None:
+    """Write a part as the benchmark BARS has it, of its file or NFM's.
 
-    A part that is in neither form is left out.
+    Raises:
+        BadInputError: The folder has neither.
     """
-    for part in PARTS:
-        as_csv = folder / f"{part}.csv"
-        as_libfm = folder / f"{libfm}.{_LIBFM_PARTS[part]}.libfm"
-        if as_csv.exists():
-            (output / as_csv.name).write_bytes(as_csv.read_bytes())
-        elif as_libfm.exists():
-            _write_csv(_read_libfm(as_libfm, columns), output / as_csv.name)
+    path = _find(folder, f"{part}.csv", f"{libfm}.{_LIBFM_PARTS[part]}.libfm")
+    if path.suffix == ".csv":
+        (output / path.name).write_bytes(path.read_bytes())
+    else:
+        _write_csv(_read_libfm(path, columns), output / f"{part}.csv")
 
 
 def _read_libfm(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -139,23 +147,22 @@ def _write_csv(rows: pd.DataFrame, path: Path) -> None:
 
 
 def _write_frappe(folder: Path, output: Path) -> Path:
-    """Write Frappe as BARS' frappe_x1; without its train.csv, rebuild it of the original log."""
-    _write_parts(folder, output, FRAPPE_COLUMNS, "frappe")
+    """Write Frappe as BARS' frappe_x1; without its train, rebuild that of the original log."""
     for part in PARTS[1:]:
-        _find(output, f"{part}.csv")
-    if (output / "train.csv").exists():
+        _write_part(folder, output, part, FRAPPE_COLUMNS, "frappe")
+    train = _find(folder, "train.csv", "frappe.train.libfm", "frappe.csv")
+    if train.name != "frappe.csv":
+        _write_part(folder, output, "train", FRAPPE_COLUMNS, "frappe")
         return output
-    path = _find(folder, "train.csv", "frappe.train.libfm", "frappe.csv")
-    log = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
+    log = pd.read_csv(train, sep="\t", dtype=str, keep_default_na=False)
     known = pd.concat([pd.read_csv(output / f"{part}.csv") for part in PARTS[1:]])
     _write_csv(rebuild_train(log, known), output / "train.csv")
     return output
 
 
 def _write_tags(folder: Path, output: Path) -> Path:
-    _write_parts(folder, output, _TAG_COLUMNS, "ml-tag")
     for part in PARTS:
-        _find(output, f"{part}.csv")
+        _write_part(folder, output, part, _TAG_COLUMNS, "ml-tag")
     return output
 
 

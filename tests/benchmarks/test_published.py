@@ -107,7 +107,8 @@ def test_an_interrupted_run_goes_on_and_others_are_left_out(folder, monkeypatch,
         return {**job.key, "auroc": auroc, "log_loss": 0.2, "cpu_s": 7.0, "wall_s": 8.0}
 
     monkeypatch.setattr(published.Job, "run", run_job)
-    settings = ["--data_path", str(folder), "--only", "frappe,last_fm", "--models", "dlrm,din"]
+    settings = ["--data_path", str(folder), "--only", "frappe,tags,last_fm"]
+    settings += ["--models", "dlrm,din"]
     settings += ["--peers", "regression,lightgbm", "--seeds", "3"]
     assert published.main(settings) == 130
     assert published.main(settings) == 0
@@ -122,7 +123,8 @@ def test_an_interrupted_run_goes_on_and_others_are_left_out(folder, monkeypatch,
     assert "| DLRM | 0.98399 |  | 0.1444 |  | BARS 5b5e61f" in text
     assert "train.csv is not the published file" in text
     assert "last_fm is left out: " in said
-    assert "has no item_index2entity_id.txt" in said
+    assert "data/last_fm: has no item_index2entity_id.txt" in said
+    assert "data/tags: has no train.csv or ml-tag.train.libfm" in said
     count = len(started)
     published.main([*settings, "--", "--epochs", "2"])
     assert started[count:] == [("dlrm", 0), ("dlrm", 1), ("dlrm", 2)], "with other flags"
