@@ -49,6 +49,8 @@ PEERS = {
 _WITHOUT_SEED = ("regression", "lightgbm")
 #: The directory of the code whose changes make other results.
 PACKAGE = "nvt_torchrec"
+#: What identifies a run among the kept ones.
+_KEY = ("data", "rows", "system", "seed", "flags", "version")
 _HEADINGS = ("", "test AUROC", "of the seeds", "log loss", "CPU s", "source")
 
 
@@ -122,9 +124,6 @@ class Results:
     def _add(self, result: dict[str, Any]) -> None:
         key = {name: result[name] for name in _KEY if name in result}
         self._runs[_text(key)] = result
-
-
-_KEY = ("data", "rows", "system", "seed", "flags", "version")
 
 
 def _text(key: dict[str, Any]) -> str:
@@ -249,15 +248,15 @@ def _digest_rows(manifest: dict[str, Any]) -> str:
 
 
 def _read_version() -> str:
-    """Return git's digest of the package, with ``-changed`` if a file differs from its commit."""
-    tree = _git("rev-parse", "--short=12", f"HEAD:{PACKAGE}").stdout.strip()
-    changed = _git("diff", "--quiet", "HEAD", "--", PACKAGE).returncode
-    return f"{tree}-changed" if changed else tree
+    """Return git's digest of the package, with one of the changes since its commit."""
+    tree = _git("rev-parse", "--short=12", f"HEAD:{PACKAGE}").strip()
+    changes = _git("diff", "HEAD", "--", PACKAGE)
+    return f"{tree}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else tree
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _git(*arguments: str) -> str:
     command = ["git", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
 def _describe(result: dict[str, Any]) -> str:
