@@ -297,8 +297,9 @@ def format_table(
             spread = f"{min(values['auroc']):.5f} – {max(values['auroc']):.5f}"
         rows.append([name, f"{auroc:.5f}", spread, f"{log_loss:.4f}", f"{cpu:,.0f}", ""])
     for figure in figures:
-        log_loss = "" if figure.log_loss is None else f"{figure.log_loss:.4f}"
-        rows.append([figure.system, f"{figure.auroc:.5f}", "", log_loss, "", figure.source])
+        loss = "" if figure.log_loss is None else f"{figure.log_loss:g}"
+        name = f"published: {figure.system}"
+        rows.append([name, f"{figure.auroc:g}", "", loss, "", figure.source])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(_HEADINGS))
     seeds = max((len(results) for results in found.values()), default=0)

@@ -120,7 +120,7 @@ def test_an_interrupted_run_goes_on_and_others_are_left_out(folder, monkeypatch,
     assert "| **dlrm** | 0.91000 | 0.90000 – 0.92000 | 0.2000 | 7 |  |" in text
     assert "| logistic regression, C chosen on valid | 0." in text
     assert "| LightGBM, early stopping | 0." in text
-    assert "| DLRM | 0.98399 |  | 0.1444 |  | BARS 5b5e61f" in text
+    assert "| published: DLRM | 0.983995 |  | 0.144441 |  | BARS 5b5e61f" in text
     assert "train.csv is not the published file" in text
     assert "last_fm is left out: " in said
     assert "data/last_fm: has no item_index2entity_id.txt" in said
@@ -142,7 +142,7 @@ def test_a_failed_run_is_done_again(tmp_path):
     figures = [Published("KGCN", 0.796, None, "a paper")]
     text = format_table("x", failed, figures, ["a note"])
     assert "| **dlrm** | failed |  |  |  | no memory |" in text
-    assert "| KGCN | 0.79600 |  |  |  | a paper |" in text
+    assert "| published: KGCN | 0.796 |  |  |  | a paper |" in text
     assert text.endswith("One seed.\na note")
 
 
