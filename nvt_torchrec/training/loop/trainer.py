@@ -287,7 +287,7 @@ class Trainer:
 
     def _start(self, start: Start | None = None) -> None:
         """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
-        settings, group = self.settings, self.group
+        settings = self.settings
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
         if self.ancestor:
