@@ -16,6 +16,7 @@ converted to float32 after the lookup; sums are float32.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -165,6 +166,10 @@ class ServingModel:
         """The device of the weights."""
         return self.table.device
 
+    @functools.cached_property
+    def _first_on_host(self) -> np.ndarray:
+        return self.first.cpu().numpy()
+
     def lookup(self, ids: Ids) -> torch.Tensor:
         """Look up embeddings, float32 [n, features, embedding dim].
 
@@ -180,17 +185,19 @@ class ServingModel:
         singles, empty = len(self.config.categorical), len(self.first) - ids.count
         if ids.count > singles:
             ids = ids.take_newest(singles, self.config.max_events)
-        first = self.first[: ids.count]
         if ids.offsets is None:
+            first = self.first[: ids.count]
             vectors = self.table.rows(torch.from_numpy(ids.values).to(self.device).T + first)
         else:
-            sizes = torch.from_numpy(ids.offsets[:, -1] - ids.offsets[:, 0]).to(self.device)
-            rows = torch.from_numpy(ids.values).to(self.device) + first.repeat_interleave(sizes)
-            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
-            sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
+            # in NumPy, whose calls take a tenth of PyTorch's for a row
+            sizes = ids.offsets[:, -1] - ids.offsets[:, 0]
+            rows = torch.from_numpy(ids.values + self._first_on_host[: ids.count].repeat(sizes))
+            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64).reshape(-1))
+            sums = self.table.sums(rows.to(self.device), begins.to(self.device))
+            sums = sums.view(ids.count, len(ids), -1)
             if ids.count > singles:
-                counts = torch.from_numpy(ids.lengths[singles:].clip(1))
-                sums[singles:] /= counts.to(sums).unsqueeze(2)
+                counts = np.maximum(ids.lengths_from(singles), 1).astype(np.float32)
+                sums[singles:] /= torch.from_numpy(counts[:, :, np.newaxis]).to(self.device)
             vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
 
