@@ -13,7 +13,6 @@ from nvt_torchrec.clicklog.in_memory.frames import check_aggregate, find_columns
 from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.events import find_wrong
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -22,6 +21,9 @@ from nvt_torchrec.formats.rows import CategoryValues
 
 #: Characters of a name whose check is remembered.
 _MAX_KEPT = 100
+#: By kind of aggregate, the largest number that is certainly a value of it, and what such numbers
+#: are multiples of, if not 0; :func:`formats.feature_spec.events.find_wrong` says the rule.
+_USUAL = {"count": (2.0**53, 1), "rate": (1.0, 0), "since": (2.0**53, 0)}
 #: How much of a name a shorter one must have to be an abbreviation of it.
 _MIN_ABBREVIATION = 0.75
 
@@ -42,10 +44,6 @@ class EventFields:
         sources = {read.source for read in spec.read_plan(label=False).reads}
         self._histories = {h.name: set(h.columns) for h in histories if h.name not in sources}
         self._aggregates = {column.name: column for column in spec.aggregates}
-        self._rows_of_kinds: dict[str, list[int]] = {}
-        for j, column in enumerate(spec.aggregates):
-            assert column.aggregate is not None
-            self._rows_of_kinds.setdefault(column.aggregate.value, []).append(j)
         outer = {name.partition(".")[0] for name in sources} - self._histories.keys()
         read = {*spec.labels, spec.weight, *sources, *outer, *self._aggregates}
         self._known = frozenset(read)
@@ -130,29 +128,25 @@ class EventFields:
     def _read_usual_aggregates(self, fields: RowFields) -> np.ndarray | None:
         """Return all aggregates, float64 [aggregates, n], of rows that have each as a number.
 
-        None for other rows, whose aggregates are read one after the other, which takes longer than
-        scoring a row.
+        None for other rows, whose aggregates are read and checked one after the other, which takes
+        longer than to score a row.
         """
         if not fields.rows or not self._aggregates.keys() <= fields.names:
             return None
         columns = []
-        for name in self._aggregates:
+        for name, column in self._aggregates.items():
+            assert column.aggregate is not None
             field = fields.find(name)
             if field is None or field.index is not None or not isinstance(field.values, list):
                 return None
-            if not {*map(type, field.values)} <= {int, float}:
-                return None
+            most, step = _USUAL[column.aggregate.value]
+            for value in field.values:
+                if type(value) is not float and type(value) is not int:
+                    return None
+                if not 0 <= value <= most or (step and value % step):
+                    return None
             columns.append(field.values)
-        try:
-            numbers = np.array(columns, np.float64).reshape(-1, fields.rows)
-        except OverflowError:
-            return None
-        if not (numbers <= RAW_TYPES["float"].most).all():  # nor NaN
-            return None
-        kinds = self._rows_of_kinds.items()
-        if any(find_wrong(kind, numbers[rows]).any() for kind, rows in kinds):
-            return None
-        return numbers
+        return np.array(columns, np.float64).reshape(-1, fields.rows)
 
 
 def _read_numbers(

@@ -20,11 +20,14 @@ import functools
 
 import numpy as np
 import torch
+from numba import types
 from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.head import Head
@@ -166,10 +169,6 @@ class ServingModel:
         """The device of the weights."""
         return self.table.device
 
-    @functools.cached_property
-    def _first_on_host(self) -> np.ndarray:
-        return self.first.cpu().numpy()
-
     def lookup(self, ids: Ids) -> torch.Tensor:
         """Look up embeddings, float32 [n, features, embedding dim].
 
@@ -185,21 +184,38 @@ class ServingModel:
         singles, empty = len(self.config.categorical), len(self.first) - ids.count
         if ids.count > singles:
             ids = ids.take_newest(singles, self.config.max_events)
+        if ids.offsets is not None and len(ids) <= ONE_THREAD_ROWS and self._is_plain:
+            return self._sum_few_rows(ids)  # in a tenth of the time of PyTorch's calls for a row
+        first = self.first[: ids.count]
         if ids.offsets is None:
-            first = self.first[: ids.count]
             vectors = self.table.rows(torch.from_numpy(ids.values).to(self.device).T + first)
         else:
-            # in NumPy, whose calls take a tenth of PyTorch's for a row
-            sizes = ids.offsets[:, -1] - ids.offsets[:, 0]
-            rows = torch.from_numpy(ids.values + self._first_on_host[: ids.count].repeat(sizes))
-            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64).reshape(-1))
-            sums = self.table.sums(rows.to(self.device), begins.to(self.device))
-            sums = sums.view(ids.count, len(ids), -1)
+            sizes = torch.from_numpy(ids.offsets[:, -1] - ids.offsets[:, 0]).to(self.device)
+            rows = torch.from_numpy(ids.values).to(self.device) + first.repeat_interleave(sizes)
+            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
+            sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
             if ids.count > singles:
-                counts = np.maximum(ids.lengths_from(singles), 1).astype(np.float32)
-                sums[singles:] /= torch.from_numpy(counts[:, :, np.newaxis]).to(self.device)
+                counts = torch.from_numpy(ids.lengths_from(singles).clip(1))
+                sums[singles:] /= counts.to(sums).unsqueeze(2)
             vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
+
+    @functools.cached_property
+    def _is_plain(self) -> bool:
+        """Whether the table can be read by :func:`sum_embeddings`."""
+        values = self.table.values
+        return values.is_cpu and values.dtype == torch.float32 and values.is_contiguous()
+
+    def _sum_few_rows(self, ids: Ids) -> torch.Tensor:
+        """Return what :meth:`lookup` returns of lists, of a table of float32 on the host."""
+        assert ids.offsets is not None
+        table = self.table.values.numpy()
+        sums = np.zeros((len(ids), len(self.first), table.shape[1]), np.float32)
+        values, offsets = (array.astype(np.int64) for array in (ids.values, ids.offsets))
+        singles = len(self.config.categorical)
+        if not sum_embeddings(table, self.first.numpy(), singles, values, offsets, sums):
+            raise IndexError(f"an id outside of the table of {len(table)} rows")
+        return torch.from_numpy(sums)
 
     def fold(self, ids: Ids) -> Ids:
         """Return ids as the rows of their tables, where ``hash_indices`` lets them share rows."""
@@ -263,3 +279,51 @@ def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = (high - low) / 255
     steps = (chunk - low) / torch.where(scale > 0, scale, 1)
     return steps.round_().clamp_(0, 255).to(torch.uint8), torch.cat([scale, low], 1)
+
+
+_READ_INT64 = types.Array(types.int64, 1, "C", readonly=True)
+
+
+@compiled(
+    types.boolean(
+        types.Array(types.float32, 2, "C", readonly=True),
+        _READ_INT64,
+        types.int64,
+        _READ_INT64,
+        types.Array(types.int64, 2, "C", readonly=True),
+        types.Array(types.float32, 3, "C"),
+    )
+)
+def sum_embeddings(
+    table: np.ndarray,
+    first: np.ndarray,
+    singles: int,
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    out: np.ndarray,
+) -> bool:
+    """Sum embeddings in the order of the ids, as PyTorch's ``embedding_bag`` does.
+
+    Args:
+        table: float32 [rows, embedding dim].
+        first: int64 [features], see :class:`ServingModel`.
+        singles: From this feature on, sums are divided by their number of ids.
+        ids, offsets: int64, see :class:`formats.rows.Ids`.
+        out: float32 [n, features, embedding dim] of 0, to which sums are added.
+
+    Returns:
+        Whether all ids are in the table.
+    """
+    for j in range(len(offsets)):
+        for i in range(offsets.shape[1] - 1):
+            begin, end = offsets[j, i], offsets[j, i + 1]
+            for at in range(begin, end):
+                row = first[j] + ids[at]
+                if not 0 <= row < len(table):
+                    return False
+                for d in range(table.shape[1]):
+                    out[i, j, d] += table[row, d]
+            if j >= singles and end - begin > 1:
+                for d in range(table.shape[1]):
+                    out[i, j, d] /= np.float32(end - begin)
+    return True
