@@ -360,8 +360,9 @@ def add_aggregates(
     if index:
         numbers = np.asarray(values)
         absent = np.isnan(numbers)
-        dense[index] = np.where(absent, 0, numbers)
+        dense[index] = numbers
         if absent.any():
+            dense[index] = np.where(absent, 0, numbers)
             for j, of_column in zip(index, absent, strict=True):
                 add_missing(missing, j, of_column)
     return dataclasses.replace(rows, dense=dense, dense_missing=missing, has_aggregates=True)
