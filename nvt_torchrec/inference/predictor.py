@@ -215,20 +215,20 @@ class Predictor:
                 format_time((events.as_of - 1) // 1_000_000 * 1_000_000),  # to the second
             )
 
-    @torch.inference_mode()
     def predict_encoded(self, dense: np.ndarray, ids: Ids) -> NDArray[np.float32]:
         """Return the probabilities [rows, labels] of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
         if not count:
             return self._no_scores
         rows = self._rows_at_once
-        if count <= rows:
-            with threads_for(count):
-                return self._score(dense, ids)
-        scores = [
-            self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
-            for at in range(0, count, rows)
-        ]
+        with torch.inference_mode():
+            if count <= rows:
+                with threads_for(count):
+                    return self._score(dense, ids)
+            scores = [
+                self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
+                for at in range(0, count, rows)
+            ]
         return np.concatenate(scores)
 
     def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
