@@ -81,10 +81,13 @@ test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minut
 	    $(ON_PATH) timeout 240 python -m pytest -q -m gpu -rs $(TEST_FLAGS) $$file || failed=1; \
 	done; exit $${failed:-0}
 
-lint: $(LINKED) $(TOOLS) ## check style, formatting and types
+lint: $(LINKED) $(TOOLS) ## check style, formatting and types, also of the Python in README and docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@build/tools/bin/mypy --python-executable=$(BIN)/python
+	@$(BIN)/python -m tests.doc_lines build/doc_lines
+	@build/tools/bin/mypy --python-executable=$(BIN)/python --strict --allow-redefinition \
+	    --cache-dir=build/mypy-strict build/doc_lines tests/typed_lines.py
 
 bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)

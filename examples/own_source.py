@@ -13,7 +13,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 
 SIZES = {"user": 300, "item": 80}
-SCHEMA = TableSchema("clicked", ("price",), tuple(SIZES), tuple(SIZES.values()))
+SCHEMA = TableSchema(("clicked",), ("price",), tuple(SIZES), tuple(SIZES.values()))
 
 
 class IpcFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import re
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "train_torchrec.py"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "train_torchrec.py"):
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("demo", "benchmarks", PACKAGE.name):
@@ -79,6 +80,22 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         if path.suffix in data:
             assert str(path.relative_to(ROOT)) in names
     assert {f"{PACKAGE.name}/train_torchrec.py", f"{PACKAGE.name}/py.typed"} <= names
+
+
+def test_its_description_needs_no_checkout(wheel: Path) -> None:
+    """It is README, whose files are named and not linked, as a page of the wheel has none."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload(decode=True).decode()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.split("\n", 1)[0] == readme.split("\n", 1)[0]
+    assert len(text) > 0.9 * len(readme)
+    assert not re.findall(r"\]\((?!https?://)", text)
+    assert "](docs/" in readme
+    for file in re.findall(r"\]\((docs/\w+\.md)", readme):
+        assert file in text
 
 
 _USE = """

@@ -32,15 +32,19 @@ class RowRule:
 
     Attributes:
         by: ``share``: the value is a hash of the row's place; ``column``: a hash of its key;
-            ``time``: its time, in microseconds since 1970.
+            ``time``: its time, in microseconds since 1970; ``values``: 0, 1 or 2, as the text of
+            its key says.
         cuts: Ascending: rows whose value is below the first are train, below the second valid, all
             others test. With one cut there are no test rows.
         seed: Of the hash.
+        valid_cut: By values, where valid is a share of the rows for training: from which hash of
+            its place on such a row is valid; None: the values say it.
     """
 
     by: str
     cuts: tuple[int, ...]
     seed: int = 0
+    valid_cut: int | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Logs whose rows are split by share, column or time, and in which rows have numbers."""
+"""Logs whose rows are split by share, column, time or values, and in which rows have numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,24 @@ from tests.etl.runs import read_split
 
 #: Shares, of which only a run over all rows knows the cuts.
 SHARES_OF_TIME = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
+#: Forty users, as the values of a split.
+USERS = tuple(f"user é{number}" for number in range(40))
 #: Splits of which each row knows by itself where it goes.
 SPLITS_OF_ROWS = {
     "share": Split("share", valid=0.2, test=0.1, seed=7),
     "column": Split("column", column="user", valid=0.2, test=0.2, seed=1),
     "time": dataclasses.replace(
         SHARES_OF_TIME, valid=0, test=0, valid_from="1970-01-01 00:10", test_from="1970-01-01 00:12"
+    ),
+    "values": Split(
+        "values",
+        column="user",
+        train_values=USERS[8:],
+        valid_values=USERS[:5],
+        test_values=USERS[5:8],
+    ),
+    "values and a share": Split(
+        "values", column="user", train_values=USERS[8:], test_values=USERS[:8], valid=0.2, seed=3
     ),
 }
 NAMES = ("row", "label", "item", "rare", "price", "user", "when", "other")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import random
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.csv as pacsv
@@ -15,7 +17,8 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess, guess_spec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from tests.etl.runs import etl_run
+from nvt_torchrec.formats.splits import SPLITS
+from tests.etl.runs import etl_run, read_split
 from tests.etl.test_guess import guessed_with_text
 from tests.lookalikes import tables
 
@@ -144,23 +147,90 @@ def test_days_and_parts_are_no_splits(tmp_path: Path) -> None:
     assert guessed_with_text(raw)[0].split.by == "days"
 
 
-def test_a_column_that_says_which_rows_are_for_training(tmp_path: Path) -> None:
-    """It is refused; in directories of its values, as the remedy says, it is a split by files."""
+def subsets(texts: list[str], unlabelled: str = "") -> Callable[[random.Random, int], tables.Row]:
+    """Return what makes rows whose column ``subset`` says which of them are for training."""
 
-    def make(rng, i: int) -> tables.Row:
+    def make(rng: random.Random, i: int) -> tables.Row:
+        subset = rng.choice(texts)
         row = tables.german_credit(rng, i)
-        return {"subset": rng.choice(["train", "train", "valid", "test"]), **row}
+        if subset == unlabelled:
+            row["credit_risk"] = ""
+        return {"subset": subset, **row}
 
+    return make
+
+
+@pytest.mark.parametrize(
+    ("texts", "train", "valid", "test"),
+    [
+        (["train", "train", "valid", "test"], ["train"], ["valid"], ["test"]),
+        (["Training", "train", "Test"], ["Training", "train"], [], ["Test"]),
+        (["train", "train", "val"], ["train"], [], ["val"]),
+    ],
+)
+@pytest.mark.parametrize("header", [True, False])
+def test_a_column_that_says_which_rows_are_for_training(
+    texts: list[str], train: list[str], valid: list[str], test: list[str], header: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Its values are the split, and no feature; also in a file that names no columns."""
+    path = tables.write_table(tmp_path / "log.csv", subsets(texts), 500)
+    rows = pacsv.read_csv(path)["subset"].to_pylist()
+    if not header:
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    spec, text = guessed_with_text(path)
+    split = spec.split
+    assert (split.by, split.column) == ("values", "subset" if header else "cat_0")
+    found = (split.train_values, split.valid_values, split.test_values)
+    assert tuple(map(sorted, found)) == (train, valid, test)
+    assert split.column not in [*spec.categorical_names, *spec.labels]
+    assert f"{split.column}:" not in text  # not among the columns that are not read
+    out = tmp_path / "out"
+    assert etl_run(path, out, "--spec", str(tmp_path / "spec.toml")) == 0
+    written = [len(read_split(out, name)) for name in SPLITS]
+    named = [sum(row in own for row in rows) for own in (train, valid, test)]
+    assert written[2] == named[2]
+    assert written[0] + written[1] == named[0] + named[1]
+    assert (written[1] == named[1]) == bool(valid)
+    assert written[1] > 0
+
+
+def test_rows_that_are_published_without_labels(tmp_path: Path) -> None:
+    """They are left out, as files without labels are: what is published besides is test."""
+    make = subsets(["train", "train", "valid", "test"], unlabelled="test")
     path = tables.write_table(tmp_path / "log.csv", make, 500)
-    with pytest.raises(BadInputError, match="column subset says which rows are for train") as error:
-        guess(str(path))
-    assert "PARTITION_BY (subset)" in error.value.remedy
-    with open(tmp_path / "sorted.csv", "w") as file:  # its head has rows for training alone
-        file.write("click,site,split\n")
-        file.writelines(f"{i * i % 7 % 2},s{i % 5},train\n" for i in range(120_000))
-        file.writelines(f"{i * i % 7 % 2},s{i % 5},test\n" for i in range(9))
-    with pytest.raises(BadInputError, match="column split says which rows are for training"):
-        guess(file.name)
+    spec, text = guessed_with_text(path)
+    assert (spec.split.test_values, spec.split.valid) == (("valid",), 0.1)
+    assert "rows of subset test have no label" in text
+    flags = ["--on_bad_rows", "quarantine", "--max_bad_fraction", "0.9"]
+    assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "spec.toml"), *flags) == 0
+    subset = pacsv.read_csv(path)["subset"].to_pylist()
+    assert len(read_split(tmp_path / "out", "test")) == subset.count("valid")
+    make = subsets(["train", "train", "test"], unlabelled="test")
+    tables.write_table(path, make, 500)
+    spec, text = guessed_with_text(path)
+    assert spec.split.by == "share"
+    assert "subset" not in spec.categorical_names
+
+
+def test_a_log_that_is_sorted_by_its_split(tmp_path: Path) -> None:
+    """Its head has rows for training alone; what the guess says of the others is tried."""
+    path = tmp_path / "sorted.csv"
+    for last in ("test", "holdout"):
+        with open(path, "w") as file:
+            file.write("click,site,split\n")
+            file.writelines(f"{i * i % 7 % 2},s{i % 5},train\n" for i in range(60_000))
+            file.writelines(f"{i * i % 7 % 2},s{i % 5},{last}\n" for i in range(9))
+        spec, text = guessed_with_text(path)
+        assert (spec.split.test_values, spec.split.valid) == (("test",), 0.1)
+        assert "the rows that were read are all for training" in text
+        status = etl_run(path, tmp_path / last, "--spec", str(tmp_path / "spec.toml"))
+        assert (status == 0) == (last == "test")
+
+
+def test_directories_of_a_split(tmp_path: Path) -> None:
+    """Where a directory says it, the split is by files, and its name is no feature."""
+    path = tables.write_table(tmp_path / "log.csv", subsets(["train", "train", "test"]), 500)
     table, raw = pacsv.read_csv(path), tmp_path / "raw"
     hive = pads.partitioning(pads.dataset(table).schema.empty_table().select(["subset"]).schema,
                              flavor="hive")  # fmt: skip

@@ -1,12 +1,14 @@
-"""Splits by share, column, time and files, against the rules in plain Python."""
+"""Splits by share, column, time, files and values, against the rules in plain Python."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
@@ -20,15 +22,17 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.counting import count, merge
 from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
 from nvt_torchrec.etl.units.unit_plan import make_plan
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
-from tests.etl.runs import QUARANTINE, encode, failing, fit, settings
+from tests.etl.runs import QUARANTINE, encode, failing, fit, read_split, settings
 from tests.etl.split_logs import (
     SHARES_OF_TIME,
     SPLITS_OF_ROWS,
+    USERS,
     numbers,
     numbers_of,
     spec_with,
@@ -63,6 +67,15 @@ def _expected(rows: Rows, split: Split) -> dict[str, list[int]]:
         sides = [(time >= valid_from) + (time >= test_from) for time in times]
     elif split.by == "share":
         sides = [_side(_hash(n % 1000, split.seed, n // 1000), split) for n in rows]
+    elif split.by == "values":
+        texts = (split.train_values, split.valid_values, split.test_values)
+        users = [fields["user"] for fields in rows.values()]
+        sides = [[user in own for own in texts].index(True) for user in users]
+        if split.valid:
+            drawn = [
+                _hash(n % 1000, split.seed, n // 1000) / 2**64 >= 1 - split.valid for n in rows
+            ]
+            sides = [side or int(valid) for side, valid in zip(sides, drawn, strict=True)]
     else:
         users = [fields["user"] for fields in rows.values()]
         sides = [_side(_hash(key_of(user), split.seed), split) for user in users]
@@ -212,8 +225,9 @@ def test_bad_rows_are_rejected_once(raw: Path, rows: Rows, tmp_path: Path) -> No
     for path in raw.iterdir():
         (tmp_path / "raw" / path.name).write_bytes(path.read_bytes())
     with open(tmp_path / "raw" / "day_1.csv", "a") as file:
-        file.write("1,1,i,r,1,u\n1,1,i,r,1,u,12:00,\n1,1,i,r,1,,5,\n")
-    for split in (SHARES_OF_TIME, SPLITS_OF_ROWS["column"]):
+        file.write("1,1,i,r,1,u\n1,1,i,r,1,user é9,12:00,\n1,1,i,r,1,,5,\n")
+    by_values = SPLITS_OF_ROWS["values"]
+    for split in (SHARES_OF_TIME, SPLITS_OF_ROWS["column"], by_values):
         output = tmp_path / split.by
         manifest = run(settings(tmp_path / "raw", output, spec_with(split), **QUARANTINE))
         rejected = 2  # a time is read by time only, and a user by column only
@@ -277,3 +291,55 @@ def test_cuts_by_time(blocks: list[list[int]], valid: float, test: float) -> Non
     after = [sum(time >= cut for time in times) for cut in expected]
     assert after[1] >= round(rows * test)
     assert rows > after[0] > after[1]
+
+
+def test_a_value_that_the_split_does_not_name(raw: Path, tmp_path: Path) -> None:
+    """The error names file, line, column and text; in parquet, and with quarantine, likewise."""
+    named = SPLITS_OF_ROWS["values"]
+    split = dataclasses.replace(named, train_values=named.train_values[1:])
+    frame = pd.read_csv(raw / "day_0.csv")
+    unknown = frame.index[frame["user"] == "user é8"]
+    what = rf"day_0\.csv, line {unknown[0] + 2}.*column user: 'user é8': the \[split\] of the spec"
+    with pytest.raises(BadRowError, match=what) as error:
+        run(settings(raw, tmp_path / "stops", spec_with(split)))
+    assert "add it to train, valid or test of [split]" in error.value.remedy
+    manifest = run(settings(raw, tmp_path / "out", spec_with(split), **QUARANTINE))
+    assert manifest["inputs"][0]["rows"]["rejected"] == len(unknown)
+    (tmp_path / "raw").mkdir()
+    frame.to_parquet(tmp_path / "raw" / "day_0.parquet")
+    with pytest.raises(BadRowError, match=r"day_0\.parquet.*'user é8': the \[split\] of the spec"):
+        run(settings(tmp_path / "raw", tmp_path / "parquet", spec_with(split, "parquet")))
+
+
+def test_integers_are_values(tmp_path: Path) -> None:
+    """Folds of a table are named by their digits, in text and in parquet."""
+    frame = pd.DataFrame({"label": [0, 1] * 30, "item": ["a"] * 60, "fold": [0, 1, 2] * 20})
+    spec = FeatureSpec(
+        "label", (), (CategoricalColumn("item", raw="string"),),
+        input=InputFormat("parquet"),
+        split=Split(
+            "values", column="fold", train_values=("2",), valid_values=("1",), test_values=("0",)
+        ),
+    )  # fmt: skip
+    frame.to_parquet(tmp_path / "log.parquet")
+    manifest = run(settings(tmp_path / "log.parquet", tmp_path / "out", spec))
+    assert [manifest["splits"][split]["rows"] for split in SPLITS] == [20, 20, 20]
+    assert "fold" not in read_split(tmp_path / "out", "train")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"column": ""}, "name one, such as column"),
+        ({"test_values": ()}, 'train = "train", test = "test"'),
+        ({"valid_values": ()}, "or a share of the rows for training"),
+        ({"valid": 0.1}, "or a share of the rows for training"),
+        ({"valid_values": USERS[8:9]}, "a text stands there twice"),
+        ({"test_values": (" user",)}, "without spaces around them"),
+        ({"test_values": ("",)}, "without spaces around them"),
+        ({"train_files": ("a",)}, "it takes column, train, valid, test, seed"),
+    ],
+)
+def test_values_that_no_split_has(wrong: dict, what: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(what)):
+        dataclasses.replace(SPLITS_OF_ROWS["values"], **wrong)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, mask_to_arrow, string_parts
+from nvt_torchrec.base.arrays import blanked, mask_to_arrow, string_parts, to_numpy
 from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import Converted
@@ -18,6 +19,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     NO_TIME,
@@ -33,6 +35,8 @@ from nvt_torchrec.formats.rows import (
 
 #: Fields of rows that only some specs have: [n] or [.., n].
 _OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
+#: Of a text that a split by values does not name.
+_NAME_IT = "add it to train, valid or test of [split] in the spec"
 #: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
@@ -71,7 +75,10 @@ def assemble(
     labels = [converted[index].values for index in plan.labels]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else converted[plan.key].values
-    if isinstance(key, pa.Array):
+    if isinstance(key, pa.Array) and spec.split.by == "values":
+        key = _find_sides(key, spec.split)
+        first_wrong[(key < 0) & (first_wrong < 0)] = plan.key
+    elif isinstance(key, pa.Array):
         key = hash_texts(key)
     times = None
     if plan.times and not needs_time:
@@ -126,6 +133,9 @@ def assemble(
                 f"column {read.source}: {value}: {_describe_outside(spec, int(column.values[row]))}"
             )
             return BadRow(row, what, read.source, text(row), "correct its time")
+        if index == plan.key and not column.missing[row]:
+            what = f"column {read.source}: {value}: the [split] of the spec does not name it"
+            return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
         role = "weight" if index == plan.weight else "column by which rows are split"
         if index in plan.times and index != plan.key:
             role = "time of an event"
@@ -138,6 +148,14 @@ def assemble(
         bad=[described(row) for row in shown.tolist()],
         bad_count=len(bad),
     )
+
+
+def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
+    """Return the index in ``SPLITS`` that a split by values gives strings [n]; -1: none; int64."""
+    sides = split.side_of_value
+    texts = pa.array(list(sides), values.type)
+    index = pc.coalesce(pc.index_in(values, texts), pa.scalar(len(sides), pa.int32()))
+    return np.array([*sides.values(), -1], np.int64)[to_numpy(index)]
 
 
 def _describe_outside(spec: FeatureSpec, time: int) -> str:

@@ -145,8 +145,8 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
         raise BadInputError(
             f"split by {spec.split.by}: no row for {', '.join(empty)}; "
             + ", ".join(f"{split} has {count:,}" for split, count in rows.items()),
-            "choose other shares, times, files or another column in the spec's [split] (check its "
-            "time_format), and begin again with --restart",
+            "choose other shares, times, files, values or another column in the spec's [split] "
+            "(check its time_format), and begin again with --restart",
         )
     total = sum(rows.values())
     counts = [f"{split} {count:,} rows ({count / total:.2%})" for split, count in rows.items()]

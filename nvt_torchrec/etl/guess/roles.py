@@ -13,7 +13,7 @@ from nvt_torchrec.etl.guess.label_choice import choose_labels, label_rule, label
 from nvt_torchrec.etl.guess.names import is_called, is_code
 from nvt_torchrec.etl.guess.outcomes import find_outcomes, find_time
 from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
-from nvt_torchrec.etl.guess.split_choice import SplitChoice, check_no_split_column, choose_split
+from nvt_torchrec.etl.guess.split_choice import SplitChoice, choose_split, find_split_column
 from nvt_torchrec.etl.guess.values import Profile
 
 #: Rows from which on it means something that all values are different.
@@ -90,11 +90,10 @@ def assign(sample: SampledFile, path: str, label: str = "", *, outcomes: bool = 
             where somebody has chosen the features.
 
     Raises:
-        BadInputError: no column looks like a label, none is left for features, or one says which
-            rows are for training.
+        BadInputError: no column looks like a label, or none is left for features.
     """
-    check_no_split_column(sample, path)
-    choice = choose_labels(sample, path, label)
+    split_index = find_split_column(sample)
+    choice = choose_labels(_without(sample, split_index), path, label)
     criteo = _is_criteo(sample, choice.indices[0])
     columns = sample.columns if sample.named else _named(sample.columns, choice.indices[0], criteo)
     label_columns = [columns[j] for j in choice.indices]
@@ -107,7 +106,8 @@ def assign(sample: SampledFile, path: str, label: str = "", *, outcomes: bool = 
     if choice.possible:
         rule, why = labels[0]
         labels[0] = (rule, f"{why}; also possible: {', '.join(choice.possible)}")
-    rest = {j: column for j, column in enumerate(columns) if j not in choice.indices}
+    used = {*choice.indices, split_index}
+    rest = {j: column for j, column in enumerate(columns) if j not in used}
     given_away = {}
     if outcomes and not criteo:
         given_away = find_outcomes([*rest.values()], label_columns, truth)
@@ -132,16 +132,26 @@ def assign(sample: SampledFile, path: str, label: str = "", *, outcomes: bool = 
     dense = {feature.name for feature in features if feature.kind == "dense"}
     features.sort(key=lambda f: (f.kind != "dense", f.name.removesuffix(_ALSO) in dense))
     # each has another name, one that a spec can have
-    used = [rule["name"] for rule, _ in labels]
-    names = unique_names([*used, *(spec_name(feature.name) for feature in features)])[len(used) :]
+    taken = [rule["name"] for rule, _ in labels]
+    names = unique_names([*taken, *(spec_name(feature.name) for feature in features)])[len(taken) :]
     features = [
         dataclasses.replace(feature, name=name)
         for feature, name in zip(features, names, strict=True)
     ]
     time = find_time([column for column in rest.values() if column.name not in given_away])
-    split = choose_split(sample, time, label_columns)
+    split_column = None if split_index is None else columns[split_index]
+    split = choose_split(sample, split_column, time, label_columns)
     names = [column.name for column in columns]
     return Guess(labels, choice.close, split, time, features, unread, names)
+
+
+def _without(sample: SampledFile, index: int | None) -> SampledFile:
+    """Return the sample in which a column is empty, so that it is taken for nothing."""
+    columns = [
+        dataclasses.replace(column, kind="empty") if j == index else column
+        for j, column in enumerate(sample.columns)
+    ]
+    return dataclasses.replace(sample, columns=columns)
 
 
 def _is_criteo(sample: SampledFile, label: int) -> bool:

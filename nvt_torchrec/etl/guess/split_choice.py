@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.names import find_split_name
 from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
@@ -46,16 +45,24 @@ class SplitChoice:
         return SplitChoice({**keys, **given}, why, self.input_path)
 
 
-def choose_split(sample: SampledFile, time: Profile | None, labels: list[Profile]) -> SplitChoice:
+def choose_split(
+    sample: SampledFile, column: Profile | None, time: Profile | None, labels: list[Profile]
+) -> SplitChoice:
     """Return how rows are split: as they are published, else so that days can be added.
 
     Args:
         sample: The rows.
+        column: The column that :func:`find_split_column` found, if there is one.
         time: The column that says when a row happened, if there is one.
         labels: The columns of the labels, which rows of valid and test need.
     """
     why, input_path = "", ""
-    if sample.splits:
+    if column:
+        choice = _choose_values(column, labels)
+        if choice.keys:
+            return choice
+        why = choice.why
+    elif sample.splits:
         choice = _choose_files(sample, labels)
         if choice.keys:
             return choice
@@ -74,25 +81,67 @@ def choose_split(sample: SampledFile, time: Profile | None, labels: list[Profile
     return SplitChoice(keys, why + reason, input_path or sample.days)
 
 
-def check_no_split_column(sample: SampledFile, path: str) -> None:
-    """Refuse a column that says of each row whether it is for training.
+def find_split_column(sample: SampledFile) -> int | None:
+    """Return the index of the column that says of each row whether it is for training, if any.
 
-    Raises:
-        BadInputError: There is one: a split at random would put rows of test into training.
+    It is no feature, and a split at random would put rows of test into training.
     """
-    for number, column in enumerate(sample.columns, 1):
+    for index, column in enumerate(sample.columns):
         found = {find_split_name(text) for text in column.counts}
         # the head of a log may have rows for training alone
         is_split = len(found) > 1 or not (sample.whole or sample.splits)
-        if "" in found or "train" not in found or not is_split:
-            continue
-        raise BadInputError(
-            f"{path}: column {column.name or number} says which rows are for training "
-            f"({', '.join(sorted(column.counts))}), and a [split] by what is published is by files",
-            "write a directory for each value, and pass the directory of these to guess: in DuckDB "
-            f"COPY (FROM '{path}') TO 'LOG' (FORMAT parquet, PARTITION_BY ({column.name})); or "
-            "remove the column",
+        if "" not in found and "train" in found and is_split:
+            return index
+    return None
+
+
+def _choose_values(column: Profile, labels: list[Profile]) -> SplitChoice:
+    """Return the split by a column's values; without keys if only training has labels."""
+    texts: dict[str, list[str]] = {}
+    for text in column.counts:
+        texts.setdefault(find_split_name(text), []).append(text)
+    why = ""
+    for split in ("valid", "test"):
+        if split in texts and not _have_labels(column, texts[split], labels):
+            why += (
+                f"rows of {column.name} {texts.pop(split)[0]} have no label, so they are left out; "
+            )
+            if len(texts) == 1:
+                return SplitChoice({}, why)
+    if len(texts) == 1:
+        texts["test"] = ["test"]
+        why += (
+            "the rows that were read are all for training: write what the others have as test, and "
+            "as valid if there is one; "
         )
+    keys: dict[str, Any] = {"by": "values", "column": column.source}
+    keys |= _name_splits({split: _one_or_all(given) for split, given in texts.items()})
+    if "valid" not in texts:
+        why += "valid is a tenth of the rows for training; "
+    return SplitChoice(keys, f"{why}as {column.name} says")
+
+
+def _have_labels(column: Profile, texts: list[str], labels: list[Profile]) -> bool:
+    """Return whether some rows with these texts in a column have each of the labels."""
+    numbers = [number for number, text in enumerate(column.counts) if text in texts]
+    rows = np.isin(column.codes, numbers)
+    return all(np.any(label.codes[rows] >= 0) for label in labels)
+
+
+def _name_splits(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what is train, valid and test, given training and at least one other.
+
+    What is published besides the rows for training is test, if it is one thing.
+    """
+    splits = {**given}
+    if "test" not in splits:
+        splits["test"] = splits.pop("valid")
+    splits.setdefault("valid", _SHARES["valid"])
+    return {split: splits[split] for split in SPLITS}
+
+
+def _one_or_all(names: list[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else names
 
 
 def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
@@ -104,7 +153,7 @@ def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
         if not names:
             continue
         if split == "train" or sample.has_labels(split, labels):
-            files[split] = names[0] if len(names) == 1 else names
+            files[split] = _one_or_all(names)
         else:
             why += f"{names[0]} has no label, so its rows are neither for training nor for test; "
     if len(files) == 1:
@@ -112,11 +161,8 @@ def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
         file = names[0] if len(names) == 1 else f"{_common_beginning(names)}*"
         return SplitChoice({}, why, f"{sample.root}/{file}")
     if "test" not in files:
-        files["test"] = files.pop("valid")
         why += "valid is a tenth of the training rows, as only one other file has labels; "
-    if "valid" not in files:
-        files["valid"] = _SHARES["valid"]
-    keys = {"by": "files"} | {split: files[split] for split in SPLITS}
+    keys = {"by": "files"} | _name_splits(files)
     return SplitChoice(keys, f"{why}as the files are named", sample.root)
 
 

@@ -65,7 +65,8 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     items = [column for column in items if not (users and is_determined(column, users[0]))]
     split = guess.split.keys
     # rows that are split at random would see each other
-    is_later = split["by"] in ("time", "days") or isinstance(split.get("valid"), (str, list))
+    is_later = split["by"] in ("time", "days")
+    is_later |= split["by"] == "files" and isinstance(split["valid"], (str, list))
     if not (is_later and guess.time and users and items):
         return []
     item = max(items, key=lambda column: column.distinct)

@@ -65,7 +65,8 @@ def prepared(
             for block in plan.divided_blocks
         }
         return plan.replace_blocks(changed)
-    if split.by in ("share", "files") and not format_of(spec).by_rows:
+    is_drawn = split.by == "share" or (split.by in ("files", "values") and split.valid)
+    if is_drawn and not format_of(spec).by_rows:
         return _number_rows(plan, spec, threads)
     return plan
 

@@ -239,11 +239,14 @@ def _rule(file: DayFile, split: Split) -> RowRule | None:
     if split.by == "time":
         cuts = (split.valid_from, split.test_from)
         return RowRule("time", tuple(parse_iso(cut, "split") if cut else 0 for cut in cuts))
+    if split.by == "values":
+        valid_cut = cuts_of_hash(split.valid, 0)[0] if split.valid else None
+        return RowRule("values", (1, 2), split.seed, valid_cut)
     return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
 
 
 def _shares(split: Split) -> dict[str, float]:
-    if split.valid_from:
+    if split.valid_from or split.by == "values":
         return _USUAL_SHARES
     return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
 

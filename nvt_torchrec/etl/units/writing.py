@@ -147,10 +147,20 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
     """
     rule = block.rule
     if rule.by == "share":
-        return rule.choose(
-            hashes(block.first_row + lines_before + rows.line, rule.seed, block.file)
-        )
-    return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))  # type: ignore[arg-type]
+        return rule.choose(_hash_places(rows, block, lines_before))
+    assert rows.key is not None  # the other rules read it
+    if rule.by == "column":
+        return rule.choose(hashes(rows.key, rule.seed))
+    chosen = rule.choose(rows.key)
+    if rule.valid_cut is not None:
+        drawn = _hash_places(rows, block, lines_before) >= np.uint64(rule.valid_cut)
+        chosen[(chosen == SPLITS.index("train")) & drawn] = SPLITS.index("valid")
+    return chosen
+
+
+def _hash_places(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
+    """Hash the file and the number of each row; uint64 [n]."""
+    return hashes(block.first_row + lines_before + rows.line, block.rule.seed, block.file)
 
 
 def divide_rows(

@@ -38,6 +38,8 @@ All keys of a spec; those that are optional say so, or show their default::
     #                             # test_from = "2014-10-30", or shares valid and test
     # by = "files"                # train = "part-*.csv", test = "test.csv", and valid = "…" or a
     #                             # share of the training rows; names or lists of names
+    # by = "values"               # column = "set", and its texts: train = "train", test = "test",
+    #                             # and valid = "valid" or a share of the training rows
 
     [[dense]]                     # numbers; missing values become `fill`
     names = "int_{0..12}"
@@ -147,7 +149,7 @@ from nvt_torchrec.formats.feature_spec.events import (
 )
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
-from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.split import Split, spec_key
 from nvt_torchrec.formats.splits import SPLITS
 
 T = TypeVar("T")
@@ -310,11 +312,12 @@ def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
 
 
 def _split(block: Any, source: str) -> Split:
-    _check_keys(block, {name.removesuffix("_files") for name in _fields(Split)}, source)
+    _check_keys(block, set(map(spec_key, _fields(Split))), source)
+    kind = "values" if block.get("by") == "values" else "files"
     options = {}
     for key, given in block.items():
         names = key == "train" or (key in SPLITS and isinstance(given, str | list))
-        options[f"{key}_files" if names else key] = _list(given) if names else given
+        options[f"{key}_{kind}" if names else key] = _list(given) if names else given
     return _make(Split, options, "split: ")
 
 
