@@ -92,7 +92,7 @@ class Layers(nn.Sequential):
     Attributes:
         aligned: Whether the first layer computes with zeros beside its inputs, up to a multiple of
             :data:`ALIGNMENT`; it then takes inputs that have them already.
-        norms: The batch normalizations, by the number of the layer before; None: there are none.
+        norms: The batch normalizations, by the number of the layer before; empty: there are none.
 
     Args:
         inputs: The width of the input.
@@ -121,9 +121,7 @@ class Layers(nn.Sequential):
             width = size
         super().__init__(*layers)
         self.aligned, self._relus, self._dropout = False, relus, dropout
-        self.norms: nn.ModuleList | None = None
-        if batch_norm:
-            self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:relus])
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:relus] if batch_norm)
 
     def __iter__(self) -> Iterator[nn.Linear]:
         return (layer for layer in self._modules.values() if isinstance(layer, nn.Linear))
@@ -139,7 +137,7 @@ class Layers(nn.Sequential):
             x = functional.linear(x, weight, layer.bias)
             if number >= self._relus:
                 continue
-            if self.norms is not None:
+            if len(self.norms):
                 x = self.norms[number](x)
             x = x.relu_()
             if self._dropout:
@@ -152,12 +150,14 @@ class Layers(nn.Sequential):
 
         A layer W x that is normalized, γ (W x − μ) / √(σ² + ε) + β, is again a linear one.
         """
-        if self.norms is not None:
-            for layer, norm in zip(self, self.norms, strict=False):
-                scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-                layer.weight.mul_(scale.unsqueeze(1))
-                layer.bias = nn.Parameter(norm.bias - norm.running_mean * scale)
-            self.norms = None
+        for layer, norm in zip(self, self.norms, strict=False):
+            assert isinstance(norm, nn.BatchNorm1d)
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            layer.weight.mul_(scale.unsqueeze(1))
+            layer.bias = nn.Parameter(norm.bias - norm.running_mean * scale)
+        self.norms = nn.ModuleList()
         self._dropout = 0.0
 
 

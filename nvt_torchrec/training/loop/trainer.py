@@ -117,9 +117,7 @@ class Trainer:
     def try_out(self, start: Start | None) -> ByLabel | None:
         """Train from rank 0's ``start``, and keep nothing; return the metrics of valid there."""
         check_length(self.settings, self.progress.total_steps)
-        start = from_rank_0(self.group, start)
-        regularize_tables(start, self.run, self.settings)
-        self._start(start)
+        self._start(self._prepare(start))
         self._train_all()
         return self._evaluate("valid")
 
@@ -137,8 +135,7 @@ class Trainer:
         if self.group.rank == 0:
             known = known or compute_baselines(settings, self.config, self.files)
             start, self.baselines = known
-        start = from_rank_0(self.group, start)
-        regularize_tables(start, self.run, settings)
+        start = self._prepare(start)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -284,6 +281,12 @@ class Trainer:
             self.metrics[split] = metrics
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
+
+    def _prepare(self, start: Start | None) -> Start:
+        """Return rank 0's ``start`` on all ranks, and regularize tables by its lookups."""
+        start = from_rank_0(self.group, start) or Start()
+        regularize_tables(start, self.run, self.settings)
+        return start
 
     def _start(self, start: Start | None = None) -> None:
         """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""

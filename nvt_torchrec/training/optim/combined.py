@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
@@ -54,9 +55,14 @@ def _make_optimizer(
     optimizer_class = getattr(torch.optim, kind.DENSE)
 
     def make(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        groups = [{"params": [], "weight_decay": l2 or 0.0}, {"params": []}]
+        matrices: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
         for parameter in parameters:
-            groups[parameter.dim() < 2]["params"].append(parameter)
+            (matrices if parameter.dim() > 1 else others).append(parameter)
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": l2 or 0.0},
+            {"params": others},
+        ]
         filled = [group for group in groups if group["params"]]
         return optimizer_class(filled, **kind.options(rate, settings.eps))
 

@@ -46,7 +46,7 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         for norm in module.modules():
             if type(norm) is nn.BatchNorm1d:
                 norm.__class__ = cls
-                norm.step = step
+                vars(norm)["step"] = step
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, [B, C] or [B, C, L], normalized; in evaluation by running statistics."""
@@ -84,9 +84,10 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         """Move the running statistics towards those of a step, as ``BatchNorm1d`` does."""
         if not self.training or self.running_mean is None or self.running_var is None:
             return
+        assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         momentum = self.momentum
-        if momentum is None:
+        if momentum is None:  # the mean of all steps
             momentum = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)

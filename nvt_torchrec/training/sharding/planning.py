@@ -144,7 +144,7 @@ def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -
             f"give --optimizer adagrad, train on a GPU, or give --sharding {_WHOLE}, whose steps "
             "take time for every row",
         )
-    return dataclasses.replace(settings, sharding=chosen)
+    return dataclasses.replace(settings, sharding=chosen)  # type: ignore[call-arg]
 
 
 class Sharder(EmbeddingBagCollectionSharder):
