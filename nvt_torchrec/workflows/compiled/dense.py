@@ -61,9 +61,15 @@ class _Columns:
             begin += len(group)
         index = np.array(ordered, np.int64)
         bit = _ONE << (index % WORD_BITS).astype(np.uint64)
-        of_columns = bit, plan.fill[index], plan.center[index], plan.scale[index]
-        in_rows = [values[:, np.newaxis] for values in of_columns]
-        return cls(index, index // WORD_BITS, *in_rows, tuple(functions))
+        return cls(
+            index=index,
+            word=index // WORD_BITS,
+            bit=bit[:, np.newaxis],
+            fill=plan.fill[index, np.newaxis],
+            center=plan.center[index, np.newaxis],
+            scale=plan.scale[index, np.newaxis],
+            functions=tuple(functions),
+        )
 
 
 class DensePlan:
