@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_fitted_spec
-from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
@@ -237,6 +236,9 @@ class Predictor:
         return torch.sigmoid(logits).cpu().numpy()
 
     def _file(self, path: Path | str) -> np.ndarray:
+        # with fsspec, for which a server has no use
+        from nvt_torchrec.clicklog.readers.log_format import format_of
+
         spec = input_spec(self.spec, str(path))
         with name_fitted_spec():
             pieces = [
