@@ -8,8 +8,8 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 import gc
 import os
 
-from nvt_torchrec.base.command_line import run_subcommand
 from nvt_torchrec.base.errors import end_process, run_command
+from nvt_torchrec.base.subcommands import run_subcommand
 
 #: Subcommand → its module and its help.
 COMMANDS = {

@@ -7,8 +7,8 @@ import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time:
 # isort: split
 import sys
 
-from nvt_torchrec.base.command_line import run_subcommand
 from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.base.subcommands import run_subcommand
 
 #: Subcommand → its module and its help.
 COMMANDS = {

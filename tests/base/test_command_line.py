@@ -17,9 +17,9 @@ from nvt_torchrec.base.command_line import (
     add_arguments,
     flag,
     parse,
-    run_subcommand,
 )
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.subcommands import run_subcommand
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 

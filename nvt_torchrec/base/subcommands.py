@@ -1,0 +1,49 @@
+"""Programs of several commands: ``nvt-etl run``, ``nvt-etl check`` and so on."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from nvt_torchrec.base.command_line import Parser, parse
+from nvt_torchrec.base.errors import as_called
+
+
+def run_subcommand(
+    prog: str,
+    description: str | None,
+    commands: Mapping[str, tuple[str, str]],
+    argv: Sequence[str] | None,
+) -> int | None:
+    """Run the subcommand that a command line names; import no other.
+
+    Args:
+        prog: How the program is called, for example ``python -m etl``.
+        description: The help of the program.
+        commands: Name of a subcommand → its module and its help. The module has ``SETTINGS``
+            (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
+            ``DESCRIPTION``.
+        argv: The command line; None: that of the process.
+
+    Returns:
+        What the subcommand's ``run`` returns: the exit status.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands:
+        path, text = commands[argv[0]]
+        module = importlib.import_module(path)
+        text = getattr(module, "DESCRIPTION", text)
+        parser = Parser(prog=f"{prog} {argv[0]}", description=text)
+        try:
+            return module.run(*parse(parser, argv[1:], *module.SETTINGS))
+        except ModuleNotFoundError as error:
+            from nvt_torchrec.base.versions import missing_package
+
+            raise missing_package(error, path) from error
+    parser = Parser(prog=prog, description=description)
+    listed = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (_, text) in commands.items():
+        listed.add_parser(name, help=as_called(text))
+    parser.parse_args(argv)
+    return None
