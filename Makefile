@@ -54,7 +54,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint bench-etl bench-events bench-loader bench-train bench-quality bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint bench-etl bench-events bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -103,6 +103,9 @@ bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minut
 
 bench-quality: $(LINKED) ## AUROC beside logistic regression, boosted trees and the oracle's; hours
 	@$(ON_PATH) python -m benchmarks.regression $(BENCH_FLAGS)
+
+bench-published: $(LINKED) ## every model on data sets with published tables; docs/quality.md says where they come from; hours
+	@$(ON_PATH) python -m benchmarks.published $(BENCH_FLAGS)
 
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
 	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)

@@ -5,7 +5,8 @@ on the machine affects both.
 
 - *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
   columns), encode (→ ids and dense features).
-- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime.
+- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime. All rows of a
+  model with events then have theirs: an exported one knows nothing of what happened before.
 - With ``--onnx``, ``--bundle`` and ``--requests`` also a request of one row over HTTP, beside
   FastAPI with ONNX Runtime (:mod:`.serving`).
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.serving import print_requests
+from benchmarks.serving import add_events, print_requests
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
 from nvt_torchrec.base.threads import count_cores
@@ -84,6 +85,8 @@ def _run(argv: list[str] | None) -> None:
     rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
+    if settings.onnx:
+        rows = [add_events(predictor, row) for row in rows]
     seconds, sizes = settings.seconds, settings.batch_sizes
     print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
     print_one_row(predictor, rows[0], seconds)
@@ -239,7 +242,9 @@ def measure(
         np.testing.assert_allclose(score, others, atol=atol)
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
-    inputs = tensors.inputs_of(predictor.spec)
+    inputs = tensors.inputs_of(predictor.row_spec)
+    aggregates = predictor.spec.aggregates
+    inputs += [tensors.Input(column.name, "float64", False) for column in aggregates]
     outputs = name_by_label(tensors.OUTPUT, predictor.labels)
     for batch in itertools.islice(batches, 5):  # caches, compiled code
         score = ours(batch)

@@ -27,7 +27,9 @@ from benchmarks.process import ROOT
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.predictor import Predictor
 
-CLIENTS, ROUNDS, REQUESTS = 8, 5, 800
+CLIENTS, ROUNDS, REQUESTS = 8, 7, 400
+#: Seconds without an answer after which a server is given up.
+_TIMEOUT_S = 60.0
 _TOLERANCE = 1e-5
 _HEAD = "POST /predict HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
 
@@ -44,9 +46,10 @@ class Served:
         self.cpu_ms: list[float] = []
 
     @property
-    def rss_mb(self) -> float:
-        """Its resident memory in MB."""
-        return self._process.memory_info().rss / 1e6
+    def memory_mb(self) -> tuple[float, float]:
+        """Its resident memory in MB, and what of it no other process shares."""
+        memory = self._process.memory_full_info()
+        return memory.rss / 1e6, memory.uss / 1e6
 
     def measure(self, requests: Sequence[bytes], number: int) -> None:
         """Send so many requests, and note the CPU time of one."""
@@ -65,7 +68,8 @@ class Served:
 
         def send(client: int) -> None:
             try:
-                with socket.create_connection(("127.0.0.1", self._port)) as connection:
+                address = "127.0.0.1", self._port
+                with socket.create_connection(address, _TIMEOUT_S) as connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     with connection.makefile("rb") as answered:
                         for turn in range(client, number, CLIENTS):
@@ -86,11 +90,15 @@ class Served:
 
 def _read_answer(answered: Any) -> float:
     """Return the probability of an answer's only row, of several labels that of the first."""
-    status, length = answered.readline(), 0
-    while (line := answered.readline()) != b"\r\n":
+    status = line = answered.readline()
+    length = 0
+    while line.strip():
+        line = answered.readline()
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
+    if not line:  # the headers end with an empty line, not with the connection
+        raise ClickLogError("a server closed a connection without an answer", "see its log")
     body = answered.read(length)
     if b" 200 " not in status:
         raise ClickLogError(f"answered {status!r}: {body!r:.200}", "see the server's log")
@@ -115,18 +123,22 @@ def start(command: Sequence[Any]) -> Iterator[Served]:
         process.wait()
 
 
-def make_requests(predictor: Predictor, rows: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Return a request for each row.
+def add_events(predictor: Predictor, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with what happened before it, of which an exported model knows nothing.
 
-    The exported model knows nothing of what happened before, so each row has it: of each aggregate
-    1, of each history five times the row's own value.
+    Each aggregate is 1, and each history is five times the row's own value.
     """
+    given: dict[str, Any] = {column.name: 1.0 for column in predictor.spec.aggregates}
+    for name in predictor.workflow.optional:
+        given[name] = [row[name.partition(".")[2]]] * 5
+    return row | given
+
+
+def make_requests(predictor: Predictor, rows: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Return a request for each row, with its events."""
     requests = []
     for row in rows:
-        given: dict[str, Any] = {column.name: 1.0 for column in predictor.spec.aggregates}
-        for name in predictor.workflow.optional:
-            given[name] = [row[name.partition(".")[2]]] * 5
-        body = json.dumps({"rows": [row | given]}).encode()
+        body = json.dumps({"rows": [add_events(predictor, row)]}).encode()
         requests.append(f"{_HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return requests
 
@@ -154,7 +166,9 @@ def print_requests(
             for server in (ours, peer):
                 server.measure(requests, REQUESTS)
         ratio = statistics.median(a / b for a, b in zip(ours.cpu_ms, peer.cpu_ms, strict=True))
-        print(f"\n{f'a request of one row, {CLIENTS} clients':36}{'CPU ms':>10}{'RSS MB':>10}")
+        title = f"a request of one row, {CLIENTS} clients"
+        print(f"\n{title:36}{'CPU ms':>10}{'RSS MB':>10}{'own MB':>10}")
         for name, server in (("ours", ours), ("FastAPI and ONNX Runtime", peer)):
-            print(f"{name:36}{statistics.median(server.cpu_ms):10.3f}{server.rss_mb:10.0f}")
+            resident, own = server.memory_mb
+            print(f"{name:36}{statistics.median(server.cpu_ms):10.3f}{resident:10.0f}{own:10.0f}")
         print(f"ours takes {ratio:.2f} times the CPU time")

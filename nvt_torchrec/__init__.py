@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvt_torchrec.base import __version__
 
 if TYPE_CHECKING:
+    from nvt_torchrec.estimator.classifier import ClickModel
     from nvt_torchrec.etl.run import run
     from nvt_torchrec.etl.settings import EtlSettings
     from nvt_torchrec.inference.encoder import Encoder
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from nvt_torchrec.workflows.store import load
 
 __all__ = [
+    "ClickModel",
     "Encoder",
     "EtlSettings",
     "KJTLoader",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ClickModel": "nvt_torchrec.estimator.classifier",
     "Encoder": "nvt_torchrec.inference.encoder",
     "EtlSettings": "nvt_torchrec.etl.settings",
     "KJTLoader": "nvt_torchrec.nvt_loader.loader",

@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"base", "formats"},
     "training": {"base", "formats", "nvt_loader", "models"},
     "inference": {"base", "formats", "clicklog", "workflows", "models"},
+    "estimator": {"base", "formats", "clicklog", "etl", "models", "training", "inference"},
 }
 #: Command lines and measurements: they may import every room, and no room imports them.
 TOPS = ("demo", "benchmarks", "train_torchrec")

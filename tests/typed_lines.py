@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec import Encoder, EtlSettings, KJTLoader, Predictor, Scorer, run
+from nvt_torchrec import ClickModel, Encoder, EtlSettings, KJTLoader, Predictor, Scorer, run
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.training import TrainResult, TrainSettings, train
 
@@ -29,3 +29,7 @@ dense, ids = Encoder.load("OUT/workflow").encode(rows)
 assert_type(dense, torch.Tensor)
 assert_type(ids, KeyedJaggedTensor)
 assert_type(Scorer.load("BUNDLE").predict(dense, ids), NDArray[np.float32])
+
+model = ClickModel(folder="fit").fit({"user": ["u1"], "clicked": [1]}, label="clicked")
+assert_type(model, ClickModel)
+assert_type(model.predict_proba({"user": ["u1"]}), NDArray[np.float64])

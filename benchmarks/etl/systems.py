@@ -46,6 +46,7 @@ _INSTALLED = {
     "fastapi": [
         ["fastapi==0.165.0", "uvicorn[standard]==0.54.0", "onnxruntime==1.32.0", "numpy==2.4.6"]
     ],
+    "catboost": [["catboost==1.2.10", "pyarrow==26.0.1", "scikit-learn==1.9.1"]],
     "events": [["duckdb==2.0.1", "polars==2.1.0", "polars-runtime-32==2.1.0"]],
     NVTABULAR: [["pip==24.0"], ["--no-deps", *(HERE / "nvtabular.txt").read_text().split()]],
 }

@@ -45,6 +45,7 @@ _EXTRAS = {
     **dict.fromkeys(("onnx_ir", "onnxscript"), "onnx"),
     **dict.fromkeys(("httptools", "onnx", "onnxruntime"), "serve"),
     **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+    "sklearn": "estimator",
 }  # fmt: skip
 #: The extra that has torch, by the room that needs it.
 _TORCH_EXTRAS = {"inference": "serve"}

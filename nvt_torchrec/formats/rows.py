@@ -56,11 +56,10 @@ class Ids:
     @classmethod
     def from_lengths(cls, columns: Sequence[np.ndarray], lengths: np.ndarray) -> Ids:
         """Return ids, given by column, of which each row has so many: [columns, n]."""
-        values, sizes = np.concatenate(columns), lengths.sum(1)
+        values = np.concatenate(columns)
         if (lengths == 1).all():
             return cls(values.reshape(lengths.shape))
-        begins = np.cumsum(sizes) - sizes
-        return cls(values, np.cumsum(np.column_stack([begins, lengths]), 1))
+        return cls(values, offsets_of(lengths))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ids]) -> Ids:
@@ -82,11 +81,9 @@ class Ids:
 
     def take_newest(self, first: int, most: int) -> Ids:
         """Return the ids of which, from column ``first`` on, each row has its last ``most``."""
-        if self.offsets is None:
+        if self.offsets is None or self.lengths_from(first).max(initial=0) <= most:
             return self
         kept = self.lengths
-        if kept[first:].max(initial=0) <= most:
-            return self
         kept[first:] = np.minimum(kept[first:], most)
         places = np.arange(kept.sum())
         places += np.repeat(self.offsets[:, 1:].reshape(-1) - kept.cumsum(), kept.reshape(-1))
@@ -124,7 +121,24 @@ class Ids:
     @property
     def lengths(self) -> np.ndarray:
         """How many ids each row has: [columns, n]."""
-        return np.ones_like(self.values) if self.offsets is None else np.diff(self.offsets)
+        return self.lengths_from(0)
+
+    def lengths_from(self, first: int) -> np.ndarray:
+        """Return how many ids each row has in the columns from ``first`` on."""
+        if self.offsets is None:
+            return np.ones_like(self.values[first:])
+        return self.offsets[first:, 1:] - self.offsets[first:, :-1]
+
+
+def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+    """Return :attr:`Ids.offsets` of so many ids in each row, [columns, n]."""
+    columns, rows = lengths.shape
+    ends = lengths.cumsum().reshape(columns, rows)  # the ids of a column follow those before it
+    offsets = np.zeros((columns, rows + 1), dtype)
+    offsets[:, 1:] = ends
+    if rows:
+        offsets[1:, 0] = ends[:-1, -1]
+    return offsets
 
 
 _ONE = np.uint64(1)

@@ -123,15 +123,10 @@ class Encoder:
         """Add the aggregates to rows that were read: those of the caller, else the state's."""
         if self.workflow.events is None or read.groups is None:
             return read
-        given = self._event_fields.read_aggregates(fields)
-        if len(given) == len(self.spec.aggregates) and all(t.all() for _, t in given.values()):
-            values = np.zeros((len(given), len(read)))  # nothing of the state is needed
-        else:
-            values = self.workflow.events.values(read.groups, read.times)
-        for j, column in enumerate(self.spec.aggregates):
-            if column.name in given:
-                numbers, there = given[column.name]
-                values[j] = np.where(there, numbers, values[j])
+        values, given = self._event_fields.read_aggregates(fields)
+        if not given.all():
+            known = self.workflow.events.values(read.groups, read.times)
+            values = np.where(given, values, known) if given.any() else known
         return add_aggregates(read, self.spec, values)
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_fitted_spec
-from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
@@ -215,20 +214,20 @@ class Predictor:
                 format_time((events.as_of - 1) // 1_000_000 * 1_000_000),  # to the second
             )
 
-    @torch.inference_mode()
     def predict_encoded(self, dense: np.ndarray, ids: Ids) -> NDArray[np.float32]:
         """Return the probabilities [rows, labels] of dense and ids of EncodedRows, not checked."""
         count = dense.shape[1]
         if not count:
             return self._no_scores
         rows = self._rows_at_once
-        if count <= rows:
-            with threads_for(count):
-                return self._score(dense, ids)
-        scores = [
-            self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
-            for at in range(0, count, rows)
-        ]
+        with torch.inference_mode():
+            if count <= rows:
+                with threads_for(count):
+                    return self._score(dense, ids)
+            scores = [
+                self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
+                for at in range(0, count, rows)
+            ]
         return np.concatenate(scores)
 
     def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
@@ -237,6 +236,9 @@ class Predictor:
         return torch.sigmoid(logits).cpu().numpy()
 
     def _file(self, path: Path | str) -> np.ndarray:
+        # with fsspec, for which a server has no use
+        from nvt_torchrec.clicklog.readers.log_format import format_of
+
         spec = input_spec(self.spec, str(path))
         with name_fitted_spec():
             pieces = [

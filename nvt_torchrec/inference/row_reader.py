@@ -96,8 +96,15 @@ class RowReader:
             may_lack = read.source in optional
             return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
 
-        self._spec, self._plan, self._histories = spec, plan, histories
+        self._spec, self._plan = spec, plan
         self._dtype = dense_dtype(spec)
+        # the columns of histories that have several, whose lists must be of one length
+        names = spec.categorical_names
+        self._several_lists = [
+            {name: names.index(name) for name in history.features}
+            for history in histories
+            if len(history.columns) > 1
+        ]
         # the columns that are a value of the row, and those that are computed of some
         self._dense = {
             j: field(plan.dense[j][0], j)
@@ -171,9 +178,8 @@ class RowReader:
         )
 
     def _check_histories(self, columns: FlatColumns) -> None:
-        names = self._spec.categorical_names
-        for history in self._histories:
-            check_lengths({name: columns.lengths[names.index(name)] for name in history.features})
+        for features in self._several_lists:
+            check_lengths({name: columns.lengths[index] for name, index in features.items()})
 
     def _read_sources(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Converted]:
         """Return what columns and keys are computed of, by its index in the plan."""

@@ -54,7 +54,10 @@ would the effect of layers. By default a run finds it from the module
 (:mod:`nvt_torchrec.training.sharding.own_scale`).
 
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
-one by one. So a layer must not compute statistics of a batch (``LayerNorm``, not ``BatchNorm``).
+one by one. So a layer must not compute statistics of a batch. ``nn.BatchNorm1d`` may: in training
+its statistics are those of the samples of all ranks, and a bundle has the running ones. The first
+dimension of its input must be the rows, or several places of each row, one row after the other; and
+each step must reach it, on all ranks.
 
 ``loss(logits, labels, weights)``, if the module has this method, returns the loss of each row,
 float [B]. ``logits`` and ``labels`` are [B, T], with one label [B]; ``weights`` are [B], or None

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import CrossNetwork, Layers, check_last, check_sizes, initialize
+from nvt_torchrec.models.layers import (
+    CrossNetwork,
+    Layers,
+    check_last,
+    check_regularization,
+    check_sizes,
+    initialize,
+)
 
 
 class DcnV2(nn.Module):
@@ -17,14 +26,20 @@ class DcnV2(nn.Module):
         sizes: The widths of the layers, then the number of labels.
         cross_layers: The number of layers of the cross network.
         rank: The rank of its weights.
+        regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
     def __init__(
-        self, columns: Columns, sizes: tuple[int, ...], cross_layers: int, rank: int
+        self,
+        columns: Columns,
+        sizes: tuple[int, ...],
+        cross_layers: int,
+        rank: int,
+        **regularization: Any,
     ) -> None:
         super().__init__()
         self.cross = CrossNetwork(columns.width, cross_layers, rank)
-        self.deep = Layers(columns.width, sizes[:-1])
+        self.deep = Layers(columns.width, sizes[:-1], **regularization)
         self.top = nn.Linear(columns.width + sizes[-2], sizes[-1])
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -39,6 +54,8 @@ def build(
     over_arch_layer_sizes: tuple[int, ...],
     dcn_num_layers: int,
     dcn_low_rank_dim: int,
+    batch_norm: bool = False,
+    dropout: float = 0.0,
 ) -> DcnV2:
     """Build it with the settings of the flags of these names; no rank is above the width.
 
@@ -49,4 +66,5 @@ def build(
     check_sizes({"dcn_num_layers": dcn_num_layers, "dcn_low_rank_dim": dcn_low_rank_dim})
     sizes = check_last(columns, over_arch_layer_sizes)
     rank = min(dcn_low_rank_dim, columns.width)
-    return initialize(DcnV2(columns, sizes, dcn_num_layers, rank))
+    regularization = check_regularization(batch_norm, dropout)
+    return initialize(DcnV2(columns, sizes, dcn_num_layers, rank, **regularization))

@@ -5,11 +5,13 @@ Its linear part is the first-order term of every model (:class:`.head.FirstOrder
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.layers import Layers, check_last, check_regularization, initialize
 
 
 class DeepFM(nn.Module):
@@ -18,11 +20,12 @@ class DeepFM(nn.Module):
     Args:
         columns: The columns of the data.
         sizes: The widths of the layers; the last is the number of labels.
+        regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
-    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+    def __init__(self, columns: Columns, sizes: tuple[int, ...], **regularization: Any) -> None:
         super().__init__()
-        self.deep = Layers(columns.width, sizes, last_relu=False)
+        self.deep = Layers(columns.width, sizes, last_relu=False, **regularization)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Return logits [B, T]; see :mod:`.contract`."""
@@ -30,11 +33,19 @@ class DeepFM(nn.Module):
         return pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
 
 
-def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepFM:
-    """Build it with the layers of the flag of this name.
+def build(
+    columns: Columns,
+    *,
+    over_arch_layer_sizes: tuple[int, ...],
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> DeepFM:
+    """Build it with the settings of the flags of these names.
 
     Raises:
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
-    return initialize(DeepFM(columns, check_last(columns, over_arch_layer_sizes)))
+    sizes = check_last(columns, over_arch_layer_sizes)
+    regularization = check_regularization(batch_norm, dropout)
+    return initialize(DeepFM(columns, sizes, **regularization))

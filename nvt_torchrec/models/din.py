@@ -6,13 +6,15 @@ instead of layers over pairs of vectors.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.layers import Layers, check_last, check_regularization, initialize
 
 #: What a place without an event has instead of a product: its weight is 0.
 _NEVER = -1e4
@@ -26,16 +28,17 @@ class DeepInterest(nn.Module):
     Args:
         columns: The columns of the data.
         sizes: The widths of the layers; the last is the number of labels.
+        regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
-    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+    def __init__(self, columns: Columns, sizes: tuple[int, ...], **regularization: Any) -> None:
         super().__init__()
         own = (columns.features[name] for name in columns.lists)
         self.candidates = [columns.categorical.index(name) for name in own]
         dim = columns.embedding_dim
         self.norm = nn.LayerNorm(dim)  # vectors begin small, and so would all weights be equal
         width = columns.width + len(self.candidates) * (2 * dim + 1)
-        self.deep = Layers(width, sizes, last_relu=False)
+        self.deep = Layers(width, sizes, last_relu=False, **regularization)
 
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor, lists: torch.Tensor, present: torch.Tensor
@@ -53,8 +56,14 @@ class DeepInterest(nn.Module):
         return self.deep(torch.cat([*parts, sums], 1))
 
 
-def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepInterest:
-    """Build it with the layers of the flag of this name.
+def build(
+    columns: Columns,
+    *,
+    over_arch_layer_sizes: tuple[int, ...],
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> DeepInterest:
+    """Build it with the settings of the flags of these names.
 
     Raises:
         SchemaError: The sizes do not make the model, or no history gives its events.
@@ -65,4 +74,6 @@ def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> DeepIn
             "a model that attends to the events of histories, and there are none",
             "add a [[history]] to the spec (docs/events.md), or choose another --model",
         )
-    return initialize(DeepInterest(columns, check_last(columns, over_arch_layer_sizes)))
+    sizes = check_last(columns, over_arch_layer_sizes)
+    regularization = check_regularization(batch_norm, dropout)
+    return initialize(DeepInterest(columns, sizes, **regularization))

@@ -17,9 +17,11 @@ from nvt_torchrec.models.layers import (
     Layers,
     PairProducts,
     check_last,
+    check_regularization,
     check_sizes,
     initialize,
 )  # fmt: skip
+from nvt_torchrec.models.registry import REGULARIZATION
 
 #: With more vectors, those of the dense columns are summed. The products of all pairs would double
 #: the time of a step on Criteo's 26 + 13 columns.
@@ -39,6 +41,7 @@ class Dlrm(nn.Module):
         bottom: The widths of the layers for the dense columns; the last is that of the tables.
         top: The widths of the layers at the end.
         interaction: How dense vector and embeddings are combined.
+        regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
     def __init__(
@@ -47,17 +50,20 @@ class Dlrm(nn.Module):
         bottom: tuple[int, ...],
         top: tuple[int, ...],
         interaction: Interaction,
+        **regularization: Any,
     ) -> None:
         super().__init__()
         has_dense = bool(columns.dense)
-        self.bottom = Layers(len(columns.dense), bottom) if has_dense else None
+        self.bottom = None
+        if has_dense:
+            self.bottom = Layers(len(columns.dense), bottom, **regularization)
         vectors = len(columns.vectors) + has_dense
         of_dense = len(columns.vectors) - len(columns.features)
         self.sums_dense = of_dense > 0 and vectors > _MOST_VECTORS
         if self.sums_dense:
             vectors -= of_dense - 1
         self.interaction, width = interaction.build(vectors, columns.embedding_dim, has_dense)
-        self.top = Layers(width, top, last_relu=False)
+        self.top = Layers(width, top, last_relu=False, **regularization)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Return logits [B, T]; see :mod:`.contract`."""
@@ -89,7 +95,8 @@ def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any
     """Return the settings that the flags of a DLRM say, of the chosen interaction alone."""
     bottom = flags["dense_arch_layer_sizes"] if columns.dense else ()
     kind = flags["interaction_type"]
-    names = ("over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind]))
+    names = ["over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind])]
+    names += REGULARIZATION
     return {"dense_arch_layer_sizes": bottom, **{name: flags[name] for name in names}}
 
 
@@ -99,6 +106,8 @@ def build(
     interaction_type: str,
     dense_arch_layer_sizes: tuple[int, ...],
     over_arch_layer_sizes: tuple[int, ...],
+    batch_norm: bool = False,
+    dropout: float = 0.0,
     **sizes: Any,
 ) -> Dlrm:
     """Build a DLRM whose settings are the flags of these names.
@@ -124,4 +133,5 @@ def build(
             "no dense column and one categorical column: dot products need two vectors",
             "choose --interaction_type dcn",
         )
-    return initialize(Dlrm(columns, bottom, top, interaction))
+    regularization = check_regularization(batch_norm, dropout)
+    return initialize(Dlrm(columns, bottom, top, interaction, **regularization))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last
+from nvt_torchrec.models.layers import Layers, check_last, check_regularization
 
 
 class FinalMLP(nn.Module):
@@ -17,13 +19,14 @@ class FinalMLP(nn.Module):
     Args:
         columns: The columns of the data.
         sizes: The widths of the layers of both streams, then the number of labels.
+        regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
-    def __init__(self, columns: Columns, sizes: tuple[int, ...]) -> None:
+    def __init__(self, columns: Columns, sizes: tuple[int, ...], **regularization: Any) -> None:
         super().__init__()
         self.gates = nn.Parameter(torch.zeros(2, columns.width))
-        self.first = Layers(columns.width, sizes[:-1])
-        self.second = Layers(columns.width, sizes[:-1])
+        self.first = Layers(columns.width, sizes[:-1], **regularization)
+        self.second = Layers(columns.width, sizes[:-1], **regularization)
         self.linear = nn.Linear(2 * sizes[-2], sizes[-1])
         self.products = nn.Linear(sizes[-2], sizes[-2] * sizes[-1], bias=False)
 
@@ -36,11 +39,19 @@ class FinalMLP(nn.Module):
         return self.linear(torch.cat([left, right], 1)) + product.squeeze(2)
 
 
-def build(columns: Columns, *, over_arch_layer_sizes: tuple[int, ...]) -> FinalMLP:
-    """Build it with the layers of the flag of this name, for both streams.
+def build(
+    columns: Columns,
+    *,
+    over_arch_layer_sizes: tuple[int, ...],
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> FinalMLP:
+    """Build it with the settings of the flags of these names, for both streams.
 
     Raises:
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
-    return FinalMLP(columns, check_last(columns, over_arch_layer_sizes))
+    sizes = check_last(columns, over_arch_layer_sizes)
+    regularization = check_regularization(batch_norm, dropout)
+    return FinalMLP(columns, sizes, **regularization)

@@ -14,6 +14,7 @@ from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.registry import REGULARIZATION
 
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
@@ -56,6 +57,19 @@ def check_last(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
     return sizes
 
 
+def check_regularization(batch_norm: Any, dropout: Any) -> dict[str, Any]:
+    """Return the arguments of :class:`Layers` of these names, as a file says them.
+
+    Raises:
+        SchemaError: No layers can be trained with this dropout.
+        ValueError: One is of another type.
+    """
+    share = convert(float, dropout, "dropout")
+    if not 0 <= share < 1:
+        raise SchemaError(f"no model has a dropout of {share}")
+    return {"batch_norm": convert(bool, batch_norm, "batch_norm"), "dropout": share}
+
+
 def initialize(model: _Module) -> _Module:
     """Initialize the linear layers, and return the model: normal weights, biases of 0.
 
@@ -78,20 +92,39 @@ class Layers(nn.Sequential):
     Attributes:
         aligned: Whether the first layer computes with zeros beside its inputs, up to a multiple of
             :data:`ALIGNMENT`; it then takes inputs that have them already.
+        norms: The batch normalizations, by the number of the layer before; empty: there are none.
 
     Args:
         inputs: The width of the input.
         sizes: The width of each layer.
         last_relu: Whether a ReLU follows the last one, too.
+        batch_norm: Whether layers with a ReLU are normalized before it, over the rows of a step
+            (Ioffe & Szegedy 2015, arXiv:1502.03167).
+        dropout: The share of a ReLU's results that a training step sets to 0 (Srivastava et al.
+            2014); the others are divided by the rest.
     """
 
-    def __init__(self, inputs: int, sizes: tuple[int, ...], *, last_relu: bool = True) -> None:
-        widths = [inputs, *sizes]
-        super().__init__(*(nn.Linear(*pair) for pair in zip(widths, sizes, strict=False)))
-        self.aligned, self._relus = False, len(sizes) - (not last_relu)
+    def __init__(
+        self,
+        inputs: int,
+        sizes: tuple[int, ...],
+        *,
+        last_relu: bool = True,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        relus = len(sizes) - (not last_relu)
+        layers, width = [], inputs
+        for number, size in enumerate(sizes):
+            # a normalization takes away a bias before it, and has one of its own
+            layers.append(nn.Linear(width, size, bias=not (batch_norm and number < relus)))
+            width = size
+        super().__init__(*layers)
+        self.aligned, self._relus, self._dropout = False, relus, dropout
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:relus] if batch_norm)
 
     def __iter__(self) -> Iterator[nn.Linear]:
-        return iter(self._modules.values())  # type: ignore[arg-type]
+        return (layer for layer in self._modules.values() if isinstance(layer, nn.Linear))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [B, the last size] for [B, inputs]."""
@@ -102,9 +135,43 @@ class Layers(nn.Sequential):
                 x = functional.pad(x, (0, width - x.shape[1]))
                 weight = functional.pad(weight, (0, width - layer.in_features))
             x = functional.linear(x, weight, layer.bias)
-            if number < self._relus:
-                x = x.relu_()
+            if number >= self._relus:
+                continue
+            if len(self.norms):
+                x = self.norms[number](x)
+            x = x.relu_()
+            if self._dropout:
+                x = functional.dropout(x, self._dropout, self.training)
         return x
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Write the batch normalizations of an evaluation into the linear layers before them.
+
+        A layer W x that is normalized, γ (W x − μ) / √(σ² + ε) + β, is again a linear one.
+        """
+        for layer, norm in zip(self, self.norms, strict=False):
+            assert isinstance(norm, nn.BatchNorm1d)
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            layer.weight.mul_(scale.unsqueeze(1))
+            layer.bias = nn.Parameter(norm.bias - norm.running_mean * scale)
+        self.norms = nn.ModuleList()
+        self._dropout = 0.0
+
+
+def fold_layers(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fold the layers of a model for evaluation alone; return the settings of what is left.
+
+    Args:
+        module: The module of a model of this project, changed in place.
+        settings: Its settings.
+    """
+    for part in module.modules():
+        if isinstance(part, Layers):
+            part.fold()
+    return {name: value for name, value in settings.items() if name not in REGULARIZATION}
 
 
 def joined(dense: torch.Tensor, vectors: torch.Tensor, zeros: int = 0) -> torch.Tensor:

@@ -30,18 +30,20 @@ class KnownModel:
     attends: bool = False
 
 
-_LAYERS = "over_arch_layer_sizes"
+#: The settings of a model's layers that change training alone, once layers are folded.
+REGULARIZATION = ("batch_norm", "dropout")
+_LAYERS = ("over_arch_layer_sizes", *REGULARIZATION)
 
 #: The default first.
 MODELS = {
     "dlrm": KnownModel((
-        *("dense_arch_layer_sizes", _LAYERS, "interaction_type"),
+        *("dense_arch_layer_sizes", *_LAYERS, "interaction_type"),
         *(name for kind in INTERACTIONS.values() for name in sizes_of(kind)),
     )),
-    "deepfm": KnownModel((_LAYERS,)),
-    "dcn_v2": KnownModel((_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0),
-    "final_mlp": KnownModel((_LAYERS,), vector_scale=4.0),
-    "din": KnownModel((_LAYERS,), attends=True),
+    "deepfm": KnownModel(_LAYERS),
+    "dcn_v2": KnownModel((*_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0),
+    "final_mlp": KnownModel(_LAYERS, vector_scale=4.0),
+    "din": KnownModel(_LAYERS, attends=True),
 }  # fmt: skip
 DEFAULT_MODEL = next(iter(MODELS))
 #: The flags that are settings of a model.

@@ -291,7 +291,10 @@ class EventState:
         Raises:
             BadInputError: The state is damaged.
         """
-        first, cuts = len(sizes), self.cuts(len(ids), times)
+        first = len(sizes)
+        if ids.count > first and _all_have_events(ids.lengths_from(first), histories):
+            return ids  # nothing of the state is needed
+        cuts = self.cuts(len(ids), times)
         columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
         given, given_lengths = ids.columns[first:], ids.lengths[first:]
         for history in histories:
@@ -326,6 +329,22 @@ class EventState:
         return add_aggregates(rows, self._spec, self.values(rows.groups, rows.times))
 
 
+def _all_have_events(lengths: np.ndarray, histories: Sequence[StoredHistory]) -> bool:
+    """Return whether each row has events of its own of each history.
+
+    Args:
+        lengths: int64 [columns of histories, n], how many values each row has.
+        histories: The histories, in the order of their columns.
+    """
+    begin = 0
+    for history in histories:
+        end = begin + len(history.columns)
+        if not lengths[begin:end].max(axis=0).all():
+            return False
+        begin = end
+    return True
+
+
 def add_aggregates(
     rows: RawRows, spec: FeatureSpec, values: np.ndarray | Sequence[np.ndarray]
 ) -> RawRows:
@@ -337,9 +356,13 @@ def add_aggregates(
         values: float64 [aggregates, n]; NaN where missing.
     """
     dense, missing = rows.dense.copy(), rows.dense_missing.copy()
-    places = [j for j, column in enumerate(spec.dense) if column.aggregate]
-    for j, column in zip(places, values, strict=True):
-        absent = np.isnan(column)
-        dense[j] = np.where(absent, 0, column)
-        add_missing(missing, j, absent)
+    index = [j for j, column in enumerate(spec.dense) if column.aggregate]
+    if index:
+        numbers = np.asarray(values)
+        absent = np.isnan(numbers)
+        dense[index] = numbers
+        if absent.any():
+            dense[index] = np.where(absent, 0, numbers)
+            for j, of_column in zip(index, absent, strict=True):
+                add_missing(missing, j, of_column)
     return dataclasses.replace(rows, dense=dense, dense_missing=missing, has_aggregates=True)

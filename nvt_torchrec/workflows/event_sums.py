@@ -8,6 +8,7 @@ for a row of any later time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -53,6 +54,12 @@ class GroupSums:
     sums: tuple[tuple[int, int], ...]
     histories: tuple[int, ...]
     has_last: bool
+
+    @functools.cached_property
+    def windows_and_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each sum, int64 [sums], its window, and its row in :attr:`GroupEvents.sums`."""
+        windows, bits = np.array(self.sums, np.int64).reshape(-1, 2).T
+        return windows, bits - EVENT
 
     def place(self, bit: int, window: int = 0) -> int:
         """Return the number of a sum."""
@@ -220,7 +227,7 @@ class GroupEvents:
         Raises:
             BadInputError: The events are damaged.
         """
-        windows, rows = np.array([[window, bit - EVENT] for window, bit in group.sums], np.int64).T
+        windows, rows = group.windows_and_rows
         found = np.zeros((len(group.sums), len(hashes)), np.int64)
         last = np.zeros(len(hashes), np.int64)
         events = self.keys, self.offsets, self.known, self.last, self.sums

@@ -100,6 +100,7 @@ def test_the_locks_are_a_supported_stack(lock):
     [
         ("torchrec", "cpu", "from nvt_torchrec.nvt_loader import KJTLoader"),
         ("torch", "serve", "from nvt_torchrec import Predictor"),
+        ("sklearn", "estimator", "from nvt_torchrec import ClickModel"),
         ("torchrec", "cpu", "from nvt_torchrec import Encoder; Encoder.encode(None, [])"),
         ("uvicorn", "serve", "from nvt_torchrec.inference.__main__ import main; "
          "sys.exit(main(['serve', '--bundle', 'x']))"),

@@ -9,13 +9,17 @@ import torch
 from torch import nn
 
 
+class Counting(nn.BatchNorm1d):
+    """It is not nn.BatchNorm1d itself, which is synchronized over ranks."""
+
+
 class DeepFM(nn.Module):
     def __init__(self, columns, hidden, broken, pair, means):
         super().__init__()
         width = len(columns.dense) + len(columns.vectors) * columns.embedding_dim
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1))
         self.last = nn.LazyLinear(1) if broken == "lazy" else nn.Linear(hidden, 1)
-        self.norm = nn.BatchNorm1d(width) if broken == "statistics" else nn.Identity()
+        self.norm = Counting(width) if broken == "statistics" else nn.BatchNorm1d(width)
         self.unused = nn.Parameter(torch.zeros(2)) if broken in ("unused", "sometimes") else None
         self.sixteen = nn.Linear(1, 1).bfloat16() if broken == "half" else None
         self.register_buffer("factor", torch.tensor(0.5), persistent=False)

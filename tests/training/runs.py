@@ -36,6 +36,7 @@ MODEL = [
     "--dense_arch_layer_sizes=16,8",
     "--over_arch_layer_sizes=16,1",
     "--epochs=1",
+    "--no-batch_norm",
     "--no-boosted_trees",
     "--throughput_check_freq_within_epoch=1",
     "--validation_freq_within_epoch=10000",
@@ -63,7 +64,12 @@ def with_model(flags: Sequence[str]) -> list[str]:
     """Return the flags with those of a small model, as far as it has such layers."""
     names = [flag.removeprefix("--model=") for flag in flags if flag.startswith("--model=")]
     taken = registry.flags_of((*names, registry.DEFAULT_MODEL)[0])
-    layers = {flag for flag in MODEL if "_arch_" in flag and flag[2:].split("=")[0] not in taken}
+    settings = {flag: flag[2:].removeprefix("no-").split("=")[0] for flag in MODEL}
+    layers = {
+        flag
+        for flag, name in settings.items()
+        if name in registry.MODEL_FLAGS and name not in taken
+    }
     return [*(flag for flag in MODEL if flag not in layers), *flags]
 
 

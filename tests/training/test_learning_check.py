@@ -160,6 +160,12 @@ def test_worse_than_the_regression_by_more_than_chance():
     for model, count in ((_metrics(signal=0.0985), 0), (_metrics(signal=0.09), 1)):
         assert len(check.finished(20, SHAPE, {"test": {"label": model}}, beside)) == count
     assert f"worse than the {worse.auroc:.4f} of boosted trees" in check.written[-1]["text"]
+    both = {("test", name): {"label": good} for name in (REGRESSION, TREES)}
+    (warning,) = _Check(0.5, 0.4).finished(20, SHAPE, {"test": {"label": worse}}, both)
+    number = f"{good.auroc:.4f}"
+    assert (
+        f"than the {number} of a logistic regression and the {number} of boosted trees" in warning
+    )
     few = LABELS[:200]
     few_worse, few_good = (_metrics(signal=signal, labels=few) for signal in (0.19, 0.2))
     assert not _Check().at_end(few_worse, _metrics(), few_good), "chance"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
 import struct
 
+import numpy as np
 import pytest
+import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.manifest import InputFile
-from nvt_torchrec.training.baselines.baselines import REGRESSION
+from nvt_torchrec.models.metrics import Metrics, compute_metrics
+from nvt_torchrec.training.baselines.baselines import REGRESSION, TREES
+from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog
 from nvt_torchrec.training.reporting.page import read_events, write_report
+from nvt_torchrec.training.reporting.progress import Progress
+from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.test_report import Page
 from tests.layout import find_overflows
 from tests.manifests import ROWS, write_manifest
@@ -88,14 +95,70 @@ def test_the_model_stands_beside_the_regression_and_warnings_below(run, tmp_path
     (regression,) = (
         e["auroc"] for e in kept if e.get("name") == REGRESSION and e["split"] == "test"
     )
-    assert "the model is better than the logistic regression" in lines_after_the_title(0.01)
-    assert "the model is as good as the logistic" in lines_after_the_title(-0.0009)
+    assert "On test, dlrm is better than the logistic regression" in lines_after_the_title(0.01)
+    assert "On test, dlrm is as good as the logistic" in lines_after_the_title(-0.0009)
     text = lines_after_the_title(-0.01)
     assert f"worse than the logistic regression: AUROC {regression - 0.01:.4f} against" in text
     assert text.index("worse than") < text.index("Warning: it &lt;is&gt; odd. Remedy: look.")
+    beside = next(e for e in kept if e.get("name") == REGRESSION and e["split"] == "test")
+    kept.append({**beside, "name": TREES, "auroc": regression + 0.05})
+    text = lines_after_the_title(0.01)
+    assert "dlrm is better than the logistic regression" in text
+    assert f"It is worse than boosted trees: AUROC {regression + 0.01:.4f} against" in text
     kept = [event for event in kept if event["event"] not in ("baseline", "end")]
     text = lines_after_the_title(0)
-    assert "no regression was fitted yet. The run has not finished." in text
+    assert "no baseline was fitted yet. The run has not finished." in text
+
+
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcn_v2", "final_mlp", "din", "own:build"])
+def test_the_page_names_the_model(model, run, tmp_path):
+    """It said DLRM, whatever was trained."""
+    start, *rest = read_events(run / "metrics.jsonl")
+    start["settings"]["model"] = model
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [start, *rest])))
+    text = write_report(tmp_path).read_text()
+    assert f"<title>Training report of {model}: " in text
+    assert f"<h1>Training {model}</h1>" in text
+    assert f"On test, {model} is " in text
+    assert "DLRM" not in text
+
+
+def test_the_last_line_names_the_baselines_that_are_better(run, tmp_path, caplog):
+    random = np.random.default_rng(5)
+    labels = (random.random(20_000) < 0.2).astype(np.float32)
+
+    def metrics_of(signal: float) -> Metrics:
+        return compute_metrics(signal * labels + random.normal(0, 1, len(labels)) - 2, labels)
+
+    bad, fair, good = map(metrics_of, (0.5, 1.0, 1.5))
+    group = Group(0, 1, 1, torch.device("cpu"), None)
+    given = ["--binary_path=split", "--model=deepfm", "--epochs=1", f"--log_path={tmp_path}"]
+    settings = parse_settings(given)
+    start, *_ = read_events(run / "metrics.jsonl")
+
+    def end(result: Metrics, **beside: Metrics) -> str:
+        """Return the last line of a run whose baselines have these metrics on test."""
+        caplog.clear()
+        log = MetricsLog(tmp_path)
+        progress = Progress(settings, group, log, 10)
+        log.write(start["event"], **{key: start[key] for key in start if key != "event"})
+        names = {"regression": REGRESSION, "trees": TREES}
+        baselines = {("test", names[key]): {"label": values} for key, values in beside.items()}
+        progress.report_end({"test": {"label": result}}, baselines, "", ["WARNING: odd"])
+        return caplog.messages[-1]
+
+    with caplog.at_level("INFO", "nvt_torchrec"):
+        line = end(bad, regression=fair, trees=good)
+        assert line == (
+            f"on test, deepfm is still worse than the logistic regression ({fair.auroc:.4f}) and "
+            f"boosted trees ({good.auroc:.4f}): its AUROC is {bad.auroc:.4f}"
+        )
+        line = end(fair, regression=bad, trees=good)
+        assert "worse than boosted trees (" in line
+        assert end(good, regression=bad, trees=good) == "WARNING: odd"
+        assert end(good) == "WARNING: odd"
+        few = dataclasses.replace(fair, samples=2_000, positives=400, auroc=bad.auroc + 0.01)
+        assert end(bad, regression=few) == "WARNING: odd", "by chance: of other rows"
 
 
 def test_nothing_is_cut_or_scrolls_sideways(run, tmp_path):

@@ -66,8 +66,10 @@ def strict_json(text: str | bytes | bytearray) -> Any:
     Raises:
         ValueError: It is not JSON, nests values too deep, has NaN or infinity, or a key twice.
     """
+    if not isinstance(text, str):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("values are nested too deep") from None
 
@@ -84,6 +86,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((key, _),) = counts.most_common(1)
         raise ValueError(f"the key {key!r:.60} occurs twice in an object")
     return items
+
+
+#: Made once: `json.loads` makes one for each text.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def path_inside(directory: Path, name: str, source: Path | str, remedy: str = "") -> Path:

@@ -189,8 +189,10 @@ def hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
         key, missing = _hash_values(columns[0].values), columns[0].missing
         for column in columns[1:]:
             key, missing = join_hashes(key, _hash_values(column.values)), missing | column.missing
-        hashed.append(np.where(missing, 0, np.where(key == 0, 1, key)))
-    return np.stack(hashed)
+        key[key == 0] = 1  # 0 is for a key that is missing
+        key[missing] = 0
+        hashed.append(key)
+    return np.array(hashed)
 
 
 def _hash_values(values: CategoryValues) -> np.ndarray:

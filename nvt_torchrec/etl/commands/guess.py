@@ -7,6 +7,7 @@ import logging
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -60,12 +61,14 @@ class GuessedSpec:
         flags: Those of ``etl run`` for it.
         close: The columns of which each could be the label, the one taken first; [] without doubt.
         says: What to look at, in lines.
+        unread: The columns that the spec does not read, each with the reason.
     """
 
     text: str
     flags: list[str]
     close: list[str]
     says: str
+    unread: Mapping[str, str]
 
 
 def guess(
@@ -94,15 +97,36 @@ def guess(
     return made.text, made.flags, made.says
 
 
-def guess_spec(path: str, label: str, delimiter: str, head_mb: int, *, events: bool) -> GuessedSpec:
-    """Return a first spec; see :func:`guess`."""
+def guess_spec(
+    path: str,
+    label: str,
+    delimiter: str,
+    head_mb: int,
+    *,
+    events: bool,
+    split: Mapping[str, float] | None = None,
+    outcomes: bool = True,
+) -> GuessedSpec:
+    """Return a first spec; see :func:`guess`.
+
+    Args:
+        path: See :func:`guess`; so are label, delimiter, head_mb and events.
+        label: Names of columns.
+        delimiter: Of text.
+        head_mb: MiB of text.
+        events: Whether there are events.
+        split: Shares and the seed of ``[split]``, in the place of what is guessed.
+        outcomes: Whether columns that give the label away are left out.
+    """
     from nvt_torchrec.base.errors import BadInputError
     from nvt_torchrec.etl.guess.roles import assign
     from nvt_torchrec.etl.guess.sample import take_sample
     from nvt_torchrec.etl.guess.toml_text import comment_events, propose_events, to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
-    found = assign(sample, path, label)
+    found = assign(sample, path, label, outcomes=outcomes)
+    if split:
+        found = dataclasses.replace(found, split=found.split.change(split))
     proposed = propose_events(found, sample)
     if events and not proposed:
         raise BadInputError(
@@ -128,7 +152,7 @@ def guess_spec(path: str, label: str, delimiter: str, head_mb: int, *, events: b
     why = why.replace("; also possible", "; --label takes another")
     says.append(f"the label is {rule['name']}: {why}")
     text = to_toml(found, sample, path, events=comment_events(proposed, wanted=events))
-    return GuessedSpec(text, flags, found.close, "\n".join(says))
+    return GuessedSpec(text, flags, found.close, "\n".join(says), found.unread)
 
 
 def run(settings: GuessSettings) -> None:

@@ -79,13 +79,15 @@ class Guess:
     names: list[str]
 
 
-def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
+def assign(sample: SampledFile, path: str, label: str = "", *, outcomes: bool = True) -> Guess:
     """Decide what becomes of each column.
 
     Args:
         sample: the rows.
         path: names the file in errors.
         label: the name of the label's column, or its number from 1 on; "": find it.
+        outcomes: whether columns that give the label away are left out, as a log has them; False
+            where somebody has chosen the features.
 
     Raises:
         BadInputError: no column looks like a label, or none is left for features.
@@ -106,7 +108,9 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         labels[0] = (rule, f"{why}; also possible: {', '.join(choice.possible)}")
     used = {*choice.indices, split_index}
     rest = {j: column for j, column in enumerate(columns) if j not in used}
-    outcomes = {} if criteo else find_outcomes([*rest.values()], label_columns, truth)
+    given_away = {}
+    if outcomes and not criteo:
+        given_away = find_outcomes([*rest.values()], label_columns, truth)
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in rest.items():
@@ -116,7 +120,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
             made = [count if j < 14 else hashed]
         else:
-            made = outcomes.get(column.name) or _features(column, sample)
+            made = given_away.get(column.name) or _features(column, sample)
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
@@ -134,7 +138,7 @@ def assign(sample: SampledFile, path: str, label: str = "") -> Guess:
         dataclasses.replace(feature, name=name)
         for feature, name in zip(features, names, strict=True)
     ]
-    time = find_time([column for column in rest.values() if column.name not in outcomes])
+    time = find_time([column for column in rest.values() if column.name not in given_away])
     split_column = None if split_index is None else columns[split_index]
     split = choose_split(sample, split_column, time, label_columns)
     names = [column.name for column in columns]

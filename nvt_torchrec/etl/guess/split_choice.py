@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,18 @@ class SplitChoice:
     keys: dict[str, Any]
     why: str
     input_path: str = ""
+
+    def change(self, given: Mapping[str, float]) -> SplitChoice:
+        """Return the same kind of split with the ``valid``, ``test`` and ``seed`` that are given.
+
+        Shares take the place of fixed cuts by time.
+        """
+        keys, why = dict(self.keys), self.why
+        if {"valid", "test"} & given.keys():
+            keys = {key: value for key, value in keys.items() if not key.endswith("_from")}
+            keys = {**keys, **_SHARES}
+            why = f"by {keys['by']}, with shares as given"
+        return SplitChoice({**keys, **given}, why, self.input_path)
 
 
 def choose_split(

@@ -7,6 +7,7 @@ row if it was known before the row's time: ties never count, so no row sees its 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import numpy as np
@@ -170,6 +171,7 @@ def find_wrong(value: str, numbers: np.ndarray) -> np.ndarray:
     return ~((numbers >= 0) & (numbers == np.floor(numbers)))
 
 
+@functools.lru_cache
 def parse_duration(text: str) -> int:
     """Return the microseconds of a duration such as "30d"; 0 for "" and what is none."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)

@@ -123,7 +123,7 @@ class FeatureSpec:
                 ("where", rule.where in ("", *self.labels), one_of(self.labels)),
             )
 
-    @property
+    @functools.cached_property
     def aggregates(self) -> list[DenseColumn]:
         """The dense columns that are computed from the events before a row."""
         return [column for column in self.dense if column.aggregate]

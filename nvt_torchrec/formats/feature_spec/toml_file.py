@@ -185,8 +185,21 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
         raise SettingsError(f"{source}: no such file", remedy) from error
     except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
+    return make_spec(value, str(source))
+
+
+def make_spec(value: dict[str, Any], source: str) -> FeatureSpec:
+    """Make a feature spec of the keys of a TOML file.
+
+    Args:
+        value: The keys, as ``tomllib`` returns them.
+        source: Names where they are from in errors.
+
+    Raises:
+        SettingsError: There is an unknown or contradictory key.
+    """
     try:
-        return _spec(value, str(source))
+        return _spec(value, source)
     except SettingsError as error:
         what = error.what.removeprefix(f"{source}: ")
         raise SettingsError(f"{source}: {what}", error.remedy) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from nvt_torchrec.base.arrays import to_numpy
@@ -74,6 +73,8 @@ def _take_rows(
 ) -> bool:
     """Put the first rows of a part in the place of those that were drawn, if it has enough."""
     names = [*config.dense, *config.categorical]
+    import pyarrow.parquet as pq  # with file systems, for which a server has no use
+
     file = pq.ParquetFile(part)
     if file.metadata.num_rows < _NUM_ROWS or {*names} - {*file.schema_arrow.names}:
         return False

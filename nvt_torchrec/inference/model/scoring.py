@@ -16,14 +16,18 @@ converted to float32 after the lookup; sums are float32.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
+from numba import types
 from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.head import Head
@@ -177,10 +181,13 @@ class ServingModel:
         """
         for array in self.table.mapped:
             array.check()
-        singles, empty = len(self.config.categorical), len(self.first) - ids.count
+        singles = len(self.config.categorical)
         if ids.count > singles:
             ids = ids.take_newest(singles, self.config.max_events)
-        first = self.first[: ids.count]
+        if ids.offsets is not None and len(ids) <= ONE_THREAD_ROWS and self._host_arrays:
+            # in a tenth of the time that PyTorch's calls take for a row
+            return self._sum_few_rows(ids, *self._host_arrays)
+        first, empty = self.first[: ids.count], len(self.first) - ids.count
         if ids.offsets is None:
             vectors = self.table.rows(torch.from_numpy(ids.values).to(self.device).T + first)
         else:
@@ -189,10 +196,27 @@ class ServingModel:
             begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
             sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
             if ids.count > singles:
-                counts = torch.from_numpy(ids.lengths[singles:].clip(1))
+                counts = torch.from_numpy(ids.lengths_from(singles).clip(1))
                 sums[singles:] /= counts.to(sums).unsqueeze(2)
             vectors = sums.transpose(0, 1)
         return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
+
+    @functools.cached_property
+    def _host_arrays(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The table and ``first`` as :func:`sum_embeddings` takes them; None for other tables."""
+        values = self.table.values
+        if not (values.is_cpu and values.dtype == torch.float32 and values.is_contiguous()):
+            return None
+        return values.numpy(), self.first.numpy()
+
+    def _sum_few_rows(self, ids: Ids, table: np.ndarray, first: np.ndarray) -> torch.Tensor:
+        """Return what :meth:`lookup` returns of lists."""
+        assert ids.offsets is not None
+        sums = np.zeros((len(ids), len(first), table.shape[1]), np.float32)
+        values, offsets = (array.astype(np.int64) for array in (ids.values, ids.offsets))
+        if not sum_embeddings(table, first, len(self.config.categorical), values, offsets, sums):
+            raise IndexError(f"an id outside of the table of {len(table)} rows")
+        return torch.from_numpy(sums)
 
     def fold(self, ids: Ids) -> Ids:
         """Return ids as the rows of their tables, where ``hash_indices`` lets them share rows."""
@@ -256,3 +280,51 @@ def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = (high - low) / 255
     steps = (chunk - low) / torch.where(scale > 0, scale, 1)
     return steps.round_().clamp_(0, 255).to(torch.uint8), torch.cat([scale, low], 1)
+
+
+_READ_INT64 = types.Array(types.int64, 1, "C", readonly=True)
+
+
+@compiled(
+    types.boolean(
+        types.Array(types.float32, 2, "C", readonly=True),
+        _READ_INT64,
+        types.int64,
+        _READ_INT64,
+        types.Array(types.int64, 2, "C", readonly=True),
+        types.Array(types.float32, 3, "C"),
+    )
+)
+def sum_embeddings(
+    table: np.ndarray,
+    first: np.ndarray,
+    singles: int,
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    out: np.ndarray,
+) -> bool:
+    """Sum embeddings in the order of the ids, as PyTorch's ``embedding_bag`` does.
+
+    Args:
+        table: float32 [rows, embedding dim].
+        first: int64 [features], see :class:`ServingModel`.
+        singles: From this feature on, sums are divided by their number of ids.
+        ids, offsets: int64, see :class:`formats.rows.Ids`.
+        out: float32 [n, features, embedding dim] of 0, to which sums are added.
+
+    Returns:
+        Whether all ids are in the table.
+    """
+    for j in range(len(offsets)):
+        for i in range(offsets.shape[1] - 1):
+            begin, end = offsets[j, i], offsets[j, i + 1]
+            for at in range(begin, end):
+                row = first[j] + ids[at]
+                if not 0 <= row < len(table):
+                    return False
+                for d in range(table.shape[1]):
+                    out[i, j, d] += table[row, d]
+            if j >= singles and end - begin > 1:
+                for d in range(table.shape[1]):
+                    out[i, j, d] /= np.float32(end - begin)
+    return True

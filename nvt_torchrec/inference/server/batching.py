@@ -187,7 +187,10 @@ class Batcher:
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
             self._observe(RequestBatch(requests, probabilities, waited, done - begin))
-            answers = [*np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])]
+            answers, begin_row = [], 0
+            for rows in requests:
+                answers.append(probabilities[begin_row : begin_row + len(rows)])
+                begin_row += len(rows)
         except Exception as error:  # for example memory: the next batch may succeed
             traceback = not isinstance(error, ClickLogError)
             log.error("a batch could not be scored: %s", error, exc_info=traceback)

@@ -26,6 +26,7 @@ Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
 #: Of a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
 Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSettings], Parsed]
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
 #: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
 _VALUE_BYTES, _CONTAINER_BYTES = 64, 128
 #: Bytes that a value takes for each row that shares it, besides its text.
@@ -76,7 +77,7 @@ def parse_body(
     def respond(probabilities: np.ndarray) -> Response:
         by_label = zip(predictor.labels, probabilities.T.tolist(), strict=True)
         content = {"probabilities": unwrap_single_label(dict(by_label))}
-        return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+        return Response(_ENCODER.encode(content), media_type="application/json")
 
     return encode(rows, shared, predictor, may_have_booleans=may_have_booleans), respond
 

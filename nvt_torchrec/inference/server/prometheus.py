@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 
 import numpy as np
@@ -122,13 +123,14 @@ class ServerMetrics:
         self._model_seconds.observe(batch.seconds)
         self._batch_rows.observe(len(batch.probabilities))
         self._rows.inc(len(batch.probabilities))
-        finite = np.where(np.isfinite(batch.probabilities), batch.probabilities, 0)
-        sums = finite.sum(0, dtype=np.float64)
-        for of_label, value in zip(self._sums, sums.tolist(), strict=True):
+        sums = batch.probabilities.sum(0, dtype=np.float64).tolist()
+        if not all(map(math.isfinite, sums)):
+            finite = np.where(np.isfinite(batch.probabilities), batch.probabilities, 0)
+            sums = finite.sum(0, dtype=np.float64).tolist()
+        for of_label, value in zip(self._sums, sums, strict=True):
             of_label.inc(value)
-        for counters, values in (
-            (self._null_of, functools.reduce(np.add, (rows.null for rows in batch.requests))),
-            (self._oov_of, functools.reduce(np.add, (rows.oov for rows in batch.requests))),
-        ):
-            for column in np.flatnonzero(values).tolist():  # most are 0
-                counters[column].inc(int(values[column]))
+        for rows in batch.requests:
+            for counters, values in ((self._null_of, rows.null), (self._oov_of, rows.oov)):
+                for counter, value in zip(counters, values.tolist(), strict=True):
+                    if value:  # most are 0
+                        counter.inc(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,7 +72,7 @@ class ServerSettings(Settings):
                 "twice as large",
             )
 
-    @property
+    @functools.cached_property
     def max_body_bytes(self) -> int:
         """The largest size of a request in bytes."""
         return int(self.max_body_mb * 2**20)

@@ -9,6 +9,7 @@ file once more, at 0.5 to 1 GB/s a rank. Values that are not finite are not load
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_te
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.head import Head, build_head
+from nvt_torchrec.models.layers import fold_layers
 
 #: The names of weights in a checkpoint, those of :class:`training.sharding.train_model.TrainModel`.
 _TABLE = "model.model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
@@ -116,7 +118,7 @@ def read_model(
 
     Returns:
         The rows of all tables, one table after the other, float32 [rows, D]; what follows the
-        lookup; and the configuration of both.
+        lookup, with its batch normalizations folded; and the configuration of both.
 
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or a weight is not finite.
@@ -149,6 +151,9 @@ def read_model(
             "would be NaN",
             "take an earlier checkpoint, or train again with a lower --learning_rate",
         )
+    if not config.own:
+        settings = fold_layers(head.module, config.settings)
+        config = dataclasses.replace(config, settings=settings)
     return rows, head, config
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,8 @@ from nvt_torchrec.training.baselines.regression import Objective, Start, fit_reg
 from nvt_torchrec.training.baselines.row_sample import BATCH, RowSample, read_sample
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
+#: What a training starts from, and the metrics of the baselines by split and name.
+Baselines: TypeAlias = tuple[Start, dict[tuple[str, str], ByLabel]]
 #: The names of the baselines.
 CLICK_RATE, REGRESSION, TREES = "click rate", "logistic regression", "boosted trees"
 #: The values of a sample to fit to, which take seconds, and the batches to evaluate.
@@ -39,7 +41,7 @@ _IDS = 4000
 
 def compute_baselines(
     settings: TrainSettings, config: ModelConfig, files: tuple[Path, ...] | None
-) -> tuple[Start, dict[tuple[str, str], ByLabel]]:
+) -> Baselines:
     """Fit the baselines to training rows.
 
     Args:
@@ -84,7 +86,22 @@ def compute_baselines(
                 logits[TREES] = trees[label].logits(sample) + offset
             for name, values in logits.items():
                 metrics.setdefault((split, name), {})[label] = compute_metrics(values, *rest)
-    return Start(edges, regressions), metrics
+    return Start(edges, regressions, _count_lookups(fitted, config)), metrics
+
+
+def _count_lookups(
+    sample: RowSample, config: ModelConfig
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return ``Start.lookups`` of the rows of a sample."""
+    ids_of: dict[str, list[np.ndarray]] = {}
+    for name, column in zip(config.categorical, sample.columns, strict=False):
+        if column.rows is None:
+            ids_of.setdefault(config.table_of[name], []).append(column.ids)
+    found = {}
+    for table, ids in ids_of.items():
+        values, counts = np.unique(np.concatenate(ids), return_counts=True)
+        found[table] = values, (counts / len(sample)).astype(np.float32)
+    return found
 
 
 def best_column(

@@ -87,10 +87,13 @@ class Start:
     Attributes:
         edges: The edges of the dense columns' bins (:func:`find_edges`); None without bins.
         regressions: The regression of each label that has one.
+        lookups: Of each table, the ids that categorical columns without lists look up, ascending
+            int64, and how often a row does so in the mean, float32.
     """
 
     edges: np.ndarray | None = None
     regressions: dict[str, Regression] = dataclasses.field(default_factory=dict)
+    lookups: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
 
 def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = None) -> Regression:

@@ -56,6 +56,7 @@ _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
 _CHOSEN = (
     *(*MODEL_SIZES, *TABLE_SIZES, *RATES, "optimizer", "eps", "batch_size", "test_batch_size"),
     *("shuffle_training_set", "model_settings", "epochs", "early_stopping"),
+    *("sharding", "embedding_l2"),
 )
 
 

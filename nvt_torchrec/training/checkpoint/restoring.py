@@ -215,7 +215,9 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
                 )
             size = tuple(tensor.shape)
             table = next((grown for key, grown in tables.items() if _is_of(name, key)), None)
-            if table:  # a moment per row and column shard lies as one table below the other
+            if (
+                table and size
+            ):  # a moment per row and column shard lies as one table below the other
                 size = (size[0] // table.rows * table.rows_then, *size[1:])
             if stored[name].size != size:
                 raise SchemaError(
@@ -224,7 +226,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
                     "shard, so it needs the same world size and --sharding then",
                 )
             for offsets, part in _parts(tensor):
-                if table:
+                if table and size:
                     finishing += _grow(name, offsets, part, table, windows)
                 else:
                     windows.append(Window(name, offsets, part))
@@ -235,7 +237,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
 
 def _is_of(name: str, table: str) -> bool:
     """Return whether a tensor holds the weights or the optimizer state of a table."""
-    return name.endswith(f".{table}.weight") or f".{table}.weight.{table}." in name
+    return name.endswith(f".{table}.weight") or f".{table}.weight." in name
 
 
 def _parts(tensor: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:

@@ -150,7 +150,9 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
                 f"add --model {model.model}, or train from scratch",
             )
         taken = flags_of(settings.model)
-        sizes = {**{k: v for k, v in model.settings.items() if k in taken}, **vars(model)}
+        regularization = {"batch_norm": False, "dropout": 0.0} if taken else {}
+        of_layers = {k: v for k, v in model.settings.items() if k in taken}
+        sizes = {**regularization, **of_layers, **vars(model)}
         kept = {
             name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
             for name in MODEL_SIZES
@@ -164,6 +166,9 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
             kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
             if settings.mode == "train":  # a CPU may test what a GPU has trained
                 kept["optimizer"] = table_optimizer(then)
+                kept["embedding_l2"] = then.get("embedding_l2") or 0.0
+                if then.get("sharding") == "data_parallel":  # its optimizer state is another one
+                    kept["sharding"] = "data_parallel"
         if resumed and not (settings.learning_rate or settings.dense_learning_rate):
             kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in RATES}}
         if resumed:

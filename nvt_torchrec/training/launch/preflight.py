@@ -149,7 +149,7 @@ _BY_TEXT = {
     "shapes cannot be multiplied|must match|normalized_shape|size mismatch": "vectors has a vector "
     "for each name in columns.vectors, those of the dense columns too: columns.width is the width "
     "of dense and vectors together; --dense_bins 0 leaves out vectors of dense columns",
-    "BatchNorm": "write nn.LayerNorm(N) for nn.BatchNorm1d(N): its statistics are those of a row",
+    "BatchNorm": "normalize by nn.BatchNorm1d, which is synchronized over ranks, or nn.LayerNorm",
 }
 _REMEDIES = {
     "build": "correct the function, or --model_settings, its keyword arguments",
@@ -197,11 +197,17 @@ def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.
 
 
 def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
+    synchronized = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        if type(part) is nn.BatchNorm1d
+        for name, _ in part.named_buffers()
+    }
     for name, value in module.state_dict().items():
-        if not torch.equal(value, before[name]):
+        if name not in synchronized and not torch.equal(value, before[name]):
             raise ValueError(
-                f"forward changes {name}, which each rank would do for its own rows: a layer must "
-                "not keep statistics of a batch, as BatchNorm does"
+                f"forward changes {name}, which each rank would do for its own rows: no layer but "
+                "BatchNorm1d may keep statistics of a batch"
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.launch.distributed import Group
@@ -44,12 +44,9 @@ class RunState:
         """Return all tensors, to save them or to load into them: they share the run's memory."""
         if self.alone:
             return {"model": self.model.state_dict()}
-        dense = dict(self.optimizer.optimizers)["dense"]
-        if not dense.state:
-            dense.init_state()  # Adam's, which torch makes in the first step, and counts as one
-            dense.zero_grad()
-            for values in dense.state.values():
-                values["step"].zero_()
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper) and not part.state:
+                _init_state(part)
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],
@@ -65,6 +62,20 @@ class RunState:
         self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})
         if "random" in tensors:
             torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
+
+
+def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
+    """Make the state that torch makes in the first step, and counts as one, as Adam's."""
+    groups = optimizer.param_groups
+    kept = [{name: group.get(name) for name in ("lr", "weight_decay")} for group in groups]
+    for group in groups:
+        group["lr"] = group["weight_decay"] = 0.0  # no weight changes
+    optimizer.init_state()
+    optimizer.zero_grad()
+    for group, values in zip(groups, kept, strict=True):
+        group.update(values)
+    for values in optimizer.state.values():
+        values["step"].zero_()
 
 
 def copied(state: T) -> T:

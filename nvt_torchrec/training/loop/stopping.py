@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from nvt_torchrec.models.metrics import ByLabel
+from nvt_torchrec.models.metrics import ByLabel, Metrics
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.launch.run_state import RunState, copied
 from nvt_torchrec.training.optim.learning_rates import period
@@ -31,8 +31,9 @@ class Stopping:
 
     Attributes:
         best: The ``loss``, ``step`` and ``samples`` of the best evaluation, and the number of
-            evaluations since, ``worse``; None without one. JSON-ready. An evaluation is better at
-            the end of a schedule if its loss is lower, else if it is so by ``_NATS`` in all.
+            evaluations since, ``worse``; None without one. JSON-ready. With ``--stop_by auroc``
+            ``loss`` is 1 − AUROC. An evaluation is better at the end of a schedule if its loss is
+            lower, else, by log loss, if it is so by ``_NATS`` in all.
         state: The tensors then, as a checkpoint holds them; None likewise.
     """
 
@@ -47,13 +48,14 @@ class Stopping:
         if not (patience or target):
             return
         values = list((metrics or {}).values())
-        loss = sum(m.log_loss or 0.0 for m in values) or None  # None without rows
         reached = bool(target and values and min(m.auroc or 0.0 for m in values) >= target)
         rows = sum(values[0].effective_counts) if values else 0.0
+        loss = self._loss(values)
         loss, rows, reached = from_rank_0(self._group, (loss, rows, reached))
         if patience and loss is not None:
             ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
-            least = 0.0 if progress.step in ends else _NATS / rows
+            by_loss = self._settings.stop_by == "log_loss"
+            least = _NATS / rows if by_loss and progress.step not in ends else 0.0
             worse = self.best["worse"] + 1 if self.best and not reached else 0
             if self.best is None or reached or loss < self.best["loss"] - least:
                 worse, state = 0, run.tensors()
@@ -63,6 +65,13 @@ class Stopping:
             reached |= worse >= patience
         if reached:
             progress.total_steps = progress.step
+
+    def _loss(self, values: list[Metrics]) -> float | None:
+        """Return what should be low, summed over the labels; None if no row has a label."""
+        if self._settings.stop_by == "auroc":
+            areas = [m.auroc for m in values if m.auroc is not None]
+            return sum(1 - area for area in areas) if areas else None
+        return sum(m.log_loss or 0.0 for m in values) or None
 
     def finish(self, progress: Progress, run: RunState) -> None:
         """Go back to the best evaluation, if there is one."""

@@ -11,11 +11,12 @@ from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
 from nvt_torchrec.training.checkpoint.saving import check_destination
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, process_group
+from nvt_torchrec.training.loop.selection import choose_regularization, is_open
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.reporting.progress import TrainResult
-from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
+from nvt_torchrec.training.sharding.planning import choose_sharding
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +61,15 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
             rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
             return TrainResult("already done", settings.save_checkpoint_path, *rest)
         check_destination(settings.save_checkpoint_path)
-    settings = choices.choose_order(choices.choose_sizes(settings, schema, group.world_size))
-    name = settings.table_optimizer
-    if group.device.type == "cpu" and not OPTIMIZERS[name].ON_CPU:
-        raise SettingsError(
-            f"--optimizer {name}: FBGEMM trains tables with it on GPUs only",
-            "give --optimizer adagrad, or train on a GPU",
-        )
+    given = settings
+    settings = choices.choose_order(choices.choose_sizes(given, schema, group.world_size))
     if schema.histories:
         call_on_rank_0(group, choices.check_histories, settings)
     with claimed(lock_files(settings), group):
-        trainer = Trainer(settings, model_config(settings, schema), group)
-        return trainer.test() if settings.mode == "test" else trainer.train()
+        baselines = None
+        if settings.size == "tiny" and is_open(given):
+            settings, baselines = choose_regularization(given, settings, schema, group)
+        config = model_config(settings, schema)
+        settings = choose_sharding(settings, config, group.device.type)
+        trainer = Trainer(settings, config, group)
+        return trainer.test() if settings.mode == "test" else trainer.train(baselines)

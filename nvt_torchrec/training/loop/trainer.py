@@ -15,7 +15,7 @@ from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.models.metrics import ByLabel, to_json
-from nvt_torchrec.training.baselines.baselines import compute_baselines
+from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import checkpoints_in
@@ -35,16 +35,25 @@ from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.training.settings.train_settings import TrainSettings
-from nvt_torchrec.training.sharding.build import build, make_pipeline, start_from
+from nvt_torchrec.training.sharding.build import build, make_pipeline, regularize_tables, start_from
 from nvt_torchrec.training.sharding.own_scale import choose_scale
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One training run on one rank. All methods are collective."""
+    """One training run on one rank. All methods are collective.
 
-    def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
+    Args:
+        settings: The settings of the run.
+        config: The model's shape.
+        group: This rank.
+        keeps_log: Whether the run has a directory for its log.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, config: ModelConfig, group: Group, *, keeps_log: bool = True
+    ) -> None:
         own = load_build(settings.model)
         if own:
             lists = read_schema(settings).multi_hot
@@ -52,7 +61,7 @@ class Trainer:
             config = choose_scale(config, settings, own, group)
         self.config = config
         self.group = group
-        directory = settings.log_directory() if group.rank == 0 else None
+        directory = settings.log_directory() if keeps_log and group.rank == 0 else None
         self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
         self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
@@ -105,8 +114,18 @@ class Trainer:
             log.info("%s", metrics_table(self.metrics))
         return self._result()
 
-    def train(self) -> TrainResult:
-        """Train, evaluate, and write the checkpoints."""
+    def try_out(self, start: Start | None) -> ByLabel | None:
+        """Train from rank 0's ``start``, and keep nothing; return the metrics of valid there."""
+        check_length(self.settings, self.progress.total_steps)
+        self._start(self._prepare(start))
+        self._train_all()
+        return self._evaluate("valid")
+
+    def train(self, known: Baselines | None = None) -> TrainResult:
+        """Train, evaluate, and write the checkpoints.
+
+        ``known`` are the baselines, on rank 0, where they have been computed before.
+        """
         settings, progress = self.settings, self.progress
         check_length(settings, progress.total_steps)
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -114,7 +133,9 @@ class Trainer:
             profiler = step_profiler(settings, self.events.directory, progress.total_steps)
         start = Start()
         if self.group.rank == 0:
-            start, self.baselines = compute_baselines(settings, self.config, self.files)
+            known = known or compute_baselines(settings, self.config, self.files)
+            start, self.baselines = known
+        start = self._prepare(start)
         if not self._resume():
             self._start(start)
         # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
@@ -140,6 +161,19 @@ class Trainer:
         return self._result()
 
     def _train_epochs(self) -> None:
+        """Train what is left of all epochs, and evaluate the model."""
+        progress = self.progress
+        self._train_all()
+        progress.total_steps = progress.step
+        self.learning.evaluated(progress.step, self._evaluate("valid"))
+        self._evaluate("test")
+        losses = column_importance(self.samples["valid"], self.pipeline, self.run)
+        for label, lost in losses.items():
+            self.events.write("importance", label=label, columns=lost)
+        if self.checkpoints:
+            self.checkpoints.wait()
+
+    def _train_all(self) -> None:
         """Train what is left of all epochs, with evaluations on the way, and finish the model."""
         self.run.model.train()
         progress = self.progress
@@ -153,14 +187,6 @@ class Trainer:
             self.stopping.finish(progress, self.run)
             fit_bias(self.samples["train"], self.pipeline, self.run)
             self.finished = last
-        progress.total_steps = progress.step
-        self.learning.evaluated(progress.step, self._evaluate("valid"))
-        self._evaluate("test")
-        losses = column_importance(self.samples["valid"], self.pipeline, self.run)
-        for label, lost in losses.items():
-            self.events.write("importance", label=label, columns=lost)
-        if self.checkpoints:
-            self.checkpoints.wait()
 
     def _train_epoch(self) -> None:
         """Train what is left of an epoch, up to ``--max_steps``.
@@ -256,9 +282,15 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
+    def _prepare(self, start: Start | None) -> Start:
+        """Return rank 0's ``start`` on all ranks, and regularize tables by its lookups."""
+        start = from_rank_0(self.group, start) or Start()
+        regularize_tables(start, self.run, self.settings)
+        return start
+
     def _start(self, start: Start | None = None) -> None:
         """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
-        settings, group = self.settings, self.group
+        settings = self.settings
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
         if self.ancestor:
@@ -266,7 +298,7 @@ class Trainer:
             path = self.ancestor.checkpoint
             self.events.write("continue", checkpoint=path, new_rows=new_rows)
         elif not settings.load_checkpoint_path:
-            start_from(from_rank_0(group, start) or Start(), self.run)
+            start_from(start or Start(), self.run)
 
     @property
     def _optimizer_steps(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
@@ -12,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from nvt_torchrec.training.optim.learning_rates import Rates
@@ -21,7 +22,12 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 
 def fuse_table_optimizer(tables: torch.nn.Module, settings: TrainSettings) -> None:
-    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
+    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward.
+
+    Tables that each rank has whole are trained as layers are, by ``torch.optim``.
+    """
+    if settings.sharding == "data_parallel":
+        return
     kind = OPTIMIZERS[settings.table_optimizer]
     options = kind.options(settings.learning_rate, settings.eps)
     apply_optimizer_in_backward(kind.table_class(), tables.parameters(), options)
@@ -31,14 +37,36 @@ def combine_optimizers(
     model: DistributedModelParallel, settings: TrainSettings
 ) -> CombinedOptimizer:
     """Combine the optimizers of the dense layers and of the tables of the sharded model."""
-    kind = OPTIMIZERS[settings.table_optimizer]
-    dense_class = getattr(torch.optim, kind.DENSE)
+    named = dict(in_backward_optimizer_filter(model.named_parameters()))
+    whole = {name: named.pop(name) for name in [*named] if ".embedding_bags." in name}
     dense_rate = settings.dense_learning_rate or settings.learning_rate
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: dense_class(parameters, **kind.options(dense_rate, settings.eps)),
-    )
-    return CombinedOptimizer([("dense", dense), ("tables", model.fused_optimizer)])
+    dense = _make_optimizer(named, settings, dense_rate, settings.weight_decay)
+    tables: KeyedOptimizer = model.fused_optimizer
+    if whole:
+        tables = _make_optimizer(whole, settings, settings.learning_rate, settings.embedding_l2)
+    return CombinedOptimizer([("dense", dense), ("tables", tables)])
+
+
+def _make_optimizer(
+    named: dict[str, torch.nn.Parameter], settings: TrainSettings, rate: float, l2: float | None
+) -> KeyedOptimizerWrapper:
+    """Return a ``torch.optim`` optimizer of a loss with l2/2 times the squares of all matrices."""
+    kind = OPTIMIZERS[settings.table_optimizer]
+    optimizer_class = getattr(torch.optim, kind.DENSE)
+
+    def make(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        matrices: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
+        for parameter in parameters:
+            (matrices if parameter.dim() > 1 else others).append(parameter)
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": l2 or 0.0},
+            {"params": others},
+        ]
+        filled = [group for group in groups if group["params"]]
+        return optimizer_class(filled, **kind.options(rate, settings.eps))
+
+    return KeyedOptimizerWrapper(named, make)
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:

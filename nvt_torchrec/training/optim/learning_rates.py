@@ -86,9 +86,11 @@ def default_rates(
 ) -> tuple[float, float]:
     """Return the default rates of tables and dense layers for a run."""
     optimizer = OPTIMIZERS[settings.table_optimizer]
-    tables, dense = map(
-        _rounded, optimizer.rates(config.embedding_dim, widest_layer(config), global_batch)
-    )
+    dim = config.embedding_dim
+    tables, dense = optimizer.rates(dim, widest_layer(config), global_batch)
+    if settings.sharding == "data_parallel":
+        tables = optimizer.rate_of_whole_tables(dim) or tables
+    tables, dense = _rounded(tables), _rounded(dense)
     if settings.continue_from:
         return _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
     return tables, dense
@@ -113,7 +115,7 @@ def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
 
 def rates_line(settings: TrainSettings) -> str:
     """Describe the learning rates of a run, for its log."""
-    both = "both " if OPTIMIZERS[settings.table_optimizer].TABLES_FALL else ""
+    both = "both " if tables_fall(settings) else ""
     falls = f", {both}falling to 0 over {settings.dense_decay:.0%} of the steps"
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
@@ -188,9 +190,19 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_s
         end = min(end, total_steps)
     falling = settings.dense_decay * (end - begin)
     share = min(1.0, (end - step) / falling) if falling else 1.0
-    if OPTIMIZERS[settings.table_optimizer].TABLES_FALL:
+    if tables_fall(settings):
         tables *= share
     return Rates(tables, dense * share)
+
+
+def tables_fall(settings: TrainSettings) -> bool:
+    """Return whether the tables' rate falls at the end, too.
+
+    A regularized weight is where its last gradients and the regularization balance: at a constant
+    rate it follows the last batches.
+    """
+    falls = OPTIMIZERS[settings.table_optimizer].TABLES_FALL
+    return falls or bool(settings.embedding_l2)
 
 
 def period(step: int, epoch_steps: int) -> tuple[int, int]:

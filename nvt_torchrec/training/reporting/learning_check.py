@@ -26,6 +26,7 @@ from nvt_torchrec.training.baselines.baselines import (
 )
 from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, name_of
+from nvt_torchrec.training.reporting.verdict import estimate_deviation
 from nvt_torchrec.training.settings.optimizers import Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.train_model import StepOutput
@@ -198,15 +199,15 @@ class LearningCheck:
                     "or a file that is there twice, or for rows that are repeated"
                 )
             warn("leak", problem, remedy)
+        better = []
         for other, margin in _MARGINS.items():
             beside = baselines.get(other)
             if beside and beside.auroc and result.auroc < _limit(result, beside, margin):
-                a = "a " if other == REGRESSION else ""
-                problem = (
-                    f"AUROC {result.auroc:.4f} of {name} is worse than the {beside.auroc:.4f} "
-                    f"of {a}{other}"
-                )
-                warn("worse", problem, self._cause(label))
+                called = f"a {other}" if other == REGRESSION else other
+                better.append(f"the {beside.auroc:.4f} of {called}")
+        if better:
+            problem = f"AUROC {result.auroc:.4f} of {name} is worse than {' and '.join(better)}"
+            warn("worse", problem, self._cause(label))
         constant = baselines.get(CLICK_RATE)
         # normalized, as the rows may be others
         worst = (constant and constant.normalized_entropy) or math.inf
@@ -302,7 +303,7 @@ def _limit(model: Metrics, other: Metrics, margin: float) -> float:
     On the same rows, scores that are much alike differ by less than both vary.
     """
     share = _PAIRED if model.samples == other.samples else 2
-    return (other.auroc or 0.0) - margin - share * _deviation(*other.effective_counts)
+    return (other.auroc or 0.0) - margin - share * estimate_deviation(*other.effective_counts)
 
 
 def _is_off(metrics: Metrics) -> bool:
@@ -315,9 +316,6 @@ def _is_off(metrics: Metrics) -> bool:
 
 def _is_chance(area: float, clicks: float, rest: float) -> bool:
     """Return whether an AUROC shows that nothing is learned, with enough rows to be sure."""
-    return area < NOTHING_LEARNED and area + 2 * _deviation(clicks, rest) < SOMETHING_LEARNED
-
-
-def _deviation(clicks: float, rest: float) -> float:
-    """Return the standard deviation of the AUROC of random scores (Hanley & McNeil 1982)."""
-    return math.sqrt((clicks + rest + 1) / (12 * clicks * rest)) if clicks and rest else math.inf
+    return (
+        area < NOTHING_LEARNED and area + 2 * estimate_deviation(clicks, rest) < SOMETHING_LEARNED
+    )

@@ -6,7 +6,6 @@ Training writes it after evaluations of valid, at most every minute, and at its 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import Chart, Series, lines
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE, TITLES, name_of
+from nvt_torchrec.training.reporting.verdict import describe_result
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
@@ -98,7 +98,6 @@ def page(events: Events) -> str:
     end = of_kind["end"][0] if of_kind["end"] else None
     given, defaults = _split_settings(start["settings"])
     last = {_name_of(event): event for event in of_kind["evaluation"]}
-    final = [name for name, event in last.items() if event["split"] == "test"] or list(last)
     baselines = {(_name_of(event), event["name"]): event for event in of_kind["baseline"]}
     titles = dict(TITLES)
     if not any("gauc" in event for event in last.values()):
@@ -107,7 +106,7 @@ def page(events: Events) -> str:
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
-        baselines=defaultdict(lambda: None, baselines),
+        verdict=_describe(start["settings"]["model"], last, baselines, end),
         importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
         next=list_next_commands(start["settings"], end["checkpoint"]) if end else [],
         warnings=of_kind["warning"],
@@ -115,7 +114,6 @@ def page(events: Events) -> str:
         train=of_kind["train"],
         last=last,
         titles=titles,
-        final=final,
         results=last | {", ".join(names): event for names, event in baselines.items()},
         quality=drawn[: -len(_CURVES)],
         speed=drawn[-len(_CURVES) :],
@@ -123,6 +121,32 @@ def page(events: Events) -> str:
         given=given,
         defaults=defaults,
     )
+
+
+def _describe(
+    model: str,
+    last: Mapping[str, dict[str, Any]],
+    baselines: Mapping[tuple[str, str], dict[str, Any]],
+    end: dict[str, Any] | None,
+) -> str:
+    """Return what the page says first: the model beside the baselines, on test if it has one.
+
+    Args:
+        model: What ``--model`` says.
+        last: The last evaluations, by the names of splits and labels.
+        baselines: Those of the baselines, by the same names and their own.
+        end: The run's last event; None if it goes on.
+    """
+    final = {name: event for name, event in last.items() if event["split"] == "test"} or last
+    sentences = []
+    for name, event in final.items():
+        beside = {other: values for (where, other), values in baselines.items() if where == name}
+        sentences.append(describe_result(model, name, event, beside))
+    if end is None:
+        sentences.append("The run has not finished.")
+    elif end["advice"]:
+        sentences.append(f"{end['advice'][0].upper()}{end['advice'][1:]}.")
+    return " ".join(filter(None, sentences))
 
 
 def _name_of(event: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from nvt_torchrec.training.launch.distributed import Group, reduce_sum
 from nvt_torchrec.training.reporting import metrics_log
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog
 from nvt_torchrec.training.reporting.page import REPORT_FILE, list_next_commands, write_report
+from nvt_torchrec.training.reporting.verdict import describe_lag
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.train_model import StepOutput
 
@@ -257,6 +258,26 @@ class Progress:
             log.info("%s", advice)
         for warning in warnings:
             log.warning("%s", warning)
+        for line in self._describe_lags(metrics, baselines):
+            log.warning("%s", line)
+
+    def _describe_lags(
+        self,
+        metrics: Mapping[str, ByLabel],
+        baselines: Mapping[tuple[str, str], ByLabel],
+    ) -> list[str]:
+        """Return a line for each label of test, or else valid, of which a baseline is better."""
+        split = "test" if "test" in metrics else "valid"
+        lines = []
+        for label, result in metrics.get(split, {}).items():
+            beside = {
+                name: by_label[label].to_dict()
+                for (where, name), by_label in baselines.items()
+                if where == split and label in by_label
+            }
+            name = metrics_log.name_of(split, **self._named(label))
+            lines.append(describe_lag(self._settings.model, name, result.to_dict(), beside))
+        return list(filter(None, lines))
 
 
 def memory_in_use(device: torch.device) -> int:

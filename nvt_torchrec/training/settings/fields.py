@@ -37,6 +37,7 @@ class Size:
     over_arch_layer_sizes: tuple[int, ...]
     epochs: int = 1
     early_stopping: int = 0
+    batch_norm: bool = False
 
 
 #: By rising number of rows: a small log has too few for wide tables and many layers, which learn
@@ -44,7 +45,7 @@ class Size:
 #: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
 #: tiny one has the time for; logs of ids overfit, and stop early.
 SIZES = {
-    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8),
+    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8, True),
     "small": Size(1_000_000, "adagrad", 16, (64, 16), (64, 1)),
     "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
     "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
@@ -169,6 +170,14 @@ class TrainFields(Settings):
         "layers above the interaction; ends with the number of labels (default: by --size)", None,
         least=1, aliases=("top_mlp_sizes",)
     )
+    batch_norm: bool | None = _model(
+        "normalize hidden layers over the rows of a step, before the ReLU (default: by --size)",
+        None
+    )
+    dropout: float | None = _model(
+        "share of the results of hidden layers that a training step sets to 0 (default: 0)", None,
+        least=0, most=0.99
+    )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), or a low-rank cross network (DCN v2)", "original",
         choices=tuple(INTERACTIONS),
@@ -205,6 +214,10 @@ class TrainFields(Settings):
         needs="--mode train",
         aliases=("auc_threshold", "validation_auroc")
     )
+    stop_by: str = _optimization(
+        "metric of valid by which --early_stopping compares, and the best model is kept",
+        "log_loss", choices=("log_loss", "auroc")
+    )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, least=1, needs="--mode train",
         aliases=("max_iter",)
@@ -229,6 +242,15 @@ class TrainFields(Settings):
     )
     eps: float | None = _optimization(
         "epsilon of Adagrad and Adam (default: by optimizer and global batch)", None, above=0
+    )
+    embedding_l2: float | None = _optimization(
+        "L2 regularization of the tables: half of it times the squares of all their weights is "
+        "added to the loss (default: chosen on valid, or 0)", None, least=0,
+        aliases=("embedding_regularizer",)
+    )
+    weight_decay: float = _optimization(
+        "L2 regularization of the layers' matrices, likewise", 0.0, least=0,
+        aliases=("net_regularizer",)
     )
     change_lr: bool = _optimization(
         "change the learning rate at --lr_change_point", False, needs="--learning_rate"
@@ -281,9 +303,10 @@ class TrainFields(Settings):
     )
     cpu_decoding: bool = _speed("decode parquet on the CPU, also where libcudf could", False)
 
-    sharding: str = _sharding(
-        "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise", "auto",
-        choices=("auto", "table_wise", "row_wise", "column_wise"),
+    sharding: str | None = _sharding(
+        "how to shard every table; auto: TorchRec's planner chooses table-wise or row-wise; small "
+        "tables are data_parallel with --embedding_l2, and with adam on CPUs (default: auto)", None,
+        choices=("auto", "table_wise", "row_wise", "column_wise", "data_parallel"),
         aliases=("sharding_plan",)
     )
     hbm_gib: float | None = _sharding(

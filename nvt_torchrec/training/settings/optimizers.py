@@ -31,7 +31,8 @@ class Optimizer:
         TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
             its steps do not shrink by themselves.
         ADAPTIVE: Whether the size of a step does not follow that of the gradient.
-        ON_CPU: Whether FBGEMM trains tables with it on CPUs, too.
+        ON_CPU: Whether FBGEMM trains sharded tables with it on CPUs, too.
+        WHOLE: Whether ``torch.optim`` has it, which trains tables that each rank has whole.
     """
 
     NAME: str
@@ -39,6 +40,7 @@ class Optimizer:
     TABLES_FALL = False
     ADAPTIVE = True
     ON_CPU = True
+    WHOLE = True
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         """Return the class for the tables, whose FBGEMM version is fused into their backward."""
@@ -65,6 +67,10 @@ class Optimizer:
             global_batch: The samples of a step, on all ranks.
         """
         raise NotImplementedError
+
+    def rate_of_whole_tables(self, dim: int) -> float | None:
+        """Return the default rate of tables that each rank has whole; None: as of sharded ones."""
+        return None
 
 
 class Sgd(Optimizer):
@@ -99,6 +105,7 @@ class RowwiseAdagrad(Adagrad):
     """Adagrad with a moment per row of a table: the squared gradients, averaged over the row."""
 
     NAME = "rowwise_adagrad"
+    WHOLE = False
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -107,7 +114,7 @@ class RowwiseAdagrad(Adagrad):
 
 
 class Adam(Optimizer):
-    """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``."""
+    """Adam; of sharded tables on the rows that a batch holds, as ``torch.optim.SparseAdam``."""
 
     NAME, DENSE = "adam", "Adam"
     TABLES_FALL, ON_CPU = True, False
@@ -115,6 +122,9 @@ class Adam(Optimizer):
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         scale = min(1.0, math.sqrt(global_batch / 2048))
         return 0.0125 / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
+
+    def rate_of_whole_tables(self, dim: int) -> float:
+        return 0.003 / math.sqrt(dim / 16)
 
 
 #: By the value of ``--optimizer``.

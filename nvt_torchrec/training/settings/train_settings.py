@@ -21,6 +21,7 @@ from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
 MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
     *("vector_scale", "dense_bins", "max_events", "sequences", "hash_indices"),
+    *("batch_norm", "dropout"),
 )
 #: The sizes of tables that are given; with ``hash_indices`` they are taken from a checkpoint, too.
 TABLE_SIZES = ("num_embeddings", "num_embeddings_per_feature", "max_table_size")
@@ -169,6 +170,8 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         chosen["early_stopping"] = size.early_stopping if several else 0
     chosen.setdefault("early_stopping", 0)
     last = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
+    if "batch_norm" in flags_of(settings.model):
+        chosen["batch_norm"] = size.batch_norm
     for flag in last.keys() & set(flags_of(settings.model)):
         chosen[flag] = (*getattr(size, flag)[:-1], last[flag])
     if settings.batch_size is None:

@@ -38,6 +38,7 @@ from nvt_torchrec.training.sharding.planning import (
     sharder,
 )
 from nvt_torchrec.training.sharding.train_model import (
+    LookupL2,
     StepOutput,
     TrainModel,
     build_model,
@@ -182,6 +183,28 @@ def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor
             for shard in value.local_shards():
                 row, column = shard.metadata.shard_offsets
                 yield name.split(".")[-2], shard.tensor.detach(), (row, column)
+        elif ".embedding_bags." in name:
+            yield name.split(".")[-2], value.detach(), (0, 0)
+
+
+def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> None:
+    """Let sharded tables have ``--embedding_l2``; those of each rank's own have it already."""
+    if not settings.embedding_l2 or settings.sharding == "data_parallel":
+        return
+    config = run.config
+    factors = {}
+    for name, rows in zip(config.categorical, config.num_embeddings, strict=True):
+        if config.table_of[name] not in start.lookups:
+            continue
+        ids, lookups = start.lookups[config.table_of[name]]
+        # an id that no row of the sample has is as rare as one that a single row has
+        of_ids = torch.full((rows,), float(lookups.min()))
+        of_ids[torch.from_numpy(ids)] = torch.from_numpy(lookups)
+        scale = settings.embedding_l2 / settings.batch_size
+        factors[name] = (scale / of_ids).to(run.group.device)
+    for module in run.model.modules():
+        if isinstance(module, LookupL2):
+            module.set_factors(factors)
 
 
 def start_from(start: Start, run: RunState) -> None:

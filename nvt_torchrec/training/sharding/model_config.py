@@ -11,7 +11,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import RESERVED_IDS, Columns
-from nvt_torchrec.models.registry import MODELS, flags_of, load_model
+from nvt_torchrec.models.registry import MODELS, REGULARIZATION, flags_of, load_model
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -65,6 +65,9 @@ def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]
     chosen = {name: getattr(settings, name) for name in flags_of(settings.model)}
     if choose := getattr(load_model(settings.model), "choose_settings", None):
         chosen = choose(chosen, columns)
+    for name in REGULARIZATION:  # as of checkpoints that do not know them
+        if not chosen[name]:
+            del chosen[name]
     return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
 
 
@@ -92,6 +95,8 @@ def _first_order(settings: TrainSettings, columns: Columns) -> float:
         return settings.first_order
     if settings.learning_rate:
         return 0.0
+    if settings.embedding_l2:  # which would keep down weights that are multiplied by less
+        return 1.0
     return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(len(columns.vectors), 1), 3))
 
 

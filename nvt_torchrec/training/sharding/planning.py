@@ -1,7 +1,8 @@
 """The sharding plan: the ranks, the kind of sharding and the kernel of each table.
 
-No table is ever data-parallel: TorchRec trains such tables with the optimizer of the dense layers,
-whatever optimizer was asked for, and its planner would choose them by world size and batch size.
+Tables are data-parallel all together or not at all (:func:`choose_sharding`), and then have a
+``torch.optim`` optimizer of their own. TorchRec's planner would choose some of them by world size
+and batch size, and train these with the optimizer of the dense layers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from nvt_torchrec.training.data.choices import choose_sizes
 from nvt_torchrec.training.optim.combined import fuse_table_optimizer
 from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.fields import SIZES
+from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import TrainModel, build_model
@@ -51,8 +53,11 @@ _AUTO = [
 ]
 #: TorchRec's cost estimates are for GPUs; on a CPU they choose row-wise for tiny tables.
 _AUTO_CPU = [ShardingType.TABLE_WISE.value]
+_WHOLE = ShardingType.DATA_PARALLEL.value
 _FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+#: The most weights of tables that each rank has whole by default: a step takes time for each.
+_MOST_WHOLE = 1 << 22
 #: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
 DEFAULT_HBM_GIB = 80.0
 GPUS_PER_MACHINE = 8
@@ -106,12 +111,48 @@ class TablePlan:
     host: tuple[int, ...]
 
 
+def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -> TrainSettings:
+    """Return the settings with tables that are data-parallel, where ``--sharding`` leaves it open.
+
+    A small table is trained whole where every weight has a gradient in each step: an L2
+    regularization, or Adam's, which moves weights on after their row was seen.
+
+    Raises:
+        SettingsError: The device, or the kind of sharding, does not go with the optimizer.
+    """
+    name = settings.table_optimizer
+    kind = OPTIMIZERS[name]
+    weights = sum(config.tables.values()) * config.embedding_dim
+    possible = kind.WHOLE and settings.table_precision == "fp32"
+    fused = kind.ON_CPU or device != "cpu"
+    if settings.sharding == _WHOLE:
+        if not possible:
+            raise SettingsError(
+                f"--sharding {_WHOLE} with --optimizer {name} and --table_precision "
+                f"{settings.table_precision}: torch.optim does not train such tables",
+                "give --optimizer adagrad and --table_precision fp32, or leave --sharding out",
+            )
+        return settings
+    chosen = settings.sharding or "auto"
+    needed = settings.embedding_l2 or not fused
+    if chosen == "auto" and needed and possible and weights <= _MOST_WHOLE:
+        chosen = _WHOLE
+    if chosen != _WHOLE and not fused:
+        raise SettingsError(
+            f"--optimizer {name}: on CPUs it trains tables of up to {_MOST_WHOLE:,} weights, these "
+            f"have {weights:,}",
+            f"give --optimizer adagrad, train on a GPU, or give --sharding {_WHOLE}, whose steps "
+            "take time for every row",
+        )
+    return dataclasses.replace(settings, sharding=chosen)  # type: ignore[call-arg]
+
+
 class Sharder(EmbeddingBagCollectionSharder):
     """Offer every kind of sharding on every device; TorchRec offers no row-wise on a CPU."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return the kinds of sharding, which :func:`make_plan` restricts for each table."""
-        return [*_AUTO, ShardingType.COLUMN_WISE.value]
+        return [*_AUTO, ShardingType.COLUMN_WISE.value, _WHOLE]
 
 
 def sharder(
@@ -275,13 +316,16 @@ def _constraints(
     means = {*config.features} - {*config.categorical, *config.lists}
     features, constraints = config.features_of_tables, {}
     for table, rows in config.tables.items():
-        sharding = settings.sharding
+        sharding = settings.sharding or "auto"
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
             sharding = "table_wise"
         auto = _AUTO if cuda else _AUTO_CPU
+        kernels = [_FUSED, _UVM] if cuda else [_FUSED]
+        if sharding == _WHOLE:
+            kernels = [EmbeddingComputeKernel.DENSE.value]
         constraints[table] = ParameterConstraints(
             sharding_types=auto if sharding == "auto" else [sharding],
-            compute_kernels=[_FUSED, _UVM] if cuda else [_FUSED],
+            compute_kernels=kernels,
             min_partition=width if sharding == "column_wise" else None,
             pooling_factors=[
                 float(config.max_events if name in means else 1) for name in features[table]
@@ -317,6 +361,7 @@ def plan_only(settings: TrainSettings) -> str:
         schema = TableSchema.read(settings.binary_path)
         settings = choose_sizes(settings, schema, ranks)
     config = model_config(settings, schema)
+    settings = choose_sharding(settings, config, "cuda")
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     build = load_build(settings.model)

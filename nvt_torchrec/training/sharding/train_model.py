@@ -30,6 +30,7 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
+from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
@@ -93,6 +94,9 @@ class TrainModel(nn.Module):
         self.model = model
         self.losses = _Losses(getattr(model.head.module, "loss", None))
         self.world_size = world_size
+        step = StepRows()
+        SyncedBatchNorm.replace_in(model.head.module, step)
+        self.set_rows = _SetRows(step)
         self._amp = amp
         self._offset = -math.log(kept_negatives or 1.0)
         self._device_type = device_type
@@ -102,6 +106,7 @@ class TrainModel(nn.Module):
         """Return the loss (scalar) to run backward on, and the detached outputs."""
         if self._replays_graphs:
             torch.compiler.cudagraph_mark_step_begin()
+        self.set_rows(batch.labels, batch.rows, batch.global_size)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
             logits = self.model(batch.dense_features, batch.sparse_features)
         logits = logits[: batch.rows].float()
@@ -136,6 +141,18 @@ def _scale_to_mean_1(
     if world_size > 1:
         dist.all_reduce(total)
     return weights * (global_size / torch.where(total > 0, total, 1.0))
+
+
+class _SetRows(nn.Module):
+    """Say which rows a step has; a module, so that the pipeline does not trace into it."""
+
+    def __init__(self, step: StepRows) -> None:
+        super().__init__()
+        self._step = step
+
+    def forward(self, labels: torch.Tensor, rows: int, global_size: int) -> None:
+        step = self._step
+        step.rows, step.padded, step.global_size = rows, len(labels), global_size
 
 
 class _Losses(nn.Module):
@@ -235,6 +252,39 @@ class _HeadInputs(nn.Module):
         return torch.cat(parts, 1), more
 
 
+class LookupL2(nn.Module):
+    """L2 regularization of sharded tables, in the gradients of what is looked up.
+
+    A row that is looked up p times by a row of the log in the mean, and so B p times in a step of B
+    rows, gets the gradient of λ/2 times its square, λ w, divided by B p at each lookup: in the mean
+    of the steps that is the regularization of whole tables. Lists and histories add none.
+
+    It is a module, so that TorchRec's pipeline does not trace into it.
+    """
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        super().__init__()
+        self._columns = columns
+        self._factors: dict[int, torch.Tensor] = {}
+
+    def set_factors(self, factors: dict[str, torch.Tensor]) -> None:
+        """Set by how much of its weights each lookup of an id raises their gradients, by column."""
+        self._factors = {self._columns.index(name): each for name, each in factors.items()}
+
+    def forward(self, features: KeyedJaggedTensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the vectors [B, F, D]; their gradient has that of the regularization as well."""
+        if not (self._factors and self.training and vectors.requires_grad):
+            return vectors
+        penalty = torch.zeros_like(vectors)
+        for place, factors in self._factors.items():
+            ids = features[self._columns[place]].values().long()
+            padding = 0, 0, 0, len(vectors) - len(ids)
+            of_ids = functional.pad(factors[ids].unsqueeze(1), padding)
+            penalty[:, place] = vectors.detach()[:, place] * of_ids
+        vectors.register_hook(lambda gradient: gradient + penalty)
+        return vectors
+
+
 class ModelWithTables(nn.Module):
     """The lookup of TorchRec's tables, and what follows it."""
 
@@ -244,6 +294,7 @@ class ModelWithTables(nn.Module):
         self.head = head
         more = head.raw_columns or config.histories
         self.inputs = _HeadInputs(config, head.raw_columns) if more else None
+        self.lookup_l2 = LookupL2(config.categorical)
 
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
@@ -253,6 +304,7 @@ class ModelWithTables(nn.Module):
         The keys of ``sparse_features`` are ``ModelConfig.lookups``.
         """
         vectors, more = self.sparse_arch(sparse_features), None
+        vectors = self.lookup_l2(sparse_features, vectors)
         if self.inputs is not None:
             vectors, more = self.inputs(sparse_features, vectors)
         return self.head(dense_features, vectors, more)

@@ -7,6 +7,7 @@ which rounds differently in the last place, and that matters for values near the
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -23,6 +24,52 @@ _INTEGERS = 1 << 16
 #: Cells of all tables (16 MiB): with more than 64 columns each has a smaller table.
 _TABLE_CELLS = WORD_BITS * _INTEGERS
 _BLOCK_ROWS = 4096  # so that a few columns in float64 fit in a cache
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Columns that are calculated together, those of one function one after the other.
+
+    A row of few values takes as long as the calls of NumPy that it needs, so these are for all
+    columns at once, and the functions are called once each.
+
+    Attributes:
+        index: int64 [k], the columns.
+        word: int64 [k], the word of each in the masks of missing values.
+        bit: uint64 [k, 1], its bit there.
+        fill, center, scale: float64 [k, 1], see :class:`DensePlan`.
+        functions: What computes y, and of which of the k columns.
+    """
+
+    index: np.ndarray
+    word: np.ndarray
+    bit: np.ndarray
+    fill: np.ndarray
+    center: np.ndarray
+    scale: np.ndarray
+    functions: tuple[tuple[slice, DenseTransform], ...]
+
+    @classmethod
+    def arrange(cls, columns: Sequence[int], plan: DensePlan) -> _Columns:
+        """Arrange columns of a plan by their functions."""
+        transforms = plan.transforms
+        ordered = sorted(columns, key=lambda j: transforms[j].function)
+        functions, begin = [], 0
+        for _, same in itertools.groupby(ordered, key=lambda j: transforms[j].function):
+            group = list(same)
+            functions.append((slice(begin, begin + len(group)), transforms[group[0]]))
+            begin += len(group)
+        index = np.array(ordered, np.int64)
+        bit = _ONE << (index % WORD_BITS).astype(np.uint64)
+        return cls(
+            index=index,
+            word=index // WORD_BITS,
+            bit=bit[:, np.newaxis],
+            fill=plan.fill[index, np.newaxis],
+            center=plan.center[index, np.newaxis],
+            scale=plan.scale[index, np.newaxis],
+            functions=tuple(functions),
+        )
 
 
 class DensePlan:
@@ -45,6 +92,10 @@ class DensePlan:
         minima = {j: t.minimum for j, t in enumerate(self.transforms) if t.minimum is not None}
         self.looked_up = np.array(list(minima), np.int64)
         self.least = np.array(list(minima.values()), np.int64)
+        numbers = range(len(self.transforms))
+        self._all = _Columns.arrange(numbers, self)
+        # those that are calculated where integers are looked up
+        self._rest = _Columns.arrange([j for j in numbers if j not in minima], self)
         integers = min(_INTEGERS, _TABLE_CELLS // max(1, len(minima)))
         self.table = np.empty((len(minima), integers), np.float32)
         for k, (j, least) in enumerate(minima.items()):
@@ -72,22 +123,27 @@ class DensePlan:
                 absent = (word[rows] >> bit_of(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
                 out[j, rows] = self.calculate(j, filled)
-        for columns in _runs(self.transforms):
-            if not (from_table and self.transforms[columns.start].minimum is not None):
-                self._calculate(columns, values, word_of(missing, columns.start), out)
+        self._calculate(self._rest if from_table else self._all, values, missing, out)
 
     def _calculate(
-        self, columns: slice, values: np.ndarray, missing: np.ndarray, out: np.ndarray
+        self, columns: _Columns, values: np.ndarray, missing: np.ndarray, out: np.ndarray
     ) -> None:
-        """Fill ``out`` for columns of one word and one function, block by block."""
-        bits = np.arange(columns.start, columns.stop, dtype=np.uint64)[:, None] % np.uint64(
-            WORD_BITS
-        )
-        for begin in range(0, len(missing), _BLOCK_ROWS):
+        """Fill ``out`` for some columns, block by block."""
+        index = columns.index
+        if not len(index):
+            return
+        for begin in range(0, missing.shape[1], _BLOCK_ROWS):
             rows = slice(begin, begin + _BLOCK_ROWS)
-            absent = (missing[rows] >> bits) & _ONE
-            filled = np.where(absent, self.fill[columns, None], values[columns, rows])
-            out[columns, rows] = self._calculated(columns, filled)
+            y = values[index, rows].astype(np.float64, copy=False)  # the index has made a copy
+            absent = missing[columns.word, rows] & columns.bit
+            if absent.any():
+                np.copyto(y, columns.fill, where=absent != 0)
+            with np.errstate(over="ignore"):  # too large values become infinite, as in NVTabular
+                for part, transform in columns.functions:
+                    y[part] = transform.y(y[part], np)
+                y -= columns.center
+                y /= columns.scale
+                out[index, rows] = y.astype(np.float32)
 
     def first_beyond(self, column: int) -> int:
         """Return the first integer that is not in the table of a column."""
@@ -97,14 +153,10 @@ class DensePlan:
 
     def calculate(self, column: int, filled: np.ndarray) -> np.ndarray:
         """Transform filled values [n] of one column without the table; float32 [n]."""
-        return self._calculated(slice(column, column + 1), filled[None])[0]
-
-    def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
-        """Transform filled values [columns or 1, rows] of columns of one function; float32."""
-        with np.errstate(over="ignore"):  # too large values become infinite, as in NVTabular
-            y = self.transforms[columns.start].y(filled.astype(np.float64), np)
-            y = y - self.center[columns, None]
-            y /= self.scale[columns, None]
+        with np.errstate(over="ignore"):  # as above
+            y = self.transforms[column].y(filled.astype(np.float64), np)
+            y = y - self.center[column]
+            y /= self.scale[column]
             return y.astype(np.float32)
 
 
@@ -125,16 +177,6 @@ def normalization(
         center[j], std = fitted[name]["mean"], fitted[name]["std"]
         scale[j] = std if std > 0 else 1.0
     return center, scale
-
-
-def _runs(transforms: Sequence[DenseTransform]) -> list[slice]:
-    """Return runs of columns of the same function whose bits are in the same word."""
-    begins = [
-        j
-        for j in range(len(transforms))
-        if j % WORD_BITS == 0 or transforms[j].function != transforms[j - 1].function
-    ]
-    return [slice(*ends) for ends in itertools.pairwise([*begins, len(transforms)])]
 
 
 _ONE = np.uint64(1)

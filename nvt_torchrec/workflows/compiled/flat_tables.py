@@ -10,7 +10,7 @@ from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.flat_columns import FlatColumns
-from nvt_torchrec.formats.rows import Ids, is_missing
+from nvt_torchrec.formats.rows import Ids, is_missing, offsets_of
 from nvt_torchrec.workflows.compiled.tables import (
     IDS,
     READ_WORDS,
@@ -76,8 +76,7 @@ def encode_columns(
     encode_flat(*values, words, places, text_begins, text, ids, tallies)
     if not columns.lists:
         return Ids(ids.reshape(columns.lengths.shape))
-    for j in columns.lists:  # a missing list is empty, and not the id 1
-        tallies[j, 0] = np.count_nonzero(is_missing(missing, j))
-    sizes = columns.lengths.sum(1)
-    begins = np.cumsum(sizes) - sizes
-    return Ids(ids, np.cumsum(np.column_stack([begins, columns.lengths]), 1, dtype=np.int32))
+    if missing.any():
+        for j in columns.lists:  # a missing list is empty, and not the id 1
+            tallies[j, 0] = np.count_nonzero(is_missing(missing, j))
+    return Ids(ids, offsets_of(columns.lengths, np.int32))

@@ -1,0 +1,22 @@
+"""One object from a frame to probabilities: guess, ETL, training and inference in one process.
+
+``ClickModel`` follows scikit-learn's conventions. It is imported on first use, because it needs
+scikit-learn, which nothing else here does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nvt_torchrec.base.versions import import_name
+
+if TYPE_CHECKING:
+    from nvt_torchrec.estimator.classifier import ClickModel
+
+__all__ = ["ClickModel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ClickModel":
+        return import_name("nvt_torchrec.estimator.classifier", name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,281 @@
+"""The steps of a fit: spec, ETL, training, bundle, each by the function that its command calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import tomllib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import output_errors, write_text
+from nvt_torchrec.base.startup import prepare_torch
+from nvt_torchrec.clicklog.in_memory.frames import read_features
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
+from nvt_torchrec.estimator.fit_folder import FitFolder
+from nvt_torchrec.estimator.input_table import set_column
+from nvt_torchrec.etl.commands.guess import HEAD_MB, guess_spec
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.units.writing import hashes
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
+from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec, make_spec
+from nvt_torchrec.formats.splits import RowRule, cuts_of_hash
+from nvt_torchrec.models.registry import MODELS
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from nvt_torchrec.training.reporting.progress import TrainResult
+
+log = logging.getLogger(__name__)
+
+#: The rows of a row group of the log, which the ETL's threads share.
+_ROW_GROUP = 1 << 17
+#: Seeds of a split that are tried, and the most rows that are hashed for it.
+_MAX_SEEDS, _MAX_HASHED = 1000, 10_000_000
+#: The settings of the trainer that a fit sets itself.
+_OWN_SETTINGS = (
+    *("mode", "binary_path", "label", "model", "seed"),
+    *("save_checkpoint_path", "log_path"),
+)
+#: The columns that a warning lists.
+_SHOWN = 20
+
+#: Of a label that is neither 0 nor 1.
+_LABEL_REMEDY = (
+    "leave rows without a label out; say which values are 1 by y instead, such as X[{column!r}] >= "
+    "4, with the column left out of X; or by a spec that has threshold or positive in [label]"
+)
+
+_prepare_torch = functools.cache(prepare_torch)  # it adds filters, which once is enough
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """How a model is fitted; see :class:`estimator.classifier.ClickModel`.
+
+    Attributes:
+        spec: A feature spec; None: it is guessed.
+        label: The label's column; "": the spec's, or one that is guessed.
+        shares: The shares of valid and test that are given.
+        events: Whether a guessed spec counts what happened before a row.
+        chosen: Whether all columns but the label are features by the caller's choice, also those
+            that give the label away.
+        model: A value of ``--model``.
+        seed: Of the training.
+        training: Fields of :class:`TrainSettings`.
+    """
+
+    spec: FeatureSpec | None
+    label: str
+    shares: Mapping[str, float]
+    events: bool
+    chosen: bool
+    model: str
+    seed: int
+    training: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        known = {field.name for field in dataclasses.fields(TrainSettings)}
+        for name in self.training:
+            if name in _OWN_SETTINGS:
+                raise SettingsError(f"settings: {name} is set by fit", "leave it out")
+            if name not in known:
+                raise SettingsError(
+                    f"settings: {name!r} is no setting of nvt-train", did_you_mean(name, known)
+                )
+        if self.spec is None:
+            return
+        if self.shares:
+            raise SettingsError(
+                f"{' and '.join(self.shares)} beside a spec", "write [split] into the spec"
+            )
+        if self.label and self.label not in self.spec.labels:
+            raise SettingsError(
+                f"label {self.label!r} is none of the spec",
+                did_you_mean(self.label, self.spec.labels),
+            )
+
+
+def open_spec(given: Any) -> FeatureSpec:
+    """Return a spec that is given as an object, as the keys of its file, or as a path or name.
+
+    A frame has no text format, so what the spec says of that of its log is left out.
+
+    Raises:
+        SettingsError: It is no spec, or its rows are split as files are named.
+    """
+    if isinstance(given, Mapping):
+        spec = make_spec(dict(given), "the spec")
+    else:
+        spec = given if isinstance(given, FeatureSpec) else load_spec(given)
+    if spec.split.by == "files":
+        raise SettingsError(
+            "the spec's [split] is by files, and a frame has none",
+            "split by share, column or time",
+        )
+    kept = {name: getattr(spec.input, name) for name in ("list_separator", "decimal")}
+    return dataclasses.replace(spec, input=InputFormat("parquet", **kept))
+
+
+def run_fit(
+    table: pa.Table, folder: FitFolder, fit: FitSettings
+) -> tuple[FeatureSpec, TrainResult]:
+    """Fit a model in an empty folder; return the spec and what the training returns.
+
+    Raises:
+        ClickLogError: What the commands ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and
+            ``nvt-infer bundle`` refuse.
+        ValueError: All labels are the same.
+    """
+    training = TrainSettings(  # before anything takes time: it may be refused
+        binary_path=str(folder.output.splits),
+        save_checkpoint_path=str(folder.checkpoint),
+        log_path=str(folder.training_log),
+        label=fit.label if fit.spec is not None and fit.label else None,
+        model=fit.model,
+        seed=fit.seed,
+        **fit.training,
+    )
+    _prepare_torch()
+    from nvt_torchrec.inference.model.bundle import write_bundle
+    from nvt_torchrec.inference.model.weights import import_model
+    from nvt_torchrec.training.loop.train import train
+
+    with output_errors(folder.log):
+        pq.write_table(table, folder.log, row_group_size=_ROW_GROUP)
+    if fit.spec is None:
+        spec = _guess(table, folder, fit)
+    else:
+        spec = fit.spec
+        _check_classes(read_labels(table, spec, fit.label or spec.label))
+    # the rows are in this process already: starting workers would take longer than the work
+    run(EtlSettings(str(folder.log), folder.output.root, spec, engine="cpu"))
+    result = train(training)
+    build = import_model(None if fit.model in MODELS else fit.model, folder.checkpoint)
+    write_bundle(folder.output.workflow, folder.checkpoint, folder.bundle, build=build)
+    return spec, result
+
+
+def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
+    """Write a first spec for the log, and return it."""
+    guess = functools.partial(
+        guess_spec,
+        str(folder.log),
+        fit.label,
+        "",
+        HEAD_MB,
+        events=fit.events,
+        outcomes=not fit.chosen,
+    )
+    made = guess(split=fit.shares)
+    spec = make_spec(tomllib.loads(made.text), str(folder.spec))
+    if made.close:
+        raise SettingsError(
+            f"column {' or '.join(made.close)} could be the label", "name it: fit(X, label=…)"
+        )
+    labels = read_labels(table, _drop_choice(spec), spec.label)
+    _check_classes(labels)
+    seed = choose_seed(labels, spec.split) if spec.split.by == "share" else 0
+    if seed:
+        made = guess(split={**fit.shares, "seed": seed})
+        spec = make_spec(tomllib.loads(made.text), str(folder.spec))
+    write_text(folder.spec, made.text)
+    log.info("wrote %s\n%s", folder.spec, made.says)
+    if made.unread:
+        listed = [f"{name}: {why}" for name, why in made.unread.items()][:_SHOWN]
+        more = f"\n  and {len(made.unread) - _SHOWN} more" if len(made.unread) > _SHOWN else ""
+        log.warning("warning: columns are not read:\n  %s%s", "\n  ".join(listed), more)
+    return spec
+
+
+def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
+    """Return a guessed spec without rules for the label that its user has to choose.
+
+    Two texts say which of them is 1. From which rating on, or which of several texts, they do not.
+    """
+    rules = []
+    for rule in spec.label_rules:
+        is_choice = rule.threshold is not None or (rule.positive and not rule.negative)
+        rules.append(LabelRule(rule.name, rule.source) if is_choice else rule)
+    return dataclasses.replace(spec, label_rules=tuple(rules))
+
+
+def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
+    """Return the values of a label by the rule of a spec, int64 [rows].
+
+    Raises:
+        InvalidRowError: One is neither 0 nor 1, or missing.
+        SchemaError: There is no such column.
+    """
+    try:
+        values, _ = read_features(table, spec, [label])[label]
+    except InvalidRowError as error:
+        remedy = _LABEL_REMEDY.format(column=error.column)
+        raise InvalidRowError(error.row, error.column, error.reason, remedy) from None
+    return np.asarray(values).astype(np.int64)
+
+
+def _check_classes(labels: np.ndarray) -> None:
+    if len(np.unique(labels)) < 2:
+        raise ValueError(
+            f"the labels are all of one class, {labels[0]}: a model learns from rows of both"
+        )
+
+
+def choose_seed(labels: np.ndarray, split: Split) -> int:
+    """Return the first seed of a split by share with which each split has rows of both labels.
+
+    Of a few rows, chance may leave valid or test without a click, or without rows.
+
+    Args:
+        labels: 0 and 1, int64 [rows].
+        split: The shares.
+
+    Returns:
+        The seed: 0 if there are enough rows; where none is good, the one that lacks the least.
+    """
+    cuts = cuts_of_hash(split.valid, split.test)
+    rows = np.arange(len(labels))
+    best, most = 0, -1
+    for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):
+        # as the ETL divides the rows of its only file
+        chosen = RowRule("share", cuts, seed).choose(hashes(rows, seed, 0)).astype(np.int64)
+        counts = np.bincount(2 * chosen + labels, minlength=6).reshape(3, 2)
+        found = 10 * int(counts.any(1).sum()) + int(np.count_nonzero(counts))
+        if counts.all():
+            return seed
+        if found > most:
+            best, most = seed, found
+    return best
+
+
+def add_label(table: pa.Table, name: str, labels: np.ndarray, spec: FeatureSpec | None) -> pa.Table:
+    """Return a table with labels of 0 and 1 that were given beside it.
+
+    Args:
+        table: The features.
+        name: The label's column.
+        labels: int64 [rows].
+        spec: The spec that reads it, if one was given.
+
+    Raises:
+        SettingsError: The spec makes labels of other values.
+    """
+    rules = spec.label_rules if spec is not None else ()
+    for rule in rules:
+        if rule.column == name and (rule.positive or rule.threshold is not None):
+            raise SettingsError(
+                f"y is given, and the spec makes {rule.name} of column {name}",
+                "leave y out, and let X have that column",
+            )
+    return set_column(table, name, labels)

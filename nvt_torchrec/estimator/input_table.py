@@ -1,0 +1,73 @@
+"""What an estimator is given → an Arrow table, the same for training and for scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy.sparse import issparse
+
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import SchemaError
+
+
+def has_columns(rows: Any) -> bool:
+    """Return whether rows have named columns; others are a matrix of numbers.
+
+    So is a frame of pandas whose columns are numbered.
+    """
+    if hasattr(rows, "iloc"):
+        return all(isinstance(name, str) for name in getattr(rows, "columns", [0]))
+    if issparse(rows):  # one kind of them is a dict
+        return False
+    known = isinstance(rows, pa.Table | pa.RecordBatch | Mapping)
+    return known or hasattr(rows, "__arrow_c_stream__") or type(rows).__name__ == "LazyFrame"
+
+
+def make_table(columns: Any) -> pa.Table:
+    """Convert a frame of pandas or Polars, an Arrow table or stream, or a dict of columns.
+
+    The index of a pandas frame is left out.
+
+    Raises:
+        SchemaError: A column cannot be converted, a name is there twice, or it is a query that has
+            not run.
+    """
+    if type(columns).__name__ == "LazyFrame":
+        raise SchemaError("rows of type LazyFrame: a query that has not run", "pass X.collect()")
+    try:
+        if hasattr(columns, "iloc"):
+            table = pa.Table.from_pandas(columns, preserve_index=False)
+        elif isinstance(columns, pa.RecordBatch):
+            table = pa.Table.from_batches([columns])
+        else:
+            table = pa.table(columns)
+    # Arrow's errors derive from these two
+    except (ValueError, TypeError) as error:
+        reason = " ".join(map(str, error.args))
+        raise SchemaError(
+            f"the frame cannot be converted to Arrow: {reason}",
+            "give a column values of one type, such as X['a'].astype(str), and each another name",
+        ) from None
+    repeated = {name for name in table.column_names if table.column_names.count(name) > 1}
+    if repeated:
+        raise SchemaError(
+            f"columns are there twice: {', '.join(sorted(repeated))}", "rename or drop one of each"
+        )
+    return table.replace_schema_metadata(None)
+
+
+def matrix_to_table(matrix: np.ndarray, names: Sequence[str]) -> pa.Table:
+    """Convert a matrix of numbers [rows, columns]; each becomes a column of float64."""
+    columns = [to_arrow(column) for column in matrix.T.astype(np.float64)]
+    return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def set_column(table: pa.Table, name: str, values: np.ndarray) -> pa.Table:
+    """Return a table with a column of integers, which takes the place of one of its name."""
+    column = to_arrow(values)
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, column)
+    return table.append_column(name, column)
