@@ -17,13 +17,16 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LEFT_OUT = re.compile(r", \.\.\.(?=})|(?<=, )…, ")
 #: Without these a page takes nothing of this project for granted, and is not checked.
 _IMPORT = re.compile(r"^(from|import) ", re.MULTILINE)
+_FRAMES = "import pandas as pd\nframe: pd.DataFrame\nnew_frame: pd.DataFrame"
 #: Names that a page does not define, with their types, by page.
 READERS_NAMES = {
+    "estimator": _FRAMES,
     "inference": "rows: list[dict[str, object]]",
     "loader": (
         "from merlin.dataloader.torch import Loader\n"
         "rank: int\nworld_size: int\nsteps_of_this_epoch: int\nmerlin_loader: Loader"
     ),
+    "readme": _FRAMES,
 }
 
 
