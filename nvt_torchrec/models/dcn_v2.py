@@ -12,10 +12,10 @@ from nvt_torchrec.models.layers import (
     CrossNetwork,
     Layers,
     check_last,
-    check_regularization,
     check_sizes,
     initialize,
 )
+from nvt_torchrec.models.regularization import check_regularization
 
 
 class DcnV2(nn.Module):

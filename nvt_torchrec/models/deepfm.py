@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, check_regularization, initialize
+from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.regularization import check_regularization
 
 
 class DeepFM(nn.Module):

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, check_regularization, initialize
+from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.regularization import check_regularization
 
 #: What a place without an event has instead of a product: its weight is 0.
 _NEVER = -1e4

@@ -17,11 +17,10 @@ from nvt_torchrec.models.layers import (
     Layers,
     PairProducts,
     check_last,
-    check_regularization,
     check_sizes,
     initialize,
 )  # fmt: skip
-from nvt_torchrec.models.registry import REGULARIZATION
+from nvt_torchrec.models.regularization import REGULARIZATION, check_regularization
 
 #: With more vectors, those of the dense columns are summed. The products of all pairs would double
 #: the time of a step on Criteo's 26 + 13 columns.

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, check_regularization
+from nvt_torchrec.models.layers import Layers, check_last
+from nvt_torchrec.models.regularization import check_regularization
 
 
 class FinalMLP(nn.Module):

@@ -14,7 +14,7 @@ from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.registry import REGULARIZATION
+from nvt_torchrec.models.regularization import REGULARIZATION
 
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
@@ -55,19 +55,6 @@ def check_last(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
             "give two layers or more, the last of which are the logits of the labels",
         )
     return sizes
-
-
-def check_regularization(batch_norm: Any, dropout: Any) -> dict[str, Any]:
-    """Return the arguments of :class:`Layers` of these names, as a file says them.
-
-    Raises:
-        SchemaError: No layers can be trained with this dropout.
-        ValueError: One is of another type.
-    """
-    share = convert(float, dropout, "dropout")
-    if not 0 <= share < 1:
-        raise SchemaError(f"no model has a dropout of {share}")
-    return {"batch_norm": convert(bool, batch_norm, "batch_norm"), "dropout": share}
 
 
 def initialize(model: _Module) -> _Module:

@@ -10,6 +10,7 @@ import importlib
 from types import ModuleType
 
 from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
+from nvt_torchrec.models.regularization import REGULARIZATION
 
 #: The largest ``vector_scale``: products of two vectors stay far from the limits of float32.
 MAX_VECTOR_SCALE = 1e6
@@ -30,8 +31,6 @@ class KnownModel:
     attends: bool = False
 
 
-#: The settings of a model's layers that change training alone, once layers are folded.
-REGULARIZATION = ("batch_norm", "dropout")
 _LAYERS = ("over_arch_layer_sizes", *REGULARIZATION)
 
 #: The default first.

@@ -85,7 +85,7 @@ def choose_regularization(
     search.compute_baselines(settings)
     strength, highest = _FIRST_L2, search.regression_loss
     for _ in range(_MOST_L2_TRIALS):
-        loss = search.try_out(_with_l2(strength, settings))
+        loss = search.try_out(_make_l2_run(strength, settings))
         if loss is None or loss >= highest:
             break
         highest = loss
@@ -99,20 +99,22 @@ def choose_regularization(
         return settings, search.baselines
     _, chosen = search.best
     if group.rank == 0:
-        flags = " ".join(_as_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen)
+        flags = " ".join(
+            _format_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen
+        )
         log.info("chosen on valid: %s", flags)
     if "embedding_l2" in chosen:
         return search.fill({**chosen, "epochs": _EPOCHS}), search.baselines
     return search.fill({"batch_norm": chosen["batch_norm"]}), search.baselines
 
 
-def _as_flag(name: str, value: Any) -> str:
+def _format_flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name} {as_text(value)}"
 
 
-def _with_l2(strength: float, settings: TrainSettings) -> dict[str, Any]:
+def _make_l2_run(strength: float, settings: TrainSettings) -> dict[str, Any]:
     """Return what a run with L2 regularization is given."""
     return {
         "embedding_l2": strength,
@@ -163,7 +165,7 @@ class _Search:
         settings = self.fill({**chosen, **more})
         config = model_config(settings, self._schema)
         settings = choose_sharding(settings, config, self._group.device.type)
-        with _without_messages():
+        with _silence_messages():
             trainer = Trainer(settings, config, self._group, keeps_log=False)
             start = self.baselines[0] if self.baselines else None
             metrics = trainer.try_out(start)
@@ -173,7 +175,7 @@ class _Search:
         if self.best is None or loss < self.best[0]:
             self.best = loss, chosen
         if self._group.rank == 0:
-            flags = [_as_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen]
+            flags = [_format_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen]
             seconds = time.perf_counter() - begin
             log.info("trial %s: log loss of valid %.5f, %.0f s", " ".join(flags), loss, seconds)
         return loss
@@ -185,7 +187,7 @@ def _loss_of(metrics: ByLabel | None) -> float | None:
 
 
 @contextlib.contextmanager
-def _without_messages() -> Iterator[None]:
+def _silence_messages() -> Iterator[None]:
     """Leave the messages of a trial out of the log."""
     logger = logging.getLogger("nvt_torchrec.training")
     level = logger.level

@@ -11,7 +11,8 @@ from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import RESERVED_IDS, Columns
-from nvt_torchrec.models.registry import MODELS, REGULARIZATION, flags_of, load_model
+from nvt_torchrec.models.registry import MODELS, flags_of, load_model
+from nvt_torchrec.models.regularization import REGULARIZATION
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
