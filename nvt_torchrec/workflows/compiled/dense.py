@@ -54,16 +54,23 @@ class _Columns:
         """Arrange columns of a plan by their functions."""
         transforms = plan.transforms
         ordered = sorted(columns, key=lambda j: transforms[j].function)
-        functions, begin = [], 0
+        functions: list[tuple[slice, DenseTransform]] = []
+        begin = 0
         for _, same in itertools.groupby(ordered, key=lambda j: transforms[j].function):
             group = list(same)
             functions.append((slice(begin, begin + len(group)), transforms[group[0]]))
             begin += len(group)
         index = np.array(ordered, np.int64)
         bit = _ONE << (index % WORD_BITS).astype(np.uint64)
-        of_columns = bit, plan.fill[index], plan.center[index], plan.scale[index]
-        in_rows = [values[:, np.newaxis] for values in of_columns]
-        return cls(index, index // WORD_BITS, *in_rows, tuple(functions))
+        return cls(
+            index=index,
+            word=index // WORD_BITS,
+            bit=bit[:, np.newaxis],
+            fill=plan.fill[index, np.newaxis],
+            center=plan.center[index, np.newaxis],
+            scale=plan.scale[index, np.newaxis],
+            functions=tuple(functions),
+        )
 
 
 class DensePlan:
