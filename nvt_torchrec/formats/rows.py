@@ -55,7 +55,12 @@ class Ids:
 
     @classmethod
     def from_lengths(cls, columns: Sequence[np.ndarray], lengths: np.ndarray) -> Ids:
-        """Return ids, given by column, of which each row has so many: [columns, n]."""
+        """Return ids of which each row has so many: [columns, n].
+
+        Args:
+            columns: The ids in pieces, one column after the other.
+            lengths: How many each row has.
+        """
         values = np.concatenate(columns)
         if (lengths == 1).all():
             return cls(values.reshape(lengths.shape))
@@ -66,10 +71,9 @@ class Ids:
         """Return the ids of some rows, followed by those of others of the same columns."""
         if all(part.offsets is None for part in parts):
             return cls(np.concatenate([part.values for part in parts], axis=1))
-        columns = [
-            np.concatenate(of_all) for of_all in zip(*(p.columns for p in parts), strict=True)
-        ]
-        return cls.from_lengths(columns, np.concatenate([part.lengths for part in parts], axis=1))
+        of_parts = [part.columns for part in parts]
+        values = [ids for of_column in zip(*of_parts, strict=True) for ids in of_column]
+        return cls.from_lengths(values, np.concatenate([part.lengths for part in parts], axis=1))
 
     def slice(self, begin: int, end: int) -> Ids:
         """Return the ids of the rows from ``begin`` to ``end``; of lists, copies."""
@@ -116,7 +120,10 @@ class Ids:
     @property
     def columns(self) -> list[np.ndarray]:
         """What :meth:`column` returns for each column."""
-        return [self.column(j) for j in range(self.count)]
+        if self.offsets is None:
+            return [*self.values]
+        ends = zip(self.offsets[:, 0].tolist(), self.offsets[:, -1].tolist(), strict=True)
+        return [self.values[begin:end] for begin, end in ends]
 
     @property
     def lengths(self) -> np.ndarray:

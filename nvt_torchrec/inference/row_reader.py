@@ -111,6 +111,7 @@ class RowReader:
             for j, column in enumerate(spec.dense)
             if not (column.derive or column.aggregate)
         }
+        self._dense_index = np.array([*self._dense], np.int64)
         self._categorical = {
             j: field(plan.categorical[j][0], j)
             for j, column in enumerate(spec.categorical)
@@ -143,7 +144,7 @@ class RowReader:
         dense = read
         if len(self._dense) < len(spec.dense):  # others are computed
             dense = np.zeros((len(spec.dense), count), self._dtype)
-            dense[[*self._dense]] = read
+            dense[self._dense_index] = read
         dense_missing = mask_of_rows(dense_bits, len(spec.dense))
         for j in self._derived_dense:
             dense[j], absent = feature(spec.dense[j], [sources[i] for i in self._plan.dense[j]])

@@ -54,7 +54,8 @@ class _Columns:
         """Arrange columns of a plan by their functions."""
         transforms = plan.transforms
         ordered = sorted(columns, key=lambda j: transforms[j].function)
-        functions, begin = [], 0
+        functions: list[tuple[slice, DenseTransform]] = []
+        begin = 0
         for _, same in itertools.groupby(ordered, key=lambda j: transforms[j].function):
             group = list(same)
             functions.append((slice(begin, begin + len(group)), transforms[group[0]]))
