@@ -255,9 +255,9 @@ def test_the_log_of_the_steps(capsys, monkeypatch) -> None:
         ClickModel(verbose=1, settings=QUICK).fit(log(), label="clicked")
         shown = capsys.readouterr().err
         assert "the label is clicked" in shown
-        assert "AUROC" in shown
+        assert "valid: AUROC" in shown
         ClickModel(settings=QUICK).fit(log(), label="clicked")
-        assert "AUROC" not in capsys.readouterr().err
+        assert "valid: AUROC" not in capsys.readouterr().err
         assert (logger.level, logger.handlers) == (logging.WARNING, [])
     finally:
         logger.setLevel(level)

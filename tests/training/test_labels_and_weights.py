@@ -253,7 +253,7 @@ def test_two_labels_from_the_checkpoint_to_the_page(runs, weighted, tmp_path, ca
     assert again.metrics == kept.training["metrics"]
     page = re.sub(r"<.*?>", "", (run / "log" / "training.html").read_text())
     for label in ("liked", "label"):
-        assert f"On test ({label}), the model is" in page
+        assert f"On test ({label}), dlrm is" in page
         assert f"test ({label}), logistic regression" in page
 
 

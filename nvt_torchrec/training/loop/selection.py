@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,12 +32,19 @@ from nvt_torchrec.training.sharding.planning import choose_sharding
 log = logging.getLogger(__name__)
 
 #: The first strength of L2 that is tried, the factor to the next one, and the most trials of it.
-_FIRST_L2, _FACTOR, _MOST_L2_TRIALS = 0.005, 3.0, 4
+_FIRST_L2, _FACTOR, _MOST_L2_TRIALS = 0.015, 3.0, 4
+#: So many trials that are worse than the logistic regression end those of L2.
+_MOST_WORSE = 2
 #: The epochs of a trial with L2 and of the training after it; and how a trial without L2 ends.
 _TRIAL_EPOCHS, _EPOCHS = 7, 15
 _EARLY_STOPPED = {"epochs": 3, "early_stopping": 8}
 #: What the log shows of what was chosen.
 _REGULARIZATION = ("embedding_l2", "batch_norm")
+#: What keeps a trial from writing to the run's directories.
+_KEPT_NOWHERE: dict[str, Any] = {
+    **dict.fromkeys(("checkpoint_dir", "checkpoint_freq", "save_checkpoint_path", "keep")),
+    **dict.fromkeys(("resume", "profile", "tensorboard"), False),
+}
 #: More steps than an epoch of a small log has: valid is evaluated after an epoch alone.
 _NEVER = 1 << 30
 #: How many default batches one of a training with L2 has: each step takes time for every weight.
@@ -71,8 +79,8 @@ def choose_regularization(
 ) -> tuple[TrainSettings, Baselines | None]:
     """Try regularizations on valid; return the settings of the best run, and rank 0's baselines.
 
-    The strength of L2 is raised while the log loss of valid falls. One that is worse than the
-    logistic regression ends these trials: the model without L2 starts from it. That model is tried
+    The strength of L2 is raised while the log loss of valid falls. Two that are worse than the
+    logistic regression end these trials: the model without L2 starts from it. That model is tried
     with batch normalization, and, if it is better than with L2, without.
 
     Args:
@@ -83,12 +91,15 @@ def choose_regularization(
     """
     search = _Search(given, schema, group)
     search.compute_baselines(settings)
-    strength, highest = _FIRST_L2, search.regression_loss
+    strength, lowest, worse = _FIRST_L2, math.inf, 0
     for _ in range(_MOST_L2_TRIALS):
         loss = search.try_out(_make_l2_run(strength, settings))
-        if loss is None or loss >= highest:
+        if loss is None or loss >= lowest:
             break
-        highest = loss
+        worse += loss >= search.regression_loss
+        if worse == _MOST_WORSE:
+            break
+        lowest = loss
         strength = round(_FACTOR * strength, 6)
     for batch_norm in (True, False):
         found = search.best
@@ -149,7 +160,7 @@ class _Search:
 
     def compute_baselines(self, settings: TrainSettings) -> None:
         """Compute the baselines of all runs, on rank 0 (collective)."""
-        loss = float("inf")
+        loss = math.inf
         if self._group.rank == 0:
             files = choices.choose_days(settings, None).files
             config = model_config(settings, self._schema)
@@ -161,7 +172,9 @@ class _Search:
     def try_out(self, chosen: dict[str, Any]) -> float | None:
         """Train with ``chosen``; return the log loss of valid, or None without one (collective)."""
         begin = time.perf_counter()
-        more = {} if chosen["early_stopping"] else {"validation_freq_within_epoch": _NEVER}
+        more = dict(_KEPT_NOWHERE)
+        if not chosen["early_stopping"]:
+            more["validation_freq_within_epoch"] = _NEVER
         settings = self.fill({**chosen, **more})
         config = model_config(settings, self._schema)
         settings = choose_sharding(settings, config, self._group.device.type)
