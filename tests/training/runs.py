@@ -36,7 +36,7 @@ MODEL = [
     "--dense_arch_layer_sizes=16,8",
     "--over_arch_layer_sizes=16,1",
     "--epochs=1",
-    "--no-batch_norm",
+    "--no-batch_norm",  # a run that may choose tries several trainings first
     "--no-boosted_trees",
     "--throughput_check_freq_within_epoch=1",
     "--validation_freq_within_epoch=10000",

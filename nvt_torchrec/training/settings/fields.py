@@ -37,7 +37,6 @@ class Size:
     over_arch_layer_sizes: tuple[int, ...]
     epochs: int = 1
     early_stopping: int = 0
-    batch_norm: bool = False
 
 
 #: By rising number of rows: a small log has too few for wide tables and many layers, which learn
@@ -45,7 +44,7 @@ class Size:
 #: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
 #: tiny one has the time for; logs of ids overfit, and stop early.
 SIZES = {
-    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8, True),
+    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8),
     "small": Size(1_000_000, "adagrad", 16, (64, 16), (64, 1)),
     "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
     "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
@@ -171,8 +170,8 @@ class TrainFields(Settings):
         least=1, aliases=("top_mlp_sizes",)
     )
     batch_norm: bool | None = _model(
-        "normalize hidden layers over the rows of a step, before the ReLU (default: by --size)",
-        None
+        "normalize hidden layers over the rows of a step, before the ReLU (default: chosen on "
+        "valid, or off)", None
     )
     dropout: float | None = _model(
         "share of the results of hidden layers that a training step sets to 0 (default: 0)", None,

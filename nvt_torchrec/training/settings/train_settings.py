@@ -170,8 +170,6 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         chosen["early_stopping"] = size.early_stopping if several else 0
     chosen.setdefault("early_stopping", 0)
     last = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
-    if "batch_norm" in flags_of(settings.model):
-        chosen["batch_norm"] = size.batch_norm
     for flag in last.keys() & set(flags_of(settings.model)):
         chosen[flag] = (*getattr(size, flag)[:-1], last[flag])
     if settings.batch_size is None:
