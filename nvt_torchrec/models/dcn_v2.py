@@ -8,14 +8,7 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import (
-    CrossNetwork,
-    Layers,
-    check_last,
-    check_sizes,
-    initialize,
-)
-from nvt_torchrec.models.regularization import check_regularization
+from nvt_torchrec.models.layers import CrossNetwork, Layers, check_last, check_sizes, initialize
 
 
 class DcnV2(nn.Module):
@@ -54,8 +47,7 @@ def build(
     over_arch_layer_sizes: tuple[int, ...],
     dcn_num_layers: int,
     dcn_low_rank_dim: int,
-    batch_norm: bool = False,
-    dropout: float = 0.0,
+    **regularization: Any,
 ) -> DcnV2:
     """Build it with the settings of the flags of these names; no rank is above the width.
 
@@ -66,5 +58,4 @@ def build(
     check_sizes({"dcn_num_layers": dcn_num_layers, "dcn_low_rank_dim": dcn_low_rank_dim})
     sizes = check_last(columns, over_arch_layer_sizes)
     rank = min(dcn_low_rank_dim, columns.width)
-    regularization = check_regularization(batch_norm, dropout)
     return initialize(DcnV2(columns, sizes, dcn_num_layers, rank, **regularization))

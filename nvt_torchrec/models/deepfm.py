@@ -12,7 +12,6 @@ from torch import nn
 
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import Layers, check_last, initialize
-from nvt_torchrec.models.regularization import check_regularization
 
 
 class DeepFM(nn.Module):
@@ -35,11 +34,7 @@ class DeepFM(nn.Module):
 
 
 def build(
-    columns: Columns,
-    *,
-    over_arch_layer_sizes: tuple[int, ...],
-    batch_norm: bool = False,
-    dropout: float = 0.0,
+    columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepFM:
     """Build it with the settings of the flags of these names.
 
@@ -48,5 +43,4 @@ def build(
         ValueError: One is of another type.
     """
     sizes = check_last(columns, over_arch_layer_sizes)
-    regularization = check_regularization(batch_norm, dropout)
     return initialize(DeepFM(columns, sizes, **regularization))

@@ -15,7 +15,6 @@ from torch.nn import functional
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import Layers, check_last, initialize
-from nvt_torchrec.models.regularization import check_regularization
 
 #: What a place without an event has instead of a product: its weight is 0.
 _NEVER = -1e4
@@ -58,11 +57,7 @@ class DeepInterest(nn.Module):
 
 
 def build(
-    columns: Columns,
-    *,
-    over_arch_layer_sizes: tuple[int, ...],
-    batch_norm: bool = False,
-    dropout: float = 0.0,
+    columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepInterest:
     """Build it with the settings of the flags of these names.
 
@@ -76,5 +71,4 @@ def build(
             "add a [[history]] to the spec (docs/events.md), or choose another --model",
         )
     sizes = check_last(columns, over_arch_layer_sizes)
-    regularization = check_regularization(batch_norm, dropout)
     return initialize(DeepInterest(columns, sizes, **regularization))

@@ -20,7 +20,7 @@ from nvt_torchrec.models.layers import (
     check_sizes,
     initialize,
 )  # fmt: skip
-from nvt_torchrec.models.regularization import REGULARIZATION, check_regularization
+from nvt_torchrec.models.regularization import REGULARIZATION
 
 #: With more vectors, those of the dense columns are summed. The products of all pairs would double
 #: the time of a step on Criteo's 26 + 13 columns.
@@ -94,7 +94,7 @@ def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any
     """Return the settings that the flags of a DLRM say, of the chosen interaction alone."""
     bottom = flags["dense_arch_layer_sizes"] if columns.dense else ()
     kind = flags["interaction_type"]
-    names = ["over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind])]
+    names = ("over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind]))
     names += REGULARIZATION
     return {"dense_arch_layer_sizes": bottom, **{name: flags[name] for name in names}}
 
@@ -132,5 +132,5 @@ def build(
             "no dense column and one categorical column: dot products need two vectors",
             "choose --interaction_type dcn",
         )
-    regularization = check_regularization(batch_norm, dropout)
+    regularization = {"batch_norm": batch_norm, "dropout": dropout}
     return initialize(Dlrm(columns, bottom, top, interaction, **regularization))

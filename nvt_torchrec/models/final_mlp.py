@@ -9,7 +9,6 @@ from torch import nn
 
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import Layers, check_last
-from nvt_torchrec.models.regularization import check_regularization
 
 
 class FinalMLP(nn.Module):
@@ -41,11 +40,7 @@ class FinalMLP(nn.Module):
 
 
 def build(
-    columns: Columns,
-    *,
-    over_arch_layer_sizes: tuple[int, ...],
-    batch_norm: bool = False,
-    dropout: float = 0.0,
+    columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> FinalMLP:
     """Build it with the settings of the flags of these names, for both streams.
 
@@ -54,5 +49,4 @@ def build(
         ValueError: One is of another type.
     """
     sizes = check_last(columns, over_arch_layer_sizes)
-    regularization = check_regularization(batch_norm, dropout)
     return FinalMLP(columns, sizes, **regularization)

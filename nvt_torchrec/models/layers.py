@@ -89,6 +89,10 @@ class Layers(nn.Sequential):
             (Ioffe & Szegedy 2015, arXiv:1502.03167).
         dropout: The share of a ReLU's results that a training step sets to 0 (Srivastava et al.
             2014); the others are divided by the rest.
+
+    Raises:
+        SchemaError: No layers can be trained with this dropout.
+        ValueError: It, or ``batch_norm``, is of another type.
     """
 
     def __init__(
@@ -100,6 +104,10 @@ class Layers(nn.Sequential):
         batch_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
+        batch_norm = convert(bool, batch_norm, "batch_norm")
+        dropout = convert(float, dropout, "dropout")
+        if not 0 <= dropout < 1:
+            raise SchemaError(f"no model has a dropout of {dropout}")
         relus = len(sizes) - (not last_relu)
         layers, width = [], inputs
         for number, size in enumerate(sizes):

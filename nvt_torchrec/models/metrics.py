@@ -163,3 +163,14 @@ def _calibration_curve(
     summed = (1, probabilities, labels)
     count, *sums = (np.bincount(places, each * values, _TENTHS) for values in summed)
     return tuple(zip(*(np.array(sums)[:, count > 0] / count[count > 0]).tolist(), strict=True))
+
+
+def to_results(
+    metrics: Mapping[str, ByLabel], baselines: Mapping[tuple[str, str], ByLabel]
+) -> dict[str, Any]:
+    """Return the metrics of the model and of the baselines by split, JSON-ready."""
+    of_baselines: dict[str, dict[str, Any]] = {}
+    for (split, name), found in baselines.items():
+        of_baselines.setdefault(split, {})[name] = to_json(found)
+    of_model = {split: to_json(found) for split, found in metrics.items()}
+    return {"metrics": of_model, "baselines": of_baselines}

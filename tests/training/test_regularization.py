@@ -9,15 +9,18 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.layers import Layers, fold_layers
+from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
 from nvt_torchrec.training.sharding.planning import choose_sharding
 from nvt_torchrec.training.sharding.train_model import LookupL2, fill_table
+from tests.nvt_loader.data import write_split
+from tests.ranks import run_ranks
 from tests.training.runs import (
     MODELS,
     assert_same,
@@ -64,6 +67,22 @@ def test_rows_that_pad_a_batch_do_not_count(shape):
     assert padded.weight.grad.equal(plain.weight.grad) or torch.allclose(
         padded.weight.grad, plain.weight.grad
     )
+
+
+def _normalize_few_rows() -> None:
+    """Normalize five samples, which are all of the first rank's; both ranks must agree on sums."""
+    with process_group() as group:
+        norm = nn.BatchNorm1d(3)
+        rows = 5 if group.rank == 0 else 0
+        SyncedBatchNorm.replace_in(norm, StepRows(rows=rows, padded=5, global_size=5))
+        values = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+        result, expected = norm(values), nn.BatchNorm1d(3)
+        torch.testing.assert_close(result, expected(values))
+        torch.testing.assert_close(norm.running_var, expected.running_var)
+
+
+def test_a_rank_without_samples_takes_part():
+    run_ranks(2, _normalize_few_rows)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -189,6 +208,49 @@ def test_sharded_tables_learn_as_whole_ones_in_the_mean(data, tmp_path):
         norms[sharding] = float(table[3:].norm())  # behind the reserved ids
     assert norms["table_wise"] == pytest.approx(norms["data_parallel"], rel=0.1)
     assert norms["table_wise"] < 0.8 * norms["row_wise"]
+
+
+def test_a_list_that_shares_a_table_adds_nothing(tmp_path):
+    """Of its ids a row has none or several; the column beside it has one in each row."""
+    data = tmp_path / "split"
+    write_split(
+        data,
+        {"train": [200], "valid": [50], "test": [50]},
+        table_sizes=(20, 20, 5),
+        multi_hot=("cat_1",),
+        vocabularies=("shared", "shared", "own"),
+    )
+    flags = ["--learning_rate=1", "--epochs=2", "--sharding=table_wise"]
+    train_here(*small_run(data, tmp_path / "without", *flags))
+    train_here(*small_run(data, tmp_path / "with", *flags, "--embedding_l2=0.05"))
+    table = _TABLE.format("t_shared")
+    norms = [
+        float(weights(tmp_path / name / "final")[table].norm()) for name in ("with", "without")
+    ]
+    assert norms[0] < 0.9 * norms[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dropout": 1.0}, "no model has a dropout of 1"),
+        ({"dropout": -0.1}, "no model has a dropout of -0.1"),
+        ({"dropout": "much"}, "not the configuration of a model: .*dropout"),
+        ({"batch_norm": "yes"}, "not the configuration of a model: .*batch_norm"),
+        ({"layer_norm": True}, "not the configuration of a model: .*layer_norm"),
+    ],
+)
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcn_v2", "final_mlp"])
+def test_what_a_file_says_of_layers_is_checked(model, settings, message):
+    config = dlrm(("d",), ("a", "b"), (9, 9), 4, (8, 4), (8, 1))
+    known = {"over_arch_layer_sizes": [8, 1]}
+    if model == "dcn_v2":
+        known |= {"dcn_num_layers": 1, "dcn_low_rank_dim": 2}
+    if model == "dlrm":
+        known = config.settings
+    config = dataclasses.replace(config, model=model, settings={**known, **settings})
+    with pytest.raises(SchemaError, match=message):
+        build_head(config)
 
 
 def test_tables_that_are_too_large_for_adam_on_a_cpu():

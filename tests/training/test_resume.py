@@ -162,6 +162,9 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
         ("--limit_train_batches=20", "limit_train_batches was None, is 20"),
         ("--hash_indices", "hash_indices was False, is True"),
         ("--undersampling_rate=0.5", "undersampling_rate was None, is 0.5"),
+        ("--embedding_l2=0.1", "embedding_l2 was 0.0, is 0.1"),
+        ("--weight_decay=0.1", "weight_decay was 0.0, is 0.1"),
+        ("--stop_by=auroc", "stop_by was log_loss, is auroc"),
         ("--batch_size=64", "global_batch = 64, but 32"),
     ],
 )

@@ -32,7 +32,11 @@ log = logging.getLogger(__name__)
 _MUST_STAY = (
     *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
     *("undersampling_rate", "days", "label", "table_precision", "hash_indices"),
+    *("embedding_l2", "weight_decay", "stop_by"),
 )
+#: What settings are where a checkpoint, of an earlier version, does not know them, or a run has
+#: none.
+_WITHOUT = {"hash_indices": False, "embedding_l2": 0.0, "weight_decay": 0.0, "stop_by": "log_loss"}
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
@@ -182,5 +186,5 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings that a resumed run must share; the loader checks the global batch."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
-    fixed["hash_indices"] = bool(fixed["hash_indices"])  # older checkpoints do not know it
+    fixed |= {name: fixed[name] or value for name, value in _WITHOUT.items()}
     return {"optimizer": table_optimizer(settings), **fixed}

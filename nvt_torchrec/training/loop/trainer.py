@@ -14,7 +14,7 @@ from typing import Any
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
-from nvt_torchrec.models.metrics import ByLabel, to_json
+from nvt_torchrec.models.metrics import ByLabel, to_results
 from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
@@ -354,7 +354,7 @@ class Trainer:
         """Write ``--save_checkpoint_path``, with the metrics that there are."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
-            record = {**self._record(), **self._results()}
+            record = {**self._record(), **to_results(self.metrics, self.baselines)}
             save_checkpoint(path, self.run.tensors(), record, self.run)
             if keep and self.group.rank == 0:
                 ancestors.remove_older(Path(path), keep)
@@ -383,16 +383,8 @@ class Trainer:
             steps=progress.step,
             samples=progress.samples,
             train_seconds=progress.train_seconds,
-            **self._results(),
+            **to_results(self.metrics, self.baselines),
         )
-
-    def _results(self) -> dict[str, Any]:
-        """Return the metrics of the model and of the baselines by split, JSON-ready."""
-        baselines: dict[str, dict[str, Any]] = {}
-        for (split, name), metrics in self.baselines.items():
-            baselines.setdefault(split, {})[name] = to_json(metrics)
-        of_model = {split: to_json(metrics) for split, metrics in self.metrics.items()}
-        return {"metrics": of_model, "baselines": baselines}
 
     def _record(self) -> dict[str, Any]:
         """Return what a checkpoint records of the run."""

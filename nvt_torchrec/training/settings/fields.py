@@ -231,8 +231,8 @@ class TrainFields(Settings):
     )
     optimizer: str | None = _optimization(
         "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
-        "or Adagrad with rowwise_adagrad; adam needs GPUs (default: by --size; sgd with "
-        "--learning_rate)", None,
+        "or Adagrad with rowwise_adagrad; adam needs GPUs for large tables (default: by --size; "
+        "sgd with --learning_rate)", None,
         choices=tuple(OPTIMIZERS),
         aliases=("Adam_embedding_optimizer adam", "Adam_MLP_optimizer adam")
     )

@@ -52,8 +52,9 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         """Return ``x``, [B, C] or [B, C, L], normalized; in evaluation by running statistics."""
         step = self.step
         by_batch = self.training or self.running_mean is None
-        whole = step.rows == step.padded == step.global_size
-        if not by_batch or (whole and len(x) > 1):
+        # all ranks must decide alike, as the sums are collective
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if not by_batch or (alone and step.rows == step.padded and len(x) > 1):
             return super().forward(x)
         values = x.float()
         if values.dim() == 3:

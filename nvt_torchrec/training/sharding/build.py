@@ -23,6 +23,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.training.baselines.regression import Regression, Start
+from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.launch.run_state import RunState
@@ -192,9 +193,10 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
     if not settings.embedding_l2 or settings.sharding == "data_parallel":
         return
     config = run.config
+    lists = read_schema(settings).multi_hot
     factors = {}
     for name, rows in zip(config.categorical, config.num_embeddings, strict=True):
-        if config.table_of[name] not in start.lookups:
+        if name in lists or config.table_of[name] not in start.lookups:
             continue
         ids, lookups = start.lookups[config.table_of[name]]
         # an id that no row of the sample has is as rare as one that a single row has
