@@ -14,14 +14,21 @@ from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.layers import Layers, fold_layers
+from nvt_torchrec.training.baselines.baselines import compute_baselines
+from nvt_torchrec.training.data.choices import read_schema
+from nvt_torchrec.training.data.loaders import make_loader
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.training.optim.learning_rates import fill_rates
+from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
+from nvt_torchrec.training.sharding.build import build, regularize_tables
+from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import choose_sharding
 from nvt_torchrec.training.sharding.train_model import LookupL2, fill_table
 from tests.nvt_loader.data import write_split
 from tests.ranks import run_ranks
 from tests.training.runs import (
+    MODEL,
     MODELS,
     assert_same,
     config_of,
@@ -220,14 +227,24 @@ def test_a_list_that_shares_a_table_adds_nothing(tmp_path):
         multi_hot=("cat_1",),
         vocabularies=("shared", "shared", "own"),
     )
-    flags = ["--learning_rate=1", "--epochs=2", "--sharding=table_wise"]
-    train_here(*small_run(data, tmp_path / "without", *flags))
-    train_here(*small_run(data, tmp_path / "with", *flags, "--embedding_l2=0.05"))
-    table = _TABLE.format("t_shared")
-    norms = [
-        float(weights(tmp_path / name / "final")[table].norm()) for name in ("with", "without")
-    ]
-    assert norms[0] < 0.9 * norms[1]
+    given = [*MODEL, f"--binary_path={data}", "--embedding_l2=0.05", "--batch_size=200"]
+    settings = fill_sizes(parse_settings(given), 200, 1)
+    schema = read_schema(settings)
+    config = model_config(settings, schema)
+    with process_group() as group:
+        settings = choose_sharding(
+            dataclasses.replace(settings, sharding="table_wise"), config, "cpu"
+        )
+        settings = fill_rates(settings, config, 200, 1)
+        start, _ = compute_baselines(settings, config, None)
+        run, _ = build(settings, config, group)
+        regularize_tables(start, run, settings)
+        batch = next(iter(make_loader(settings, config, "train", group)))
+        (penalties,) = (part for part in run.model.modules() if isinstance(part, LookupL2))
+        vectors = torch.ones(200, 3, 8, requires_grad=True)
+        (penalties(batch.sparse_features, vectors) * 0).sum().backward()
+    assert (vectors.grad[:, [0, 2]] > 0).all()
+    assert not vectors.grad[:, 1].any()
 
 
 @pytest.mark.parametrize(
