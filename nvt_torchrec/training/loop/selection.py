@@ -20,10 +20,11 @@ from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import ByLabel
 from nvt_torchrec.models.registry import MODELS
-from nvt_torchrec.training.baselines.baselines import REGRESSION, Baselines, compute_baselines
+from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselines
 from nvt_torchrec.training.checkpoint.directories import checkpoints_in
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.loop.stopping import NATS
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 #: The first strength of L2 that is tried, the factor to the next one, and the most trials of it.
 _FIRST_L2, _FACTOR, _MOST_L2_TRIALS = 0.015, 3.0, 4
-#: So many trials that are worse than the logistic regression end those of L2.
+#: So many trials of L2 that are worse than those without it end them.
 _MOST_WORSE = 2
 #: The epochs of a trial with L2 and of the training after it; and how a trial without L2 ends.
 _TRIAL_EPOCHS, _EPOCHS = 7, 15
@@ -79,9 +80,10 @@ def choose_regularization(
 ) -> tuple[TrainSettings, Baselines | None]:
     """Try regularizations on valid; return the settings of the best run, and rank 0's baselines.
 
-    The strength of L2 is raised while the log loss of valid falls. Two that are worse than the
-    logistic regression end these trials: the model without L2 starts from it. That model is tried
-    with batch normalization, and, if it is better than with L2, without.
+    First come the default model and batch normalization, both without L2. Then the strength of L2
+    is raised while the log loss of valid falls; two trials that are worse than those without L2
+    end it. A trial is better if its log loss is lower by ``NATS`` in all, as in
+    :mod:`.stopping`: a smaller gain on a few thousand rows is chance.
 
     Args:
         given: The settings that the user gave.
@@ -91,23 +93,21 @@ def choose_regularization(
     """
     search = _Search(given, schema, group)
     search.compute_baselines(settings)
+    for batch_norm in (False, True):
+        search.try_out({"batch_norm": batch_norm, **_EARLY_STOPPED})
+    if search.best is None:  # valid has no rows
+        return settings, search.baselines
+    without_l2 = search.best[0]
     strength, lowest, worse = _FIRST_L2, math.inf, 0
     for _ in range(_MOST_L2_TRIALS):
         loss = search.try_out(_make_l2_run(strength, settings))
         if loss is None or loss >= lowest:
             break
-        worse += loss >= search.regression_loss
+        worse += loss >= without_l2
         if worse == _MOST_WORSE:
             break
         lowest = loss
         strength = round(_FACTOR * strength, 6)
-    for batch_norm in (True, False):
-        found = search.best
-        search.try_out({"batch_norm": batch_norm, **_EARLY_STOPPED})
-        if found is not None and search.best is found:
-            break
-    if search.best is None:
-        return settings, search.baselines
     _, chosen = search.best
     if group.rank == 0:
         flags = " ".join(
@@ -141,16 +141,14 @@ class _Search:
     """What the trials of a run share.
 
     Attributes:
-        best: The lowest log loss of valid, and what that trial was given; None before the first.
+        best: The log loss of valid of the best trial, and what it was given; None before the first.
         baselines: On rank 0, once they are computed.
-        regression_loss: The log loss of valid of the logistic regression.
     """
 
     def __init__(self, given: TrainSettings, schema: TableSchema, group: Group) -> None:
         self._given, self._schema, self._group = given, schema, group
         self.best: tuple[float, dict[str, Any]] | None = None
         self.baselines: Baselines | None = None
-        self.regression_loss = 0.0
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run that is given ``chosen`` as well."""
@@ -159,15 +157,11 @@ class _Search:
         return choices.choose_order(settings)
 
     def compute_baselines(self, settings: TrainSettings) -> None:
-        """Compute the baselines of all runs, on rank 0 (collective)."""
-        loss = math.inf
+        """Compute the baselines of all runs, on rank 0."""
         if self._group.rank == 0:
             files = choices.choose_days(settings, None).files
             config = model_config(settings, self._schema)
             self.baselines = compute_baselines(settings, config, files)
-            regression = self.baselines[1].get(("valid", REGRESSION))
-            loss = _loss_of(regression) or loss
-        self.regression_loss = from_rank_0(self._group, loss)
 
     def try_out(self, chosen: dict[str, Any]) -> float | None:
         """Train with ``chosen``; return the log loss of valid, or None without one (collective)."""
@@ -182,10 +176,10 @@ class _Search:
             trainer = Trainer(settings, config, self._group, keeps_log=False)
             start = self.baselines[0] if self.baselines else None
             metrics = trainer.try_out(start)
-        loss = from_rank_0(self._group, _loss_of(metrics))
+        loss, rows = from_rank_0(self._group, _sum_losses(metrics))
         if loss is None:
             return None
-        if self.best is None or loss < self.best[0]:
+        if self.best is None or loss < self.best[0] - NATS / rows:
             self.best = loss, chosen
         if self._group.rank == 0:
             flags = [_format_flag(name, chosen[name]) for name in _REGULARIZATION if name in chosen]
@@ -194,9 +188,11 @@ class _Search:
         return loss
 
 
-def _loss_of(metrics: ByLabel | None) -> float | None:
-    """Return the log loss, summed over the labels; None if there is none."""
-    return sum(of_label.log_loss or 0.0 for of_label in (metrics or {}).values()) or None
+def _sum_losses(metrics: ByLabel | None) -> tuple[float | None, float]:
+    """Return the log loss, summed over the labels, and the rows; None if there is none."""
+    values = list((metrics or {}).values())
+    rows = sum(values[0].effective_counts) if values else 0.0
+    return sum(of_label.log_loss or 0.0 for of_label in values) or None, rows
 
 
 @contextlib.contextmanager

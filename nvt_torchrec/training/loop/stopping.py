@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: to d nats with the variance 2 d, and d is more than its standard error where it is more than 2.
 #: With each row's difference instead, kept for the next evaluation, logs of 2,500 rows had models
 #: as good, and some of 45,000 rows worse ones.
-_NATS = 2.0
+NATS = 2.0
 
 
 class Stopping:
@@ -33,7 +33,7 @@ class Stopping:
         best: The ``loss``, ``step`` and ``samples`` of the best evaluation, and the number of
             evaluations since, ``worse``; None without one. JSON-ready. With ``--stop_by auroc``
             ``loss`` is 1 − AUROC. An evaluation is better at the end of a schedule if its loss is
-            lower, else, by log loss, if it is so by ``_NATS`` in all.
+            lower, else, by log loss, if it is so by ``NATS`` in all.
         state: The tensors then, as a checkpoint holds them; None likewise.
     """
 
@@ -55,7 +55,7 @@ class Stopping:
         if patience and loss is not None:
             ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
             by_loss = self._settings.stop_by == "log_loss"
-            least = _NATS / rows if by_loss and progress.step not in ends else 0.0
+            least = NATS / rows if by_loss and progress.step not in ends else 0.0
             worse = self.best["worse"] + 1 if self.best and not reached else 0
             if self.best is None or reached or loss < self.best["loss"] - least:
                 worse, state = 0, run.tensors()
