@@ -80,6 +80,11 @@ def main() -> None:
     print(json.dumps(stamps.result(args.batch_size)), flush=True)
 
 
+#: The flags with which this project trains what dlrm_main trains.
+_EXAMPLE = ["--optimizer", "sgd", "--first_order", "0", "--dense_bins", "0", "--epochs", "1"]
+_EXAMPLE += ["--lr_warmup_steps", "0", "--dense_decay", "0", "--eps", "1e-8"]
+
+
 def _flags(args: argparse.Namespace) -> list[str]:
     """The flags of both programs; those of the command line win."""
     values = {
@@ -127,7 +132,7 @@ def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     _count_steps(stamps, OneRankPipeline)
     with tempfile.TemporaryDirectory() as log:
         flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
-        status = train_torchrec.main([*_flags(args), *flags])
+        status = train_torchrec.main([*_EXAMPLE, *_flags(args), *flags])
     if status:
         sys.exit(status)
 
@@ -161,7 +166,8 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     from nvt_torchrec.training.sharding.model_config import model_config
 
     _draw_on_device()
-    settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
+    data = ["--binary_path", str(args.data / "split")]
+    settings = parse_settings([*_EXAMPLE, *_flags(args), *data])
     config = model_config(settings, read_schema(settings))
     steps = args.warm_up + args.steps + 1
     settings = fill_rates(settings, config, args.batch_size, steps)

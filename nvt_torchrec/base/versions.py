@@ -46,6 +46,7 @@ _EXTRAS = {
     **dict.fromkeys(("httptools", "onnx", "onnxruntime"), "serve"),
     **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
     "sklearn": "estimator",
+    "optuna": "tune",
 }  # fmt: skip
 #: The extra that has torch, by the room that needs it.
 _TORCH_EXTRAS = {"inference": "serve"}

@@ -122,8 +122,7 @@ def compute_metrics(
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
 
-    # -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)), without overflow
-    log_loss = mean(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
+    log_loss = mean(compute_log_losses(x, y))
     rate = mean(y)
     normalized = None
     if 0 < rate < 1:
@@ -147,6 +146,18 @@ def compute_metrics(
         gauc=grouped[0],
         gauc_samples=grouped[1],
     )
+
+
+def compute_log_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the log loss of each row, float64, without overflow.
+
+    -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)).
+
+    Args:
+        logits: The logits, float64.
+        labels: The labels, 0 or 1, of the same shape.
+    """
+    return np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
 
 
 def _effective(rows: np.ndarray, weights: np.ndarray | None) -> float:

@@ -14,7 +14,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
-from tests.training.runs import MODEL, train_here
+from tests.training.runs import EXAMPLE, MODEL, train_here
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ def trained(device, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     days = write_log(base / "raw", [400, 300, 201], seed=5)
     run(settings(base / "raw", base / "out"))
     flags = [f"--binary_path={base / 'out' / 'criteo_binary' / 'split'}", "--batch_size=64"]
-    flags += ["--adagrad", "--learning_rate=0.1", f"--log_path={base / 'log'}"]
+    flags += [*EXAMPLE, "--adagrad", "--learning_rate=0.1", f"--log_path={base / 'log'}"]
     flags += [f"--save_checkpoint_path={base / 'checkpoint'}"]
     assert parse_settings([*MODEL, *flags]).adagrad
     train_here(*flags)

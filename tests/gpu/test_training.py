@@ -15,6 +15,7 @@ from nvt_torchrec.training.sharding.planning import plan_only
 from tests.nvt_loader.data import write_split
 from tests.training.reference import reference_losses
 from tests.training.runs import (
+    EXAMPLE,
     MODEL,
     events,
     losses,
@@ -32,7 +33,7 @@ TABLE_SIZES = (10, 50, 200, 3)
 #: One table of 64 MB, and a GPU that has 56 MB for tables.
 LARGE = ["--num_embeddings_per_feature=10,50,2000000,3", "--hbm_gib=0.07"]
 RATES = {"sgd": 0.3, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.01}
-ADAGRAD = ["--adagrad", "--learning_rate=0.1", "--epochs=2"]
+ADAGRAD = [*EXAMPLE, "--adagrad", "--learning_rate=0.1", "--epochs=2"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,12 @@ def _skip_adam(device: torch.device, optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", RATES)
 def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimizer: str) -> None:
     _skip_adam(device, optimizer)
-    flags = [f"--optimizer={optimizer}", f"--learning_rate={RATES[optimizer]}", "--epochs=2"]
+    flags = [
+        *EXAMPLE,
+        f"--optimizer={optimizer}",
+        f"--learning_rate={RATES[optimizer]}",
+        "--epochs=2",
+    ]
     reference = reference_losses(data, *flags)
     assert np.abs(np.diff(reference)).max() > 0.01
     found = train_losses(data, tmp_path, *flags)
@@ -156,7 +162,7 @@ def test_goes_on_after_a_checkpoint(device, data: Path, tmp_path: Path, optimize
     FBGEMM's Adam would count its steps from 0 again.
     """
     _skip_adam(device, optimizer)
-    flags = [f"--optimizer={optimizer}", "--learning_rate=0.05", "--epochs=2"]
+    flags = [*EXAMPLE, f"--optimizer={optimizer}", "--learning_rate=0.05", "--epochs=2"]
     flags.append("--shuffle_training_set")
     whole = train_losses(data, tmp_path / "whole", *flags)
     where = [f"--checkpoint_dir={tmp_path / 'run'}", "--checkpoint_freq=20"]
@@ -168,7 +174,7 @@ def test_goes_on_after_a_checkpoint(device, data: Path, tmp_path: Path, optimize
 def test_an_evaluation_before_the_first_step_changes_no_step(device, data, tmp_path) -> None:
     """Of Adam, whose state is made for it; the rate is too high, and no step is kept."""
     _skip_adam(device, "adam")
-    flags = ["--optimizer=adam", "--learning_rate=1"]
+    flags = [*EXAMPLE, "--optimizer=adam", "--learning_rate=1"]
     plain = train_losses(data, tmp_path / "plain", *flags)
     early = train_losses(data, tmp_path / "early", *flags, "--early_stopping=99")
     np.testing.assert_allclose(early, plain, rtol=0, atol=1e-5)

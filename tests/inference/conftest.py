@@ -15,9 +15,9 @@ from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.bundles import make_bundle
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log
-from tests.training.runs import train_here, train_many
+from tests.training.runs import EXAMPLE, train_here, train_many
 
-TRAINING = ["--adagrad", "--learning_rate=0.1", "--batch_size=64", "--epochs=2"]
+TRAINING = [*EXAMPLE, "--adagrad", "--learning_rate=0.1", "--batch_size=64", "--epochs=2"]
 
 
 @dataclasses.dataclass

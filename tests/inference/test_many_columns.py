@@ -125,7 +125,7 @@ def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> Non
 
     train_here(
         f"--binary_path={split}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}", "--adagrad",
-        "--learning_rate=0.1", "--batch_size=64", "--max_steps=2", f"--log_path={tmp_path / 'log'}",
+        "--dense_bins=0", "--batch_size=64", "--max_steps=2", f"--log_path={tmp_path / 'log'}",
     )  # fmt: skip
     expected = trainers_scores(split, tmp_path / "checkpoint")
     predictor = Predictor.load(output / "workflow", tmp_path / "checkpoint")

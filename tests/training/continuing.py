@@ -16,7 +16,7 @@ from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.ranks import run_ranks
-from tests.training.runs import MODEL, train_here, train_many
+from tests.training.runs import EXAMPLE, MODEL, train_here, train_many
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -29,7 +29,7 @@ Kind: TypeAlias = tuple[str, int, str]
 
 def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int = 32) -> list[str]:
     """The flags of a run; ``more`` take the place of those of the same name."""
-    chosen = [f"--optimizer={optimizer}", f"--learning_rate={RATES[optimizer]}"]
+    chosen = [*EXAMPLE, f"--optimizer={optimizer}", f"--learning_rate={RATES[optimizer]}"]
     few_lines = "--throughput_check_freq_within_epoch=1000"
     return [f"--binary_path={data}", f"--batch_size={batch}", *chosen, few_lines, *more]
 

@@ -153,7 +153,14 @@ def resumed_step(path: Path) -> int:
     return resumed["step"]
 
 
-FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
+#: What TorchRec's example trains: a model of vectors alone, in one epoch, at a constant rate. The
+#: flags of a run begin with them, as later ones win.
+EXAMPLE = ("--first_order=0", "--dense_bins=0", "--epochs=1", "--lr_warmup_steps=0")
+EXAMPLE += ("--dense_decay=0", "--eps=1e-8")
+#: The same, by its optimizer.
+EXAMPLE_SGD = (*EXAMPLE, "--optimizer=sgd")
+
+FLAGS = [*EXAMPLE, "--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
 FLAGS += ["--dense_bins=4"]
 STEPS = 90  # 3 epochs of 30 steps of 32 rows
 

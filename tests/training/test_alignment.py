@@ -8,7 +8,7 @@ from torch import nn
 
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.training.sharding import build
-from tests.training.runs import losses, model_of, train_here
+from tests.training.runs import EXAMPLE, losses, model_of, train_here
 from tests.training.shapes import dlrm
 
 NAMES = tuple(f"c{i}" for i in range(26))
@@ -54,8 +54,8 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
         module.align_inputs()
         original(module, device, settings)
 
-    common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]
-    common += ["--interaction_type=dcn", "--dcn_low_rank_dim=4"]
+    common = [*EXAMPLE, f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
+    common += ["--adagrad", "--interaction_type=dcn", "--dcn_low_rank_dim=4"]
     train_here(*common, f"--log_path={tmp_path / 'a'}")
     common += [f"--log_path={tmp_path / 'b'}", f"--checkpoint_dir={tmp_path / 'c'}"]
     common.append("--checkpoint_freq=15")

@@ -29,7 +29,7 @@ def saved(data, tmp_path_factory) -> Path:
     workflow = data.parents[1] / "workflow"
     write_workflow(workflow, 0)
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
-    train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
+    train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--epochs=1")
     shutil.rmtree(workflow)
     return path
 
@@ -245,5 +245,5 @@ def test_parts_on_another_machines_disk_are_noticed(data, tmp_path, monkeypatch)
     with pytest.raises(
         OutputError, match=r"__0_0\.distcp.*cannot be seen here\n.*all machines share"
     ):
-        train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
+        train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--epochs=1")
     assert not list(tmp_path.iterdir())

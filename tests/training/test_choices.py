@@ -18,12 +18,21 @@ from nvt_torchrec.models.metrics import compute_metrics
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
-from tests.training.runs import MODELS, config_of, events, losses, model_of, score, train_here
+from tests.training.runs import (
+    EXAMPLE_SGD,
+    MODELS,
+    config_of,
+    events,
+    losses,
+    model_of,
+    score,
+    train_here,
+)
 
 
 def _train(data, log, *flags: str):
-    flags = (f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", *flags)
-    return train_here(*flags, f"--log_path={log}")
+    run = [*EXAMPLE_SGD, f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
+    return train_here(*run, *flags, f"--log_path={log}")
 
 
 def _log_loss(checkpoint, data) -> float:
@@ -119,7 +128,7 @@ def test_profile(data, tmp_path):
 
 def test_every_run_leaves_a_log(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = [f"--binary_path={data}", "--learning_rate=0.1", "--max_steps=3"]
+    flags = [f"--binary_path={data}", "--max_steps=3"]
     train_here(*flags)
     (directory,) = (tmp_path / "training_log").iterdir()
     names = {"metrics.jsonl", "settings.json", "training.html"}

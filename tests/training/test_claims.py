@@ -50,7 +50,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone_however_it_ends(data, s
     who = f"another run is writing checkpoints here: process {holder.pid} on {socket.gethostname()}"
     with pytest.raises(OutputError, match=f"steps: {who}"):
         train_here(*flags_of(data, started), "--resume")
-    no_directory = [f"--binary_path={data}", "--learning_rate=0.1"]
+    no_directory = [f"--binary_path={data}", "--epochs=1"]
     with pytest.raises(OutputError, match=f"{started / 'final'}: {who}"):
         train_here(*no_directory, f"--save_checkpoint_path={started / 'final'}")
     assert half.exists()

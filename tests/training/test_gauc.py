@@ -12,13 +12,13 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION
 from tests.nvt_loader.data import write_split
 from tests.plays import SHARE, SHARES, write_plays
-from tests.training.runs import events, model_of, score, train_here, train_many
+from tests.training.runs import EXAMPLE_SGD, events, model_of, score, train_here, train_many
 
 
 def test_one_rank_and_two_give_that_of_the_rows(tmp_path, caplog):
     caplog.set_level("INFO", "nvt_torchrec")
     split = write_plays(tmp_path, SHARE)
-    flags = [f"--binary_path={split}", "--gauc_column=item", "--learning_rate=0.1"]
+    flags = [*EXAMPLE_SGD, f"--binary_path={split}", "--gauc_column=item", "--learning_rate=0.1"]
     kept = f"--save_checkpoint_path={tmp_path / 'end'}"
     train_here(*flags, "--batch_size=64", f"--log_path={tmp_path / 'one'}", kept)
     train_many([[*flags, "--batch_size=32", f"--log_path={tmp_path / 'two'}"]], ranks=2)

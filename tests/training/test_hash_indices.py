@@ -12,7 +12,14 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.contract import fold_ids
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
-from tests.training.runs import assert_same, config_of, events, train_here, train_until_pulled
+from tests.training.runs import (
+    EXAMPLE_SGD,
+    assert_same,
+    config_of,
+    events,
+    train_here,
+    train_until_pulled,
+)
 
 LIMITED = ["--max_table_size=40", "--hash_indices"]
 
@@ -52,7 +59,7 @@ def test_sizes(data):
 def flags(data: Path, path: Path, *more: str) -> list[str]:
     paths = [f"--binary_path={data}", f"--checkpoint_dir={path}", f"--log_path={path / 'log'}"]
     rest = ["--checkpoint_freq=5", "--batch_size=32", "--learning_rate=0.1"]
-    return [*paths, *rest, f"--save_checkpoint_path={path / 'final'}", *more]
+    return [*EXAMPLE_SGD, *paths, *rest, f"--save_checkpoint_path={path / 'final'}", *more]
 
 
 def test_a_run_keeps_its_tables(data, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from tests.nvt_loader.data import write_split
 from tests.nvt_loader.weighted import write_weighted
 from tests.training.reference import reference_losses
 from tests.training.runs import (
+    EXAMPLE,
     assert_same,
     events,
     losses,
@@ -35,7 +36,7 @@ from tests.training.runs import (
     weights,
 )
 
-FLAGS = ["--epochs=2", "--learning_rate=0.1"]
+FLAGS = [*EXAMPLE, "--epochs=2", "--learning_rate=0.1"]
 #: By label, so that there are runs of each kind.
 OPTIMIZERS = {"label": "rowwise_adagrad", "liked": "sgd", "liked,label": "adagrad"}
 #: What a run of two labels needs: one starts from their regressions.

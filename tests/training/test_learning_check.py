@@ -17,7 +17,7 @@ from nvt_torchrec.training.reporting import learning_check
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.settings.optimizers import Remedies
 from nvt_torchrec.training.settings.train_settings import parse_settings
-from tests.training.runs import events, train_here
+from tests.training.runs import EXAMPLE, events, train_here
 from tests.training.shapes import dlrm
 
 WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
@@ -65,7 +65,7 @@ def test_training_rows_in_another_split(learnable, tmp_path, caplog, monkeypatch
 
 def test_a_loss_that_explodes(learnable, tmp_path, caplog):
     """The settings of public recipes: one learning rate for tables and wide layers."""
-    flags = ["--learning_rate=0.1", "--batch_size=1024", "--max_steps=4", *WIDE]
+    flags = [*EXAMPLE, "--learning_rate=0.1", "--batch_size=1024", "--max_steps=4", *WIDE]
     (first, *_) = _warnings(learnable, tmp_path, *flags)
     assert first.startswith(("step 1: loss", "step 2: loss", "step 4: loss"))
     assert "training diverges" in first

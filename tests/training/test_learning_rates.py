@@ -37,14 +37,14 @@ def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
 @pytest.mark.parametrize(
     ("flags", "rates", "warmup"),
     [
-        ("--adagrad --learning_rate=0.5", (0.5, 0.5), 0),
+        ("--adagrad --learning_rate=0.5", (0.5, 0.5), 50),
         ("--adagrad --learning_rate=0.5 --continue_from=checkpoint", (0.5, 0.5), 0),
-        ("--learning_rate=0.5 --dense_learning_rate=0.1", (0.5, 0.1), 0),
+        ("--learning_rate=0.5 --dense_learning_rate=0.1", (0.5, 0.1), 50),
         ("--adagrad --dense_learning_rate=0.5 --lr_warmup_steps=3", (0.018, 0.5), 3),
     ],
 )
 def test_given_rates(flags, rates, warmup):
-    """One rate serves tables and dense layers from the first step; each can have its own."""
+    """One rate serves tables and dense layers, each can have its own; the schedule stays."""
     chosen = _resolved(*flags.split())
     assert (chosen.learning_rate, chosen.dense_learning_rate) == rates
     assert chosen.lr_warmup_steps == warmup

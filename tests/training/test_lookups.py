@@ -17,7 +17,15 @@ from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.build import build
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import sharder
-from tests.training.runs import MODEL, events, model_of, train_here, train_losses
+from tests.training.runs import (
+    EXAMPLE,
+    EXAMPLE_SGD,
+    MODEL,
+    events,
+    model_of,
+    train_here,
+    train_losses,
+)
 from tests.training.shapes import dlrm
 
 SIZES = dlrm(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1), 0.0)
@@ -25,7 +33,7 @@ LARGER = dlrm(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1), 0.0)
 
 
 def lookup_of(data, *flags: str):
-    given = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=1", *flags]
+    given = [*EXAMPLE_SGD, f"--binary_path={data}", "--batch_size=32", "--learning_rate=1", *flags]
     settings = parse_settings([*MODEL, *given])
     with process_group() as group:
         run, _ = build(settings, model_config(settings, read_schema(settings)), group)
@@ -54,7 +62,7 @@ def test_fbgemm_gets_it(data):
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""
-    same = [f"--optimizer={optimizer}", "--learning_rate=0.02"]
+    same = [*EXAMPLE, f"--optimizer={optimizer}", "--learning_rate=0.02"]
     wide = train_losses(data, tmp_path / "wide", *same, "--max_steps=12")
     half = [*same, "--table_precision=fp16"]
     whole = train_losses(data, tmp_path / "whole", *half, "--max_steps=12")

@@ -19,6 +19,7 @@ from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.train_model import build_model, fill_table
 from tests.nvt_loader.data import write_split
 from tests.training.runs import (
+    EXAMPLE,
     MODEL,
     MODELS,
     assert_same,
@@ -47,7 +48,7 @@ def split(tmp_path_factory) -> Path:
 
 
 def flags(split: Path, path: Path, name: str, *more: str, batch_size: int = 64) -> list[str]:
-    adagrad = ["--epochs=2", "--adagrad", "--learning_rate=0.1", *MODELS[name]]
+    adagrad = [*EXAMPLE, "--epochs=2", "--adagrad", "--learning_rate=0.1", *MODELS[name]]
     return small_run(split, path, *adagrad, *more, batch_size=batch_size)
 
 

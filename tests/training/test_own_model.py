@@ -27,7 +27,7 @@ from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import build_model
 from tests.training.own_models import SOURCE, write_models
-from tests.training.runs import assert_same, losses, small_run, train_here, train_many
+from tests.training.runs import EXAMPLE, assert_same, losses, small_run, train_here, train_many
 from tests.training.shapes import dlrm
 
 DEEP_FM = ["--model=their_models:deep_fm", "--model_settings", "hidden=12"]
@@ -184,7 +184,7 @@ def test_operators_of_usual_models(compute):
 
 def test_two_ranks_train_and_resume_bitwise(data, theirs):
     """As one rank; and no module is imported because a checkpoint names it."""
-    rates = ["--epochs=1", "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *RAW]
+    rates = [*EXAMPLE, "--adagrad", "--learning_rate=0.05", "--dense_bins=3", *RAW]
 
     def flags(name: str, *more: str, batch_size: int = 16) -> list[str]:
         return small_run(data, theirs / name, *rates, *more, batch_size=batch_size)
@@ -216,7 +216,7 @@ def test_two_ranks_train_and_resume_bitwise(data, theirs):
 
 
 def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch):
-    common = ["--batch_size=32", "--learning_rate=0.05", "--adagrad", "--max_steps=3"]
+    common = [*EXAMPLE, "--batch_size=32", "--learning_rate=0.05", "--adagrad", "--max_steps=3"]
     first = [f"--save_checkpoint_path={theirs / 'first'}", *common, *DEEP_FM]
     train_here(f"--binary_path={outputs[0]}", *first)
     more = [f"--binary_path={outputs[2]}", f"--continue_from={theirs / 'first'}", *common]

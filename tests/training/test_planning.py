@@ -14,6 +14,7 @@ from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.build import _hardware
 from nvt_torchrec.training.sharding.planning import plan_only
 from tests.training.runs import (
+    EXAMPLE_SGD,
     ROOT,
     losses,
     passed,
@@ -102,7 +103,7 @@ def test_communication_in_less_precision(data, tmp_path):
     """Quantized on the way between ranks: close to full precision, but not the same."""
 
     def run(precision: str) -> list[str]:
-        flags = [f"--comm_precision={precision}", "--learning_rate=0.3"]
+        flags = [*EXAMPLE_SGD, "--learning_rate=0.3", f"--comm_precision={precision}"]
         return small_run(data, tmp_path / precision, *flags, batch_size=16)
 
     train_many([run("fp32"), run("fp16"), run("bf16")], 2)

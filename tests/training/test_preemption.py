@@ -77,7 +77,7 @@ def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
     data, tmp_path, monkeypatch, caplog
 ):
     _terminate_at(monkeypatch, "set_learning_rate", 5)
-    flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
+    flags = [f"--binary_path={data}", "--batch_size=32", "--epochs=1"]
     with pytest.raises(SystemExit) as ended:
         train_here(*flags, f"--save_checkpoint_path={tmp_path / 'final'}")
     assert ended.value.code == 143

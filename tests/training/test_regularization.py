@@ -28,6 +28,8 @@ from nvt_torchrec.training.sharding.train_model import LookupL2, fill_table
 from tests.nvt_loader.data import write_split
 from tests.ranks import run_ranks
 from tests.training.runs import (
+    EXAMPLE,
+    EXAMPLE_SGD,
     MODEL,
     MODELS,
     assert_same,
@@ -95,8 +97,8 @@ def test_a_rank_without_samples_takes_part():
 @pytest.mark.parametrize("model", MODELS)
 def test_two_ranks_train_as_one(data, tmp_path, model):
     """The last step has one row, on one rank; statistics are those of the rows of all."""
-    more = [*MODELS[model], "--batch_norm", "--learning_rate=0.02", "--embedding_l2=0.01"]
-    more += ["--optimizer=adam", "--weight_decay=0.01"]
+    more = [*EXAMPLE, *MODELS[model], "--batch_norm", "--learning_rate=0.02"]
+    more += ["--embedding_l2=0.01", "--optimizer=adam", "--weight_decay=0.01"]
     one = train_losses(data, tmp_path / "one", *more)
     train_many([small_run(data, tmp_path / "two", *more, batch_size=16)], 2)
     assert losses(tmp_path / "two" / "log") == pytest.approx(one, abs=2e-5)
@@ -122,7 +124,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, tmp_path, monkeypa
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_that_is_read_to_serve_has_its_layers_folded(data, tmp_path, model):
-    flags = small_run(data, tmp_path, *MODELS[model], "--batch_norm", "--dropout=0.5")
+    flags = small_run(data, tmp_path, *EXAMPLE_SGD, *MODELS[model], "--batch_norm", "--dropout=0.5")
     train_here(*flags, "--learning_rate=0.02")
     _, folded, config = read_model(tmp_path / "final")
     assert not {"batch_norm", "dropout"} & config.settings.keys()
@@ -160,9 +162,7 @@ def test_dropout_is_of_training_alone():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_whole_tables_train_as_sharded_ones(data, tmp_path, optimizer):
-    given = [f"--optimizer={optimizer}", "--learning_rate=0.05", "--eps=1e-4"]
-    if optimizer == "sgd":
-        given.pop()
+    given = [*EXAMPLE, f"--optimizer={optimizer}", "--learning_rate=0.05", "--eps=1e-4"]
     sharded = train_losses(data, tmp_path / "sharded", *given)
     whole = train_losses(data, tmp_path / "whole", *given, "--sharding=data_parallel")
     assert whole == pytest.approx(sharded, abs=1e-5)
@@ -171,8 +171,8 @@ def test_whole_tables_train_as_sharded_ones(data, tmp_path, optimizer):
 def test_a_row_that_is_never_seen_shrinks_in_each_step(data, tmp_path):
     """A gradient of λ w at each step: after n steps of SGD it is w (1 − r λ)^n."""
     rate, strength, steps = 0.1, 0.5, 3
-    flags = small_run(data, tmp_path, f"--learning_rate={rate}", f"--embedding_l2={strength}")
-    train_here(*flags, f"--max_steps={steps}")
+    flags = small_run(data, tmp_path, *EXAMPLE_SGD, f"--learning_rate={rate}")
+    train_here(*flags, f"--embedding_l2={strength}", f"--max_steps={steps}")
     config = config_of(tmp_path / "final")
     table = weights(tmp_path / "final")[_TABLE.format("t_cat_2")]
     initial = torch.empty(table.shape)
@@ -203,7 +203,7 @@ def test_sharded_tables_have_it_in_their_lookups():
 
 def test_sharded_tables_learn_as_whole_ones_in_the_mean(data, tmp_path):
     """The rows that are seen have the same norm; without L2 it is larger."""
-    more = ["--learning_rate=1", "--epochs=3"]
+    more = [*EXAMPLE_SGD, "--learning_rate=1", "--epochs=3"]
     runs = {"data_parallel": 0.02, "table_wise": 0.02, "row_wise": 0.0}
     norms = {}
     for sharding, strength in runs.items():
@@ -285,7 +285,7 @@ def test_tables_that_are_too_large_for_adam_on_a_cpu():
 
 def test_stop_by_auroc(data, tmp_path):
     """The model is that of the largest AUROC, which has not the lowest log loss."""
-    more = ["--early_stopping=3", "--epochs=12", "--validation_freq_within_epoch=5"]
+    more = [*EXAMPLE, "--early_stopping=3", "--epochs=12", "--validation_freq_within_epoch=5"]
     more += ["--learning_rate=0.3", "--adagrad"]
     train_here(*small_run(data, tmp_path, *more, "--stop_by=auroc"))
     evaluated = [e for e in events(tmp_path / "log", "evaluation") if e["split"] == "valid"]

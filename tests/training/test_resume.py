@@ -26,6 +26,7 @@ from tests.nvt_loader.data import write_metadata, write_split
 from tests.training.conftest import TABLE_SIZES
 from tests.training.generations import DIGESTS, write_workflow
 from tests.training.runs import (
+    EXAMPLE_SGD,
     MODEL,
     STEPS,
     adagrad_flags,
@@ -283,6 +284,7 @@ def test_mode_test_evaluates_a_checkpoint(data, whole, tmp_path):
 
 
 def test_starting_from_the_weights_of_another_run(data, whole, tmp_path):
-    load, rate = f"--load_checkpoint_path={whole / 'final'}", "--learning_rate=0.05"
-    warm = train_losses(data, tmp_path / "warm", rate, load)
-    assert warm[0] < train_losses(data, tmp_path / "fresh", rate)[0] - 0.05
+    rate = [*EXAMPLE_SGD, "--dense_bins=4", "--learning_rate=0.05"]
+    load = f"--load_checkpoint_path={whole / 'final'}"
+    warm = train_losses(data, tmp_path / "warm", *rate, load)
+    assert warm[0] < train_losses(data, tmp_path / "fresh", *rate)[0] - 0.05

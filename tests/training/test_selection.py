@@ -7,11 +7,13 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop import selection
+from nvt_torchrec.training.loop import selection, trials
+from nvt_torchrec.training.loop.evaluate import Predictions
 from nvt_torchrec.training.loop.selection import is_open
 from nvt_torchrec.training.loop.train import train
 from nvt_torchrec.training.settings.train_settings import parse_settings
@@ -19,6 +21,7 @@ from tests.plays import SHARE, write_plays
 from tests.training.runs import written_to
 
 DATA = "--binary_path=/nowhere"
+FIRST = (False, True, "wide")
 
 
 @pytest.mark.parametrize(
@@ -35,16 +38,26 @@ def test_who_gives_a_flag_has_chosen(flag):
     ("losses", "tried", "chosen"),
     [
         # two that are worse
-        ([0.4, 0.5, 0.7, 0.65], [False, True, 0.015, 0.045], {"batch_norm": False}),
+        ([0.4, 0.5, 0.6, 0.7, 0.65], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
         # one that is worse, and the next one even more
-        ([0.5, 0.4, 0.7, 0.75], [False, True, 0.015, 0.045], {"batch_norm": True}),
+        ([0.5, 0.4, 0.6, 0.7, 0.75], [*FIRST, 0.015, 0.045], {"batch_norm": True}),
         (
-            [0.5, 0.45, 0.46, 0.4, 0.42],
-            [False, True, 0.015, 0.045, 0.135],
-            {"embedding_l2": 0.045, "epochs": 15},
+            [0.5, 0.45, 0.5, 0.46, 0.4, 0.42, 0.3],
+            [*FIRST, 0.015, 0.045, 0.135, "long"],
+            {"embedding_l2": 0.045, "epochs": 15, "over_arch_layer_sizes": None},
+        ),
+        (
+            [0.5, 0.45, 0.4, 0.35, 0.36, 0.38],
+            [*FIRST, 0.015, 0.045, "long"],
+            {"embedding_l2": 0.015, "epochs": 7, "over_arch_layer_sizes": None},
+        ),
+        (
+            [0.5, 0.45, 0.3, 0.35, 0.36],
+            [*FIRST, 0.015, 0.045],
+            {"batch_norm": True, "over_arch_layer_sizes": (256, 128, 1)},
         ),
         # by less than two nats over 1,000 rows
-        ([0.4, 0.399, 0.3985, 0.4], [False, True, 0.015, 0.045], {"batch_norm": False}),
+        ([0.4, 0.399, 0.3985, 0.3981, 0.4], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
     ],
 )
 def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
@@ -55,19 +68,22 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
         def __init__(self, settings, config, group, keeps_log):
             assert not keeps_log
             assert settings.checkpoint_dir is settings.save_checkpoint_path is None
-            given.append(settings.embedding_l2 or settings.batch_norm)
+            is_wide = settings.over_arch_layer_sizes is not None
+            tried = settings.embedding_l2 or ("wide" if is_wide else settings.batch_norm)
+            given.append("long" if settings.epochs == 15 else tried)
 
         def try_out(self, start):
-            counts = SimpleNamespace(log_loss=next(left), effective_counts=(400, 600))
-            return {"label": counts}
+            """Return predictions for 1,000 clicks, whose loss is the next one."""
+            each = np.full((1, 1000), next(left))
+            return Predictions(-np.log(np.expm1(each)), np.ones_like(each), None)
 
-    monkeypatch.setattr(selection, "Trainer", Untrained)
-    monkeypatch.setattr(selection, "compute_baselines", lambda *arguments: ("start", {}))
+    monkeypatch.setattr(trials, "Trainer", Untrained)
+    monkeypatch.setattr(trials, "compute_baselines", lambda *arguments: ("start", {}))
     for name in ("choose_sizes", "choose_order"):
-        monkeypatch.setattr(selection.choices, name, lambda settings, *rest: settings)
-    monkeypatch.setattr(selection.choices, "choose_days", lambda *_: SimpleNamespace(files=None))
-    monkeypatch.setattr(selection, "model_config", lambda *arguments: None)
-    monkeypatch.setattr(selection, "choose_sharding", lambda settings, *rest: settings)
+        monkeypatch.setattr(trials.choices, name, lambda settings, *rest: settings)
+    monkeypatch.setattr(trials.choices, "choose_days", lambda *_: SimpleNamespace(files=None))
+    monkeypatch.setattr(trials, "model_config", lambda *arguments: None)
+    monkeypatch.setattr(trials, "choose_sharding", lambda settings, *rest: settings)
     flags = [DATA, "--batch_size=64", "--checkpoint_dir=steps", "--save_checkpoint_path=final"]
     settings = parse_settings(flags)
     with process_group() as group:
@@ -89,32 +105,35 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     flags = [f"--binary_path={data}", "--no-boosted_trees", *written_to(tmp_path)]
     flags += [f"--checkpoint_dir={tmp_path / 'steps'}"]
     settings = parse_settings(flags)
-    measured = selection._sum_losses
+    measured = trials.compute_log_losses
 
-    def prefer(metrics):
-        """Return a loss that is lower with L2, or without; L2 follows two trials without."""
-        loss, rows = measured(metrics)
-        calls.append(loss)
-        return (loss if (len(calls) > 2) == regularized else loss + 1), rows
+    def prefer(logits, labels):
+        """Return losses that are lower with L2, or without; L2 follows three trials without."""
+        calls.append(len(calls))
+        losses = measured(logits, labels)
+        return losses if (len(calls) > len(FIRST)) == regularized else losses + 1
 
     calls = []
-    monkeypatch.setattr(selection, "_sum_losses", prefer)
-    monkeypatch.setattr(selection, "_EPOCHS", 6)
+    monkeypatch.setattr(trials, "compute_log_losses", prefer)
+    monkeypatch.setattr(selection, "_EPOCHS", 3)
+    monkeypatch.setattr(selection, "_LONG_EPOCHS", 6)
     monkeypatch.setattr(selection, "_MOST_L2_TRIALS", 2)
     caplog.set_level(logging.INFO)
     with process_group() as group:
         result = train(settings, group)
-    trials = re.findall(r"trial (.*): log loss of valid ([\d.]+)", caplog.text)
-    assert [name for name, _ in trials[:2]] == ["--no-batch_norm", "--batch_norm"]
-    assert trials[2][0] == "--embedding_l2 0.015 --batch_norm"
+    tried = re.findall(r"trial (.*): log loss of valid ([\d.]+)", caplog.text)
+    assert [name for name, _ in tried[:2]] == ["--no-batch_norm", "--batch_norm"]
+    assert tried[2][0] == "--batch_norm --over_arch_layer_sizes 256,128,1"
+    assert tried[3][0].startswith("--embedding_l2 0.015 ")
     best = re.search(r"chosen on valid: (.*)\n", caplog.text)[1]
-    lowest = min(float(loss) for _, loss in trials)
-    assert float(dict(trials)[best]) <= lowest + 2 / 500  # of 600 rows of valid
     assert ("--embedding_l2" in best) == regularized
+    assert result.metrics["valid"]["log_loss"] == pytest.approx(float(dict(tried)[best]), abs=2e-5)
     then = CheckpointRecord.read(tmp_path / "final").training["settings"]
     if regularized:
         strength = float(re.search(r"--embedding_l2 ([\d.]+)", best)[1])
-        assert (then["embedding_l2"], then["optimizer"], then["epochs"]) == (strength, "adam", 6)
+        epochs = int(re.search(r"--epochs (\d)", best)[1])
+        assert (then["embedding_l2"], then["optimizer"]) == (strength, "adam")
+        assert then["epochs"] == epochs
         assert then["sharding"] == "data_parallel"
     else:
         assert (then["embedding_l2"], then["optimizer"]) == (None, "adagrad")

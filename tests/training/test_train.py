@@ -15,6 +15,8 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 from tests.shell import free_port
 from tests.training.runs import (
+    EXAMPLE,
+    EXAMPLE_SGD,
     MODEL,
     ROOT,
     config_of,
@@ -33,10 +35,10 @@ from tests.training.runs import (
 
 STEPS = 30  # of an epoch of the fixture's 929 rows in global batches of 32; the last has one row
 
-SGD = ["--epochs=2", "--learning_rate=0.3"]
+SGD = [*EXAMPLE_SGD, "--epochs=2", "--learning_rate=0.3"]
 SGD += ["--change_lr", "--lr_change_point=0.7", "--lr_after_change_point=0.03"]
-ADAGRAD = ["--epochs=2", "--learning_rate=0.1", "--adagrad", "--seed=5", "--first_order=0.5"]
-ADAGRAD += ["--dense_bins=4"]
+ADAGRAD = [*EXAMPLE, "--epochs=2", "--learning_rate=0.1", "--adagrad", "--seed=5"]
+ADAGRAD += ["--first_order=0.5", "--dense_bins=4"]
 
 
 @pytest.fixture(scope="module", params=[SGD, ADAGRAD], ids=["sgd", "adagrad"])
@@ -55,6 +57,7 @@ def one_rank(flags, data, tmp_path_factory) -> Path:
 def two_ranks(flags, data, tmp_path_factory) -> Path:
     """The same run on two ranks, by the README's torchx, on one machine or on two."""
     path = tmp_path_factory.mktemp("two")
+    flags = [*{flag.partition("=")[0]: flag for flag in flags}.values()]  # torchx wants each once
     machines = f"-j 2x1 --rdzv_port {free_port()}" if "--adagrad" in flags else "-j 1x2"
     torchx = f"torchx run -s local_cwd dist.ddp {machines} --script train_torchrec.py --"
     run = [*MODEL, *small_run(data, path, *flags, batch_size=16)]
@@ -105,7 +108,7 @@ def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
 
 
 def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):
-    flags = ["--learning_rate=0.3", "--epochs=2", "--shuffle_training_set"]
+    flags = [*EXAMPLE_SGD, "--learning_rate=0.3", "--epochs=2", "--shuffle_training_set"]
     seldom = train_losses(data, tmp_path / "a", *flags)
     assert train_losses(data, tmp_path / "b", *flags, "--validation_freq_within_epoch=7") == seldom
     assert events(tmp_path / "a" / "log", "train")[-1]["samples"] == 2 * 929
@@ -120,7 +123,7 @@ def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):
 
 def test_shuffling_and_seed(data, tmp_path):
     def curve(name: str, *flags: str) -> list[float]:
-        return train_losses(data, tmp_path / name, "--learning_rate=0.1", *flags)
+        return train_losses(data, tmp_path / name, *EXAMPLE_SGD, "--learning_rate=0.1", *flags)
 
     plain = curve("plain")
     assert curve("again") == plain
@@ -148,7 +151,7 @@ def test_merlins_loader_on_more_ranks_than_partitions(tmp_path):
 
 
 def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):
-    flags = ["--learning_rate=0.1", "--epochs=2"]
+    flags = [*EXAMPLE_SGD, "--learning_rate=0.1", "--epochs=2"]
     each = train_losses(data, tmp_path / "each", *flags)
     train_losses(data, tmp_path / "some", *flags, "--throughput_check_freq_within_epoch=20")
     some = events(tmp_path / "some" / "log", "train")
@@ -161,8 +164,8 @@ def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):
 def test_a_run_stops_at_the_auroc_that_is_enough(learnable, tmp_path):
     """After the first evaluation of valid that has it."""
     flags = ["--stop_at_auroc=0.7", "--batch_size=512", "--validation_freq_within_epoch=4"]
-    rate = ["--learning_rate=0.005", "--adagrad", "--epochs=9", f"--log_path={tmp_path}"]
-    result = train_here(f"--binary_path={learnable}", *flags, *rate)
+    rate = [*EXAMPLE, "--learning_rate=0.005", "--adagrad", "--epochs=9"]
+    result = train_here(f"--binary_path={learnable}", *rate, *flags, f"--log_path={tmp_path}")
     *before, reached, last = [e for e in events(tmp_path, "evaluation") if e["split"] == "valid"]
     assert before
     assert max(event["auroc"] for event in before) < 0.7 <= reached["auroc"]
@@ -172,14 +175,16 @@ def test_a_run_stops_at_the_auroc_that_is_enough(learnable, tmp_path):
 def test_divergence_stops_the_run(data, tmp_path):
     saved = f"--save_checkpoint_path={tmp_path / 'c'}"
     with pytest.raises(SettingsError, match=r"the loss is nan between .*\n.*--learning_rate"):
-        train_here(f"--binary_path={data}", "--learning_rate=1e30", saved)
+        train_here(f"--binary_path={data}", *EXAMPLE_SGD, "--learning_rate=1e30", saved)
     assert not list(tmp_path.iterdir())
 
 
 def test_divergence_in_the_last_step_is_noticed_by_the_evaluation(data):
     """The loss of a step is computed before its update."""
     with pytest.raises(SettingsError, match="of 333 predictions are not finite"):
-        train_here(f"--binary_path={data}", "--learning_rate=1e38", "--batch_size=1024")
+        train_here(
+            f"--binary_path={data}", *EXAMPLE_SGD, "--learning_rate=1e38", "--batch_size=1024"
+        )
 
 
 def test_no_training_rows(tmp_path):
@@ -190,7 +195,7 @@ def test_no_training_rows(tmp_path):
 
 def test_empty_valid_and_test_sets(tmp_path):
     write_split(tmp_path, {"train": [70], "valid": [0], "test": [0]})
-    result = train_here(f"--binary_path={tmp_path}", "--learning_rate=0.1")
+    result = train_here(f"--binary_path={tmp_path}", "--epochs=1")
     assert result.metrics["test"]["samples"] == 0
     assert result.metrics["test"]["auroc"] is None
 

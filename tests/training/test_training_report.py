@@ -25,7 +25,7 @@ from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.etl.test_report import Page
 from tests.layout import find_overflows
 from tests.manifests import ROWS, write_manifest
-from tests.training.runs import events, train_here
+from tests.training.runs import EXAMPLE_SGD, events, train_here
 
 LINE = ("polyline", "points")
 
@@ -46,8 +46,8 @@ def run(data, tmp_path_factory):
     (output / "workflow").mkdir()
     log = directory / "log"
     log.mkdir()
-    flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
-    flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
+    flags = [*EXAMPLE_SGD, f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1"]
+    flags += ["--tensorboard", "--validation_freq_within_epoch=10", f"--log_path={log}"]
     logger, terminal = logging.getLogger("nvt_torchrec"), logging.FileHandler(log / "terminal.txt")
     logger.addHandler(terminal)
     logger.setLevel("INFO")

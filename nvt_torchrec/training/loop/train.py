@@ -7,12 +7,13 @@ import logging
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.training.checkpoint.ancestor import finished_run
-from nvt_torchrec.training.checkpoint.directories import claimed, lock_files
+from nvt_torchrec.training.checkpoint.directories import checkpoints_in, claimed, lock_files
 from nvt_torchrec.training.checkpoint.saving import check_destination
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, process_group
 from nvt_torchrec.training.loop.selection import choose_regularization, is_open
 from nvt_torchrec.training.loop.trainer import Trainer
+from nvt_torchrec.training.loop.tuning import tune
 from nvt_torchrec.training.reporting.progress import TrainResult
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
@@ -67,7 +68,10 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
         call_on_rank_0(group, choices.check_histories, settings)
     with claimed(lock_files(settings), group):
         baselines = None
-        if settings.size == "tiny" and is_open(given):
+        resumed = given.checkpoint_dir and checkpoints_in(given.checkpoint_dir)
+        if given.tune and not resumed:
+            settings, baselines = tune(given, settings, schema, group)
+        elif settings.size == "tiny" and is_open(given) and not resumed:
             settings, baselines = choose_regularization(given, settings, schema, group)
         config = model_config(settings, schema)
         settings = choose_sharding(settings, config, group.device.type)

@@ -37,8 +37,6 @@ _CONTINUED = 0.4, 1 / 6
 #: rate the last batches decide the mean prediction. Adagrad's tables, whose rows are seen seldom
 #: and whose steps shrink anyway, lose by it; those of SGD and Adam need it for the same reason.
 _DENSE_DECAY = 0.5
-#: Epsilon beside a learning rate of the user's, which has its meaning in TorchRec's example.
-_EPS_OF_EXAMPLE = 1e-8
 #: The lowest rate of facebookresearch/dlrm's decay.
 _SMALLEST = 1e-7
 
@@ -48,9 +46,9 @@ def fill_rates(
 ) -> TrainSettings:
     """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
 
-    A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
-    TorchRec's example and facebookresearch/dlrm. A run that continues from a checkpoint has no
-    warm-up either, and lower rates (:data:`_CONTINUED`).
+    A given ``learning_rate`` serves the dense layers too, as in TorchRec's example and
+    facebookresearch/dlrm; the schedule stays. A run that continues from a checkpoint has no
+    warm-up, and lower rates (:data:`_CONTINUED`).
 
     Args:
         settings: The settings of the run.
@@ -64,19 +62,18 @@ def fill_rates(
         warmup = min(warmup, settings.lr_decay_start)
     if settings.continue_from:
         warmup = 0  # it is for random weights and optimizer state without a history
+    if settings.change_lr:
+        warmup = 0
     if settings.learning_rate is not None:
         tables = dense = settings.learning_rate
-        warmup = 0
-    scheduled = settings.lr_decay_steps or settings.continue_from
-    given = settings.learning_rate or settings.dense_learning_rate
-    eps = OPTIMIZERS[settings.table_optimizer].eps(global_batch)
+    scheduled = settings.lr_decay_steps or settings.change_lr or settings.continue_from
     return settings.filled(
         {
             "learning_rate": tables,
             "dense_learning_rate": dense,
             "lr_warmup_steps": warmup,
-            "dense_decay": 0.0 if scheduled or given else _DENSE_DECAY,
-            "eps": eps if settings.learning_rate is None else _EPS_OF_EXAMPLE,
+            "dense_decay": 0.0 if scheduled else _DENSE_DECAY,
+            "eps": OPTIMIZERS[settings.table_optimizer].eps(global_batch),
         }
     )
 

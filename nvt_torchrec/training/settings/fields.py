@@ -190,19 +190,19 @@ class TrainFields(Settings):
     )
     first_order: float | None = _model(
         "weight of the first-order (linear, wide) term, which is added to the logit and starts as "
-        "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns; 0 "
-        "with --learning_rate)", None, least=0
+        "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns)",
+        None, least=0
     )
 
     dense_bins: int | None = _model(
         "bins of each dense column, over which its vector and its weight are piecewise linear; 0: "
-        "the model has the value alone (default: 8 to 64, by the number of training rows; 0 with "
-        "--learning_rate)", None, least=0, most=1024
+        "the model has the value alone (default: 8 to 64, by the number of training rows)", None,
+        least=0, most=1024
     )
 
     epochs: int | None = _optimization(
-        "passes over the training set, at most (default: by --size; 1 with --learning_rate, "
-        "--max_steps, --load_checkpoint_path or --continue_from)", None, least=1
+        "passes over the training set, at most (default: by --size; 1 with --max_steps, "
+        "--load_checkpoint_path or --continue_from)", None, least=1
     )
     early_stopping: int | None = _optimization(
         "stop after so many evaluations of valid without a better one, by its log loss, and keep "
@@ -222,8 +222,8 @@ class TrainFields(Settings):
         aliases=("max_iter",)
     )
     learning_rate: float | None = _optimization(
-        "learning rate (default: one for the tables and one for the dense layers, by optimizer, "
-        "global batch and layers, after a warm-up; docs/training.md)", None, above=0,
+        "learning rate of tables and dense layers (default: one for each of them, by optimizer, "
+        "global batch and layers; docs/training.md)", None, above=0,
         aliases=("lr",)
     )
     dense_learning_rate: float | None = _optimization(
@@ -231,8 +231,8 @@ class TrainFields(Settings):
     )
     optimizer: str | None = _optimization(
         "optimizer of the tables, fused into their backward pass; the dense layers use the same, "
-        "or Adagrad with rowwise_adagrad; adam needs GPUs for large tables (default: by --size; "
-        "sgd with --learning_rate)", None,
+        "or Adagrad with rowwise_adagrad; adam needs GPUs for large tables (default: by --size)",
+        None,
         choices=tuple(OPTIMIZERS),
         aliases=("Adam_embedding_optimizer adam", "Adam_MLP_optimizer adam")
     )
@@ -251,6 +251,12 @@ class TrainFields(Settings):
         "L2 regularization of the layers' matrices, likewise", 0.0, least=0,
         aliases=("net_regularizer",)
     )
+    tune: str | None = _optimization(
+        "search model, layers, regularization and learning rates on valid for so long, such as 20m "
+        "or 8h, by Optuna; then train with the best. What is given is not searched, --model unless "
+        "it is the default one", None, needs="--mode train", metavar="DURATION",
+        excludes=("continue_from", "load_checkpoint_path")
+    )
     change_lr: bool = _optimization(
         "change the learning rate at --lr_change_point", False, needs="--learning_rate"
     )
@@ -263,13 +269,13 @@ class TrainFields(Settings):
     )
     lr_warmup_steps: int | None = _optimization(
         "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
-        "none with --learning_rate or --continue_from)", None, least=0,
+        "none with --continue_from or --change_lr)", None, least=0,
         aliases=("warmup_steps",)
     )
     dense_decay: float | None = _optimization(
         "share of all steps, at the end, over which the dense layers' learning rate falls to 0, "
-        "with sgd and adam that of the tables as well (default: 0.5; 0 with --learning_rate, "
-        "--dense_learning_rate, --continue_from or another schedule)", None, least=0, most=1
+        "with sgd and adam that of the tables as well (default: 0.5; 0 with "
+        "--continue_from or another schedule)", None, least=0, most=1
     )
     lr_decay_start: int = _optimization(
         "step at which the decay begins", 0, least=0, needs="--lr_decay_steps",

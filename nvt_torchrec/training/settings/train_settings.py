@@ -12,6 +12,7 @@ from nvt_torchrec.base.command_line import Parser, parse, words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
@@ -67,6 +68,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         _check_schedule(self)
         _check_run(self)
         _check_days(self)
+        _check_tuning(self)
 
     @property
     def table_optimizer(self) -> str:
@@ -157,15 +159,14 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     batch = max(1, global_batch_for(rows) // ranks)
     chosen = {
         "embedding_dim": dim,
-        # with a rate of their own, users mean the optimizer of TorchRec's example
-        "optimizer": size.optimizer if settings.learning_rate is None else "sgd",
+        "optimizer": size.optimizer,
         "batch_size": batch,
         "max_events": 50,
-        "dense_bins": bins_for(rows) if settings.learning_rate is None else 0,
+        "dense_bins": bins_for(rows),
     }
     if settings.epochs is None:
-        once = settings.learning_rate or settings.max_steps or settings.continue_from
-        several = settings.mode == "train" and not (once or settings.load_checkpoint_path)
+        continued = settings.continue_from or settings.load_checkpoint_path
+        several = settings.mode == "train" and not (continued or settings.max_steps)
         chosen["epochs"] = size.epochs if several else 1
         chosen["early_stopping"] = size.early_stopping if several else 0
     chosen.setdefault("early_stopping", 0)
@@ -243,6 +244,19 @@ def _check_run(settings: TrainSettings) -> None:
         if getattr(settings, name):
             remedy = f"leave --{name} out, or use --loader kjt (docs/loader.md)"
             raise SettingsError(f"--loader merlin cannot do --{name}", remedy)
+
+
+def _check_tuning(settings: TrainSettings) -> None:
+    if settings.tune is not None and not parse_duration(settings.tune):
+        raise SettingsError(
+            f"--tune {settings.tune}: not a duration",
+            "give a number and s, m, h or d, for example 20m",
+        )
+    if settings.tune is not None and settings.model not in MODELS:
+        raise SettingsError(
+            f"--tune has no effect with --model {settings.model}: its settings are not known",
+            "leave it out, or choose a model of this project",
+        )
 
 
 def _check_days(settings: TrainSettings) -> None:

@@ -91,11 +91,9 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
 
 
 def _first_order(settings: TrainSettings, columns: Columns) -> float:
-    """Return the factor of the first-order term; with a rate of their own, users mean a DLRM."""
+    """Return the factor of the first-order term."""
     if settings.first_order is not None:
         return settings.first_order
-    if settings.learning_rate:
-        return 0.0
     if settings.embedding_l2:  # which would keep down weights that are multiplied by less
         return 1.0
     return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(len(columns.vectors), 1), 3))

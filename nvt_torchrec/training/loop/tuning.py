@@ -1,0 +1,167 @@
+"""Search settings on valid for a given time, by Optuna's tree-structured Parzen estimator.
+
+Each trial is a complete training, as in :mod:`.selection`, whose candidates come first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.versions import missing_package
+from nvt_torchrec.formats.feature_spec.events import parse_duration
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
+from nvt_torchrec.training.baselines.baselines import Baselines
+from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.loop.trials import Trials, format_flags
+from nvt_torchrec.training.optim.learning_rates import default_rates
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.model_config import model_config
+from nvt_torchrec.training.sharding.planning import choose_sharding
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+#: The hidden layers over the interaction, as Optuna keeps them.
+_LAYERS = ("64", "256,128", "400,400,400")
+_EMBEDDING_DIMS = (8, 16, 32)
+_DROPOUTS = (0.0, 0.1, 0.2, 0.3)
+#: The smallest and the largest strength of L2, and the epochs of a training with it.
+_MIN_L2, _MAX_L2, _EPOCHS = 0.001, 1.0, (7, 15, 25)
+#: How many default batches one of a training with L2 has: each step takes time for every weight.
+_BATCHES = (1, 2, 4)
+#: The smallest and the largest factor of the default learning rates.
+_MIN_RATE, _MAX_RATE = 1 / 3, 3.0
+#: Who gives one of these has chosen how the model is regularized, or at which rates it learns.
+_REGULARIZING = ("embedding_l2", "batch_norm", "optimizer", "epochs", "batch_size")
+_RATES = ("learning_rate", "dense_learning_rate")
+#: What is tried first: good candidates of :mod:`.selection`.
+_FIRST: tuple[dict[str, Any], ...] = (
+    {"regularization": "none", "layers": "64"},
+    {"regularization": "batch_norm", "layers": "256,128"},
+    {"regularization": "l2", "layers": "64", "embedding_l2": 0.045, "epochs": 15, "batches": 4},
+)
+
+
+def tune(
+    given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
+) -> tuple[TrainSettings, Baselines | None]:
+    """Try settings until ``--tune`` has passed; return the best, and rank 0's baselines.
+
+    What the user gave stays; the model does, too, unless it is the default one. The trial in which
+    the time ends is finished.
+
+    Args:
+        given: The settings that the user gave.
+        settings: The same with what a run takes that is not tuned.
+        schema: The columns of the data.
+        group: This rank.
+
+    Raises:
+        SettingsError: Optuna is not installed, or valid has no rows.
+    """
+    study = _make_study(given.seed) if group.rank == 0 else None
+    trials = Trials(given, settings, schema, group)
+    end = time.monotonic() + parse_duration(given.tune or "") / 1e6
+    is_over = False
+    while not is_over:
+        trial, chosen = None, None
+        if study is not None:
+            trial = study.ask()
+            chosen = _suggest(trial, trials, given, schema, group)
+        loss = trials.try_out(from_rank_0(group, chosen))
+        if study is not None:
+            # a trial that fails teaches the sampler nothing
+            study.tell(trial, values=loss, state=None if loss else _failed())
+        is_over = from_rank_0(group, time.monotonic() > end)
+    if trials.best is None:
+        raise SettingsError(
+            f"--tune {given.tune}: no trial has a log loss of valid",
+            "valid needs rows, and training must not diverge",
+        )
+    if group.rank == 0:
+        log.info(
+            "the best settings, log loss of valid %.5f: %s",
+            trials.best_loss, format_flags(trials.best),
+        )  # fmt: skip
+    return trials.fill(trials.best), trials.baselines
+
+
+def _make_study(seed: int) -> optuna.Study:
+    """Return a study whose suggestions depend on the seed and the results of the trials."""
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        raise missing_package(error, "--tune") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    for parameters in _FIRST:
+        study.enqueue_trial(parameters)
+    return study
+
+
+def _failed() -> optuna.trial.TrialState:
+    import optuna
+
+    return optuna.trial.TrialState.FAIL
+
+
+def _suggest(
+    trial: optuna.Trial,
+    trials: Trials,
+    given: TrainSettings,
+    schema: TableSchema,
+    group: Group,
+) -> dict[str, Any]:
+    """Return what a trial is given: what the user has not given, as the study suggests it."""
+    chosen: dict[str, Any] = {"model": given.model}
+    if given.model == DEFAULT_MODEL:
+        chosen["model"] = trial.suggest_categorical("model", _list_models(given, schema))
+    if given.over_arch_layer_sizes is None:
+        layers = trial.suggest_categorical("layers", _LAYERS)
+        chosen["over_arch_layer_sizes"] = (*map(int, layers.split(",")), given.label_count)
+    if given.embedding_dim is None and given.dense_arch_layer_sizes is None:
+        chosen["embedding_dim"] = trial.suggest_categorical("embedding_dim", _EMBEDDING_DIMS)
+    if given.dropout is None:
+        chosen["dropout"] = trial.suggest_categorical("dropout", _DROPOUTS)
+    if all(getattr(given, name) is None for name in _REGULARIZING):
+        chosen |= _suggest_regularization(trial, trials.fill(chosen).batch_size)
+    if all(getattr(given, name) is None for name in _RATES):
+        factor = trial.suggest_float("rate", _MIN_RATE, _MAX_RATE, log=True)
+        settings = trials.fill(chosen)
+        config = model_config(settings, schema)
+        settings = choose_sharding(settings, config, group.device.type)
+        rates = default_rates(settings, config, settings.batch_size * group.world_size)
+        for name, rate in zip(_RATES, rates, strict=True):
+            chosen[name] = float(f"{factor * rate:.2g}")
+    return chosen
+
+
+def _list_models(given: TrainSettings, schema: TableSchema) -> list[str]:
+    """Return the models that take the data, and the flags that the user gave."""
+    flags = [name for name in MODEL_FLAGS if getattr(given, name) not in (None, False)]
+    models = []
+    for name, model in MODELS.items():
+        takes_data = bool(schema.histories) or not model.attends
+        if takes_data and all(flag in model.flags for flag in flags):
+            models.append(name)
+    return models
+
+
+def _suggest_regularization(trial: optuna.Trial, batch_size: int) -> dict[str, Any]:
+    kind = trial.suggest_categorical("regularization", ("none", "batch_norm", "l2"))
+    if kind != "l2":
+        return {"batch_norm": kind == "batch_norm"}
+    strength = trial.suggest_float("embedding_l2", _MIN_L2, _MAX_L2, log=True)
+    return {
+        "embedding_l2": float(f"{strength:.2g}"),
+        "optimizer": "adam",
+        "batch_norm": True,
+        "epochs": trial.suggest_categorical("epochs", _EPOCHS),
+        "batch_size": batch_size * trial.suggest_categorical("batches", _BATCHES),
+    }
