@@ -10,7 +10,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.finish.accounting import check_rows, check_splits, move_parts, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.stages import Stages, resolve
+from nvt_torchrec.etl.stages import Stages, choose_engine
 from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import already_finished, plan_record
 from nvt_torchrec.etl.units import split_pass
@@ -39,8 +39,8 @@ def run(settings: EtlSettings) -> Manifest:
         BadRowError: A row is malformed; the message names file, line, column and value.
         OutputError: The output directory holds something else, or cannot be written.
     """
-    settings = resolve(settings)
     days = find_days(settings.input_path, settings.days, split=settings.spec.split)
+    settings = choose_engine(settings, days)
     record = plan_record(settings.to_dict(), days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):

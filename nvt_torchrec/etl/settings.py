@@ -109,8 +109,8 @@ class EtlSettings(ReadSettings):
     engine: str = flag(
         "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
         "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
-        "cannot be extended; auto: dask with a --scheduler or a GPU, else cpu", "auto",
-        choices=RUN_ENGINES
+        "cannot be extended; auto: dask with a --scheduler, or where GPUs take less time, else cpu",
+        "auto", choices=RUN_ENGINES
     )
     resume: bool = flag(
         "not needed: a run continues an interrupted one in OUT", False, excludes=("restart",)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.progress_bars import show_progress
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.device import gpu_count, supports
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What a GPU and a core of the host fit and transform in a second, and how long the GPUs' workers
+#: need to start, to import cuDF and to compile, as measured on an H200 with 16 cores (docs/gpu.md).
+_BYTES_A_GPU_SECOND, _BYTES_A_CORE_SECOND = 0.80e9, 0.03e9
+_GPU_START_SECONDS = 30
 #: Bad rows of a block that are always described: of few rows the share is known soon.
 _LEAST_REJECTED = 10_000
 
@@ -56,8 +61,15 @@ def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int =
     return show_progress(what, plan.estimated_rows(split), initial=initial)
 
 
-def resolve(settings: EtlSettings) -> EtlSettings:
-    """Replace the engine ``auto`` by one of the engines, and log which one and why."""
+def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings:
+    """Replace the engine ``auto`` by one of the engines, and log which one and why.
+
+    GPUs are taken for logs that they encode in less time than the CPU's cores.
+
+    Args:
+        settings: The settings of the run.
+        days: The files that it reads.
+    """
     if settings.engine == "nvtabular" and settings.spec.events:
         raise SettingsError(
             "[events] with --engine nvtabular, which has no operator for them", "leave --engine out"
@@ -68,7 +80,12 @@ def resolve(settings: EtlSettings) -> EtlSettings:
     if settings.scheduler:
         engine, reason = "dask", "there is a --scheduler"
     elif gpus and supports(settings.spec):
-        engine, reason = "dask", "there is a GPU" if gpus == 1 else f"there are {gpus} GPUs"
+        num_bytes = sum(day.size for day in days)
+        on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _BYTES_A_GPU_SECOND)
+        on_cores = num_bytes / (count_cores() * _BYTES_A_CORE_SECOND)
+        engine = "dask" if on_gpus < on_cores else "cpu"
+        log_size = f"{num_bytes / 1e9:.1f} GB"
+        reason = f"{log_size} take about {on_gpus:.0f} s on GPUs ({gpus}), {on_cores:.0f} s without"
     elif gpus:
         engine, reason = "cpu", "GPUs encode logs in Criteo's format only"
     else:

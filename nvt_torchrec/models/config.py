@@ -12,13 +12,13 @@ from typing import Any
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.formats.schema import LARGEST_TABLE, check_vocabularies
-from nvt_torchrec.models.contract import MOST_BINS, Columns, find_raw_columns
+from nvt_torchrec.models.contract import MAX_BINS, Columns, find_raw_columns
 from nvt_torchrec.models.registry import MAX_VECTOR_SCALE
 
 log = logging.getLogger(__name__)
 
 #: The most events of all lists of a row that a model gets one by one.
-_MOST_PLACES = 1 << 14
+_MAX_LISTED_EVENTS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ModelConfig(Columns):
         for size in (self.embedding_dim, *self.num_embeddings):
             if not 1 <= size <= LARGEST_TABLE:
                 raise SchemaError(f"no table has {size} rows or columns")
-        if not 0 <= self.dense_bins <= MOST_BINS:
+        if not 0 <= self.dense_bins <= MAX_BINS:
             raise SchemaError(f"no model has {self.dense_bins} dense_bins")
         if not 0 <= self.first_order < math.inf:
             raise SchemaError(f"no model has first_order {self.first_order}")
@@ -85,10 +85,10 @@ class ModelConfig(Columns):
             raise SchemaError(f"sequences {unknown}, which are no histories")
         if not self.max_events >= bool(self.histories):
             raise SchemaError(f"no model has max_events {self.max_events}")
-        if len(self.lists) * self.max_events > _MOST_PLACES:
+        if len(self.lists) * self.max_events > _MAX_LISTED_EVENTS:
             raise SchemaError(
                 f"{self.max_events} events in {len(self.lists)} columns of sequences: a model gets "
-                f"at most {_MOST_PLACES} one by one",
+                f"at most {_MAX_LISTED_EVENTS} one by one",
                 "give --max_events a smaller value, or fewer --sequences",
             )
         if self.first_order and self.embedding_dim <= self.first_order_width > 1:
@@ -110,14 +110,21 @@ class ModelConfig(Columns):
     def lookups(self) -> dict[str, str]:
         """What is looked up in tables, each with the categorical column whose table it has.
 
-        They are the features, but for those of ``lists`` their places, the newest event's last. A
-        place has one id or none, so that tables are sharded, trained and kept as without lists.
+        They are the features, but for those of ``lists`` their positions, the newest event's last.
+        A position has one id or none, so that tables are sharded, trained and kept as without
+        lists.
         """
-        found, lists = {}, self.lists
+        found = {}
         for name, column in self.features.items():
-            places = [f"{name}:{place}" for place in range(self.max_events)]
-            found.update(dict.fromkeys(places if name in lists else [name], column))
+            for key in self.keys_of(name):
+                found[key] = column
         return found
+
+    def keys_of(self, feature: str) -> list[str]:
+        """Return the keys of ``lookups`` of a feature."""
+        if feature not in self.lists:
+            return [feature]
+        return [f"{feature}:{position}" for position in range(self.max_events)]
 
     @property
     def features_of_tables(self) -> dict[str, list[str]]:
@@ -129,23 +136,26 @@ class ModelConfig(Columns):
         return found
 
     @property
-    def term_places(self) -> dict[str, int]:
-        """Where the weights of the first-order term begin in the embeddings, by feature.
+    def first_order_coordinates(self) -> dict[str, int]:
+        """The coordinate of the embeddings at which the first-order weights of a feature begin.
 
-        Each feature of a table has own ones, for all labels: those of the n-th begin at n · T.
+        Each feature of a table has its own weights, one for each of the T labels: those of the
+        n-th feature begin at n · T.
         """
-        places: dict[str, int] = {}
-        table_of, counts = self.table_of, Counter[str]()
+        coordinates: dict[str, int] = {}
+        table_of, features_before = self.table_of, Counter[str]()
         for name, column in self.features.items():
-            places[name] = counts[table_of[column]] * len(self.labels)
-            counts[table_of[column]] += 1
-        return places
+            table = table_of[column]
+            coordinates[name] = features_before[table] * len(self.labels)
+            features_before[table] += 1
+        return coordinates
 
     @property
     def first_order_width(self) -> int:
         """How many coordinates of the embeddings are weights of the first-order term."""
-        most = max(self.term_places.values(), default=0)
-        return most + len(self.labels) if self.first_order else 0
+        if not self.first_order:
+            return 0
+        return max(self.first_order_coordinates.values(), default=0) + len(self.labels)
 
     @property
     def table_of(self) -> dict[str, str]:
@@ -197,14 +207,17 @@ class ModelConfig(Columns):
 
         A label may have got another name.
         """
-        before, now = (
-            {**value.to_dict(), "labels": len(value.labels), **value.settings}
-            | {"raw columns": find_raw_columns(value.own), "hash_indices": value.hash_indices}
-            for value in (then, self)
-        )
-        for value in (before, now):
-            del value["settings"], value["own"]
+        before, now = then._comparable(), self._comparable()
         return differences(before, {**dict.fromkeys(before), **now})
+
+    def _comparable(self) -> dict[str, Any]:
+        """Return what :meth:`differences` compares, the model's settings beside the rest."""
+        value = {**self.to_dict(), **self.settings}
+        del value["settings"], value["own"]
+        value["labels"] = len(self.labels)
+        value["raw columns"] = find_raw_columns(self.own)
+        value["hash_indices"] = self.hash_indices
+        return value
 
     def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
         """Warn if an own model computes something else than that of the checkpoint ``path``.
@@ -221,11 +234,11 @@ class ModelConfig(Columns):
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
     """Describe the values of ``now`` that were other ones; "" if none were."""
-    return "; ".join(
-        f"{name} was {then.get(name)}, is {now[name]}"
-        for name in now
-        if then.get(name) != now[name]
-    )
+    changes = []
+    for name, value in now.items():
+        if then.get(name) != value:
+            changes.append(f"{name} was {then.get(name)}, is {value}")
+    return "; ".join(changes)
 
 
 def _read_program(program: Any) -> dict[str, Any] | None:

@@ -43,7 +43,7 @@ With ``--sequences``, names of histories, it is called with ``lists=`` and ``pre
 - ``lists``, float32 [B, S, L, D]: the embeddings of the newest L events, oldest first, in each
   column of each of these histories; ``columns.lists`` names the S columns, in the order that they
   have in ``columns.vectors``, and L is ``columns.max_events``. The newest event is always in the
-  last place; places without an event come first, and are 0.
+  last position; positions without an event come first, and are 0.
 - ``present``, bool [B, S, L]: where there is an event. A list may have none.
 
 A parameter that is looked up by ids has a gradient of its own size, which all ranks add up in each
@@ -56,8 +56,8 @@ would the effect of layers. By default a run finds it from the module
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
 one by one. So a layer must not compute statistics of a batch. ``nn.BatchNorm1d`` may: in training
 its statistics are those of the samples of all ranks, and a bundle has the running ones. The first
-dimension of its input must be the rows, or several places of each row, one row after the other; and
-each step must reach it, on all ranks.
+dimension of its input must be the rows, or several positions of each row, one row after the other;
+and each step must reach it, on all ranks.
 
 ``loss(logits, labels, weights)``, if the module has this method, returns the loss of each row,
 float [B]. ``logits`` and ``labels`` are [B, T], with one label [B]; ``weights`` are [B], or None
@@ -90,7 +90,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.histories import StoredHistory, list_features
 
 #: The most bins of a dense column.
-MOST_BINS = 1024
+MAX_BINS = 1024
 #: The attribute of a module that names the columns of a further argument of ``forward``.
 RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
 #: The ids of each table that belong to no value: padding, null and unknown.

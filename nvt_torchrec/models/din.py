@@ -16,7 +16,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import Layers, check_last, initialize
 
-#: What a place without an event has instead of a product: its weight is 0.
+#: What a position without an event has instead of a product: its weight is 0.
 _NEVER = -1e4
 
 

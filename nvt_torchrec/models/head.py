@@ -37,8 +37,8 @@ class FirstOrder(nn.Module):
         dim: The width of the embeddings, D.
         labels: The number of labels, T.
         scale: What the other coordinates are multiplied by.
-        places: The coordinate at which the weights of each feature begin; of vectors of dense
-            values it is 0.
+        coordinates: The coordinate at which the weights of each feature begin; of vectors of
+            dense values it is 0.
     """
 
     others: torch.Tensor
@@ -50,16 +50,16 @@ class FirstOrder(nn.Module):
         dim: int,
         labels: int,
         scale: float,
-        places: Sequence[int] = (),
+        coordinates: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        #: Features in a row whose weights begin at the same coordinate, and this coordinate.
-        self.runs = [(len(list(own)), place) for place, own in itertools.groupby(places)]
+        #: How many neighbouring features have weights at the same coordinate, and the coordinate.
+        self.runs = [(len(list(own)), at) for at, own in itertools.groupby(coordinates)]
         self.factor, self.labels = factor, labels
         self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
         self.bias = nn.Parameter(torch.zeros(labels))
         others = torch.full((dim,), scale)
-        others[: max(places, default=0) + labels] = 0
+        others[: max(coordinates, default=0) + labels] = 0
         self.register_buffer("others", others, persistent=False)
 
     def forward(
@@ -68,13 +68,17 @@ class FirstOrder(nn.Module):
         """Return the term [B, T], and the vectors [B, V, D] with 0 in the coordinates it takes."""
         if len(self.runs) > 1:
             counts = [count for count, _ in self.runs]
-            parts = vectors.split([*counts, vectors.shape[1] - sum(counts)], 1)
-            places = [*(place for _, place in self.runs), 0]
-            weights = [p.narrow(2, at, self.labels) for p, at in zip(parts, places, strict=True)]
-            of_ids = torch.cat(weights, 1).sum(1)
+            # vectors of dense values follow those of the features, and begin at coordinate 0
+            num_dense = vectors.shape[1] - sum(counts)
+            parts = vectors.split([*counts, num_dense], 1)
+            coordinates = [*(at for _, at in self.runs), 0]
+            weights = []
+            for part, at in zip(parts, coordinates, strict=True):
+                weights.append(part.narrow(2, at, self.labels))
+            sums = torch.cat(weights, 1).sum(1)
         else:
-            of_ids = vectors.narrow(2, 0, self.labels).sum(1)
-        term = torch.add(self.bias, of_ids, alpha=self.factor)
+            sums = vectors.narrow(2, 0, self.labels).sum(1)
+        term = torch.add(self.bias, sums, alpha=self.factor)
         if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
             term = term + (dense.unsqueeze(1) * self.weight).sum(2)
         return term, vectors * self.others
@@ -156,8 +160,14 @@ def build_head(
         labels, dim = len(config.labels), config.embedding_dim
         first_order = piecewise = None
         if config.first_order:
-            sizes = len(config.dense), dim, labels, config.vector_scale
-            first_order = FirstOrder(config.first_order, *sizes, [*config.term_places.values()])
+            first_order = FirstOrder(
+                config.first_order,
+                dense=len(config.dense),
+                dim=dim,
+                labels=labels,
+                scale=config.vector_scale,
+                coordinates=[*config.first_order_coordinates.values()],
+            )
         if config.dense_bins and config.dense:
             weights = labels if config.first_order else 0
             bins = len(config.dense), config.dense_bins, dim

@@ -169,10 +169,10 @@ def _calibration_curve(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[tuple[float, float], ...]:
     tenths = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
-    places = np.searchsorted(tenths, probabilities)
+    tenth = np.searchsorted(tenths, probabilities)
     each = np.ones(len(labels)) if weights is None else weights
     summed = (1, probabilities, labels)
-    count, *sums = (np.bincount(places, each * values, _TENTHS) for values in summed)
+    count, *sums = (np.bincount(tenth, each * values, _TENTHS) for values in summed)
     return tuple(zip(*(np.array(sums)[:, count > 0] / count[count > 0]).tolist(), strict=True))
 
 

@@ -115,7 +115,7 @@ def interpolate_rows(
             for i in range(count):
                 below[i] += half if of_column[below[i] + half] < values[i] else np.uint32(0)
             inner -= int(half)
-        place = j if out.shape[1] > 1 else 0
+        to = j if out.shape[1] > 1 else 0
         for i in range(count):
             low, row = of_column[below[i]], j * size + below[i]
             width = of_column[below[i] + 1] - low
@@ -123,7 +123,7 @@ def interpolate_rows(
             rows[j, i], shares[j, i] = row, share
             for d in range(dim):
                 first = vectors[row, d]
-                out[i, place, d] += first + share * (vectors[row + 1, d] - first)
+                out[i, to, d] += first + share * (vectors[row + 1, d] - first)
 
 
 @compiled("void(float32[:, :, :], int32[:, ::1], float32[:, ::1], float32[:, ::1])")
@@ -132,13 +132,13 @@ def add_gradients(
 ) -> None:
     """Add the gradient of ``vectors`` to ``out``, by that of :func:`interpolate_rows`' result."""
     for j in range(len(rows)):
-        place = j if gradient.shape[1] > 1 else 0
+        at = j if gradient.shape[1] > 1 else 0
         for i in range(rows.shape[1]):
             row, share = rows[j, i], shares[j, i]
             for d in range(out.shape[1]):
-                upper = share * gradient[i, place, d]
+                upper = share * gradient[i, at, d]
                 out[row + 1, d] += upper
-                out[row, d] += gradient[i, place, d] - upper
+                out[row, d] += gradient[i, at, d] - upper
 
 
 def _interpolate_on_cpu(
@@ -210,6 +210,6 @@ def _edges_of(column: np.ndarray, size: int) -> np.ndarray:
 def interpolate(values: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the edge below each value [n] and the share of the next one, int64 and float64 [n]."""
     values = values.clip(edges[0], edges[-1])
-    place = np.searchsorted(edges[1:-1], values)
-    below, above = edges[place].astype(np.float64), edges[place + 1]
-    return place, (values - below) / np.maximum(above - below, np.finfo(np.float32).tiny)
+    index = np.searchsorted(edges[1:-1], values)
+    below, above = edges[index].astype(np.float64), edges[index + 1]
+    return index, (values - below) / np.maximum(above - below, np.finfo(np.float32).tiny)

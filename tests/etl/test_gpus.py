@@ -11,9 +11,11 @@ import pytest
 from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.etl import stages
 from nvt_torchrec.etl.engines import cluster, device
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.stages import resolve
+from nvt_torchrec.etl.stages import choose_engine
 from tests.logs import CRITEO
 
 CARD = 141 << 30
@@ -137,19 +139,30 @@ def test_an_integrated_gpu_has_no_memory_to_spill_from(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options", "engine"),
+    ("gpus", "gigabytes", "options", "engine"),
     [
-        (0, {}, "cpu"),
-        (2, {}, "dask"),
-        (0, {"scheduler": "tcp://host:8786"}, "dask"),
-        (2, {"engine": "cpu"}, "cpu"),
+        (0, 1000, {}, "cpu"),
+        (1, 100, {}, "dask"),
+        (1, 30, {}, "cpu"),  # the CPU is done when the GPU's worker has started
+        (2, 30, {}, "dask"),
+        (0, 1, {"scheduler": "tcp://host:8786"}, "dask"),
+        (2, 1000, {"engine": "cpu"}, "cpu"),
     ],
 )
-def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
-    machine, tmp_path: Path, monkeypatch, gpus: int, options: dict, engine: str
+def test_auto_is_what_takes_less_time(
+    machine,
+    tmp_path: Path,
+    monkeypatch,
+    gpus: int,
+    gigabytes: int,
+    options: dict,
+    engine: str,
 ) -> None:
     machine(gpus)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stages, "count_cores", lambda: 16)
+    days = [DayFile(day, "", gigabytes * 10**9 // 4, "") for day in range(4)]
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
-    assert resolve(asked).engine == engine
-    assert resolve(resolve(asked)) == resolve(asked)
+    chosen = choose_engine(asked, days)
+    assert chosen.engine == engine
+    assert choose_engine(chosen, days) == chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.planning import plan_only
 from tests.nvt_loader.data import write_split
+from tests.plays import SHARE, write_plays
 from tests.training.reference import reference_losses
 from tests.training.runs import (
     EXAMPLE,
     MODEL,
+    ROOT,
     events,
     losses,
     model_of,
@@ -27,6 +30,7 @@ from tests.training.runs import (
     train_here,
     train_losses,
     train_script,
+    written_to,
 )
 
 TABLE_SIZES = (10, 50, 200, 3)
@@ -65,6 +69,28 @@ def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimiz
     np.testing.assert_allclose(found, reference, rtol=0, atol=1e-3)
     (start,) = events(tmp_path / "log", "start")
     assert start["device"].startswith(device.type)
+
+
+def test_defaults_train_as_on_the_cpu(device, tmp_path: Path, monkeypatch) -> None:
+    """README's command, with no flag but paths: trials on valid, bins, first-order term, stopping.
+
+    The losses of a trial differ by rounding, so that another one may be the best.
+    """
+    data = write_plays(tmp_path, SHARE, rows=3_000, users=60, items=40, crossed=1.5)
+    command = [sys.executable, str(ROOT / "train_torchrec.py"), f"--binary_path={data}"]
+    passed(run_command([*command, *written_to(tmp_path / "on_device")]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the process that is started
+    passed(run_command([*command, *written_to(tmp_path / "on_cpu")]))
+    on_device, on_cpu = (
+        CheckpointRecord.read(tmp_path / name / "final").training
+        for name in ("on_device", "on_cpu")
+    )
+    (start,) = events(tmp_path / "on_device" / "log", "start")
+    assert start["device"].startswith(device.type)
+    baselines = [found["baselines"]["test"]["logistic regression"] for found in (on_device, on_cpu)]
+    assert baselines[0]["log_loss"] == pytest.approx(baselines[1]["log_loss"], abs=1e-6)
+    losses = [found["metrics"]["test"]["log_loss"] for found in (on_device, on_cpu)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
 @pytest.mark.parametrize(

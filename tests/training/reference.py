@@ -43,7 +43,7 @@ class Reference(nn.Module):
         bottom, top = (config.settings[name] for name in layers)
         self.dense = nn.Sequential(*_layers(len(config.dense), bottom))
         self.dense.append(nn.ReLU())
-        self.places = config.term_places.values()
+        self.places = config.first_order_coordinates.values()
         scale = config.max_events**0.5
         self.factors = [1.0 if name == own else scale for name, own in config.features.items()]
         tables = [*config.tables]

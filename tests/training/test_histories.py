@@ -302,12 +302,14 @@ def test_first_order_weights_of_several_labels() -> None:
     config = dlrm(("i",), ("a", "b"), (5, 7), 8, (8,), (4, 2), 0.5)
     histories = StoredHistory("x", ("b",)), StoredHistory("y", ("b", "a"))
     config = replace(config, labels=("k", "l"), histories=histories, max_events=3)
-    assert config.term_places == {"a": 0, "b": 0, "x.b": 2, "y.b": 4, "y.a": 2}
+    assert config.first_order_coordinates == {"a": 0, "b": 0, "x.b": 2, "y.b": 4, "y.a": 2}
     term = build_head(config).first_order
     assert term is not None
     vectors, dense = torch.randn(3, 5, 8), torch.randn(3, 1)
     found, rest = term(dense, vectors)
-    pairs = [vectors[:, i, at : at + 2] for i, at in enumerate(config.term_places.values())]
+    pairs = [
+        vectors[:, i, at : at + 2] for i, at in enumerate(config.first_order_coordinates.values())
+    ]
     torch.testing.assert_close(found, 0.5 * sum(pairs))
     assert torch.equal(rest, torch.cat([torch.zeros(3, 5, 6), vectors[..., 6:]], 2))
     with pytest.raises(SchemaError, match="embedding_dim 6 with 2 labels and up to 3 features"):

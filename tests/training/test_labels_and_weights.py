@@ -56,8 +56,11 @@ def weighted(tmp_path_factory) -> Path:
 def flags_of(
     data: Path, path: Path, *other: str, batch_size: int = 32, label: str = ""
 ) -> list[str]:
-    flags = [f"--label={label}", *(TWO if "," in label else [])] if label else []
-    flags += [f"--optimizer={OPTIMIZERS[label or 'label']}", *FLAGS]
+    flags = [*FLAGS, f"--optimizer={OPTIMIZERS[label or 'label']}"]
+    if label:
+        flags.append(f"--label={label}")
+    if "," in label:
+        flags += TWO
     return small_run(data, path, *flags, *other, batch_size=batch_size)
 
 
@@ -215,7 +218,7 @@ def test_two_labels_resume_bitwise_on_two_ranks(weighted, tmp_path):
     models = {"dlrm": TWO, "own": ["--model=examples.deepfm:build", "--embedding_dim=8"]}
     runs = []
     for name, model in models.items():
-        common = ["--label=liked,bought", "--adagrad", "--shuffle_training_set", *FLAGS, *model]
+        common = [*FLAGS, "--label=liked,bought", "--adagrad", "--shuffle_training_set", *model]
         common.append("--epochs=1")
         steps = [f"--checkpoint_dir={tmp_path / name / 'steps'}", "--checkpoint_freq=4"]
         for run, more in (

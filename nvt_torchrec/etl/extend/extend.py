@@ -23,7 +23,7 @@ from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import Stages, resolve
+from nvt_torchrec.etl.stages import Stages, choose_engine
 from nvt_torchrec.etl.state.output import EVENTS, named_errors
 from nvt_torchrec.etl.state.run_record import (
     before_resuming,
@@ -123,11 +123,9 @@ class _Day:
         self.output = self.settings.output_path
         self.paths = EtlOutput(self.output)
         before = self.manifest["settings"]
-        self.reading = resolve(
-            self.settings.day_settings(
-                inspect(self.paths.workflow).spec, before["block_mb"], before["limit_rows"]
-            )
-        )
+        spec = inspect(self.paths.workflow).spec
+        settings = self.settings.day_settings(spec, before["block_mb"], before["limit_rows"])
+        self.reading = choose_engine(settings, [self.day])
 
     def add(self) -> None:
         """Add the day: make the next generation, and switch the output to it."""

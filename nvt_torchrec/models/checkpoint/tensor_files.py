@@ -1,6 +1,6 @@
 """Where the tensors of a checkpoint are, ``tensors.json``, and reading parts of them.
 
-torch.distributed.checkpoint keeps the places in ``.metadata``, a pickle, and unpickling runs the
+torch.distributed.checkpoint keeps what is where in ``.metadata``, a pickle, and unpickling runs the
 code that a pickle names. So ``tensors.json`` holds the same, and ``.metadata`` is left to torch's
 tools.
 Tensors are read by ``torch.load(weights_only=True)``, whatever the world size and the sharding plan
@@ -37,7 +37,7 @@ _FILE_NAME = re.compile(r"__\d+_\d+\.distcp")
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, and the place of its bytes.
+    """A part of a tensor, and where its bytes are.
 
     Attributes:
         offsets: Its first index in each dimension of the tensor.
@@ -90,9 +90,9 @@ Tensors = dict[str, StoredTensor]
 
 def write_tensors(directory: Path, metadata: Metadata) -> None:
     """Write ``tensors.json`` for what torch has written and describes by ``metadata``."""
-    places = {
-        (index.fqn, tuple(index.offset or ())): place
-        for index, place in metadata.storage_data.items()
+    stored = {
+        (index.fqn, tuple(index.offset or ())): where
+        for index, where in metadata.storage_data.items()
     }
     tensors = {}
     described: dict[str, Any] = metadata.state_dict_metadata
@@ -100,9 +100,9 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
         chunks = []
         for chunk in tensor.chunks:
             offsets = tuple(chunk.offsets)
-            place = places[name, offsets]
-            sizes, file = tuple(chunk.sizes), place.relative_path
-            chunks.append(Chunk(offsets, sizes, file, place.offset, place.length))
+            where = stored[name, offsets]
+            sizes, file = tuple(chunk.sizes), where.relative_path
+            chunks.append(Chunk(offsets, sizes, file, where.offset, where.length))
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         tensors[name] = StoredTensor(dtype, tuple(tensor.size), tuple(chunks))
     content = {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}

@@ -208,11 +208,11 @@ class Trees:
         return logit(found.clip(1e-7, 1 - 1e-7))
 
     def _inputs(self, sample: RowSample) -> np.ndarray:
-        places = [
-            np.where(known[at := np.searchsorted(known[:-1], ids)] == ids, at, len(known))
-            for known, ids in zip(self._known, _first_ids(sample), strict=True)
-        ]
-        return np.column_stack([sample.dense, *places]).astype(np.float32)
+        columns = [sample.dense]
+        for known, ids in zip(self._known, _first_ids(sample), strict=True):
+            index = np.searchsorted(known[:-1], ids)
+            columns.append(np.where(known[index] == ids, index, len(known)))
+        return np.column_stack(columns).astype(np.float32)
 
 
 def _first_ids(sample: RowSample) -> Iterator[np.ndarray]:

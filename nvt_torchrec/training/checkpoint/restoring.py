@@ -279,7 +279,6 @@ def _copy_rows(
 ) -> None:
     for begin in range(0, len(rows), _COPIED_ROWS):
         block = slice(begin, begin + _COPIED_ROWS)
-        places, copied_rows = (
-            torch.from_numpy(numbers[block]).to(part.device) for numbers in (rows, origins)
-        )
-        part.index_copy_(0, places, sources[copied_rows])
+        written = torch.from_numpy(rows[block]).to(part.device)
+        copied = torch.from_numpy(origins[block]).to(part.device)
+        part.index_copy_(0, written, sources[copied])

@@ -71,7 +71,7 @@ class TrainBatch(LoaderBatch):
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
-    """Return a batch of features as one of ``config.lookups``: a key for each place of a list."""
+    """Return a batch of features as one of ``config.lookups``: a key for each event of a list."""
     ids, lists = batch.sparse_features, config.lists
     values, lengths = [], []
     for name, column in ids.to_dict().items():

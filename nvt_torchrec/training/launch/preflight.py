@@ -106,8 +106,8 @@ def _random_inputs(
     if "lengths" in raw:
         raw["lengths"] += rows
     if "present" in raw:  # of the first row none
-        places = torch.arange(raw["present"].shape[2], 0, -1)
-        raw["present"] = (places <= rows.unsqueeze(2)).expand_as(raw["present"]).contiguous()
+        positions = torch.arange(raw["present"].shape[2], 0, -1)
+        raw["present"] = (positions <= rows.unsqueeze(2)).expand_as(raw["present"]).contiguous()
         lists = torch.randn(raw["lists"].shape, generator=generator)
         raw["lists"] = lists * raw["present"].unsqueeze(3)
     dense, vectors = (torch.randn(x.shape, generator=generator) for x in (dense, vectors))
@@ -122,11 +122,11 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
     except Exception as error:
         text = (str(error).strip() or "it failed").splitlines()[0]
         frames = traceback.extract_tb(error.__traceback__)
-        places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OTHERS)]
-        if not places and module is not None:
+        lines = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OTHERS)]
+        if not lines and module is not None:
             forward = inspect.unwrap(type(module).forward).__code__
-            places = [f"{forward.co_filename}:{forward.co_firstlineno}"]
-        where = f" ({places[-1]})" if places else ""
+            lines = [f"{forward.co_filename}:{forward.co_firstlineno}"]
+        where = f" ({lines[-1]})" if lines else ""
         known = (remedy for pattern, remedy in _BY_TEXT.items() if re.search(pattern, text))
         remedy = _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given")
         raise SettingsError(

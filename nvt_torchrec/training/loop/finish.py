@@ -24,9 +24,10 @@ log = logging.getLogger(__name__)
 
 #: The training rows that the bias is fitted to: batches, and the rows of each on all ranks.
 _BIAS_BATCHES, _BIAS_ROWS = 16, 8192
-#: The values of valid that are scored to find the columns that matter, which take seconds, and the
-#: rows, at least and at most.
-_VALUES, _LEAST_ROWS, _MOST_ROWS = 2**18, 1024, 16_384
+#: The values of valid that are scored to find the columns that matter, which take seconds.
+_VALUES = 2**18
+#: The rows that these are, at least and at most.
+_MIN_ROWS, _MAX_ROWS = 1024, 16_384
 #: Steps of the fit of a bias, of which two suffice.
 _STEPS = 4
 #: Standard deviation of the shift that training leaves behind; few clicks change the bias less.
@@ -44,7 +45,7 @@ def make_samples(
     every_row: dict[str, Any] = {"undersampling_rate": None}
     settings = dataclasses.replace(settings, **every_row)
     rows = _VALUES // (len(config.dense) + len(config.features))
-    rows = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
+    rows = min(max(rows, _MIN_ROWS), _MAX_ROWS)
     of_train = _BIAS_BATCHES, _BIAS_ROWS, files
     return {
         "train": make_sample(settings, config, "train", group, *of_train),
@@ -63,9 +64,10 @@ def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
     if bias is None:
         return
     shifts: list[float] = []
-    if rows := predict(pipeline, run, padded_batches(loader, run.group)):
-        logits, labels, weights = rows
-        shifts = [find_shift(*pair, weights) for pair in zip(logits, labels, strict=True)]
+    found = predict(pipeline, run, padded_batches(loader, run.group))
+    if found is not None:
+        for logits, labels in zip(found.logits, found.labels, strict=True):
+            shifts.append(find_shift(logits, labels, found.weights))
         log.info("bias %s, fitted to training rows", ", ".join(f"{s:+.4f}" for s in shifts))
     with torch.no_grad():
         bias.add_(torch.tensor(from_rank_0(run.group, shifts)).to(bias))
@@ -132,8 +134,7 @@ def _reordered(
         return TrainBatch(dense, batch.sparse_features, *rest)
     # a copy: TorchRec keeps the dict, and the next column would be changed beside this one
     columns = dict(batch.sparse_features.to_dict())
-    places = [f"{name}:{place}" for place in range(config.max_events)]
-    for key in places if name in config.lists else [name]:
+    for key in config.keys_of(name):
         lengths = columns[key].lengths()
         rows = columns[key].values().split(lengths.tolist())
         values = torch.cat([rows[row] for row in order.tolist()])

@@ -31,7 +31,7 @@ class StepRows:
 class SyncedBatchNorm(nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` over the samples of all ranks; its forward is then collective.
 
-    The first dimension of its input must be the rows of the step, or several places of each row,
+    The first dimension of its input must be the rows of the step, or several positions of each row,
     one row after the other.
     """
 
@@ -59,9 +59,9 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         values = x.float()
         if values.dim() == 3:
             values = values.transpose(1, 2).flatten(0, 1)
-        places = len(values) // max(step.padded, 1)
-        samples = values[: step.rows * places]
-        count = max(step.global_size * places, 1)
+        positions = len(values) // max(step.padded, 1)
+        samples = values[: step.rows * positions]
+        count = max(step.global_size * positions, 1)
         mean = self._sum(samples) / count
         variance = self._sum((samples - mean).square()) / count
         self._update(mean.detach(), variance.detach(), count)

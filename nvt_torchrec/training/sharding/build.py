@@ -171,10 +171,11 @@ def _hardware(settings: TrainSettings, group: Group, held: int) -> Hardware:
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
     rows = config.tables
-    for table, shard, place in _shards(model):
-        fill_table(shard, table, rows[table], config.embedding_dim, seed, place)
+    for table, shard, offsets in _shards(model):
+        fill_table(shard, table, rows[table], config.embedding_dim, seed, offsets)
         if config.first_order:
-            shard[:, : max(0, config.first_order_width - place[1])] = 0
+            _, column = offsets
+            shard[:, : max(0, config.first_order_width - column)] = 0
 
 
 def _shards(model: DistributedModelParallel) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
@@ -230,18 +231,21 @@ def _write_regression(regression: Regression, number: int, run: RunState) -> Non
     """Write a regression to the first-order term of the label of this number."""
     config, model = run.config, run.model
     of_columns = list(zip(regression.ids, regression.weights, strict=True))
-    features, begins, table_of = config.features, config.term_places, config.table_of
+    features, table_of = config.features, config.table_of
+    # by table: the coordinate of a feature's weights, the ids, and their weights
     fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
+    # the bins of dense columns follow the features
     for (name, own), (ids, weights) in zip(features.items(), of_columns, strict=False):
-        fitted[table_of[own]].append((begins[name] + number, ids, weights))
-    for table, shard, (row, column) in _shards(model):
-        for place, ids, weights in fitted[table]:
-            if not column <= place < column + shard.shape[1]:
+        coordinate = config.first_order_coordinates[name] + number
+        fitted[table_of[own]].append((coordinate, ids, weights))
+    for table, shard, (first_row, first_column) in _shards(model):
+        for coordinate, ids, weights in fitted[table]:
+            if not first_column <= coordinate < first_column + shard.shape[1]:
                 continue
-            part = slice(*np.searchsorted(ids, [row, row + len(shard)]))
-            places = torch.from_numpy(ids[part] - row).to(shard.device)
+            part = slice(*np.searchsorted(ids, [first_row, first_row + len(shard)]))
+            rows = torch.from_numpy(ids[part] - first_row).to(shard.device)
             values = torch.from_numpy(weights[part] / config.first_order).to(shard)
-            shard[places, place - column] = values
+            shard[rows, coordinate - first_column] = values
     for name, parameter in model.named_parameters():
         if name.endswith("first_order.weight"):
             parameter[number].copy_(torch.from_numpy(regression.dense))
@@ -250,9 +254,8 @@ def _write_regression(regression: Regression, number: int, run: RunState) -> Non
         elif name.endswith("piecewise.vectors"):
             of_edges = parameter.view(len(config.dense), config.dense_bins + 1, -1)[..., number]
             for edges, (ids, weights) in zip(of_edges, of_columns[len(features) :], strict=True):
-                edges[torch.from_numpy(ids)] = torch.from_numpy(weights / config.first_order).to(
-                    edges
-                )
+                values = torch.from_numpy(weights / config.first_order).to(edges)
+                edges[torch.from_numpy(ids)] = values
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware) -> None:

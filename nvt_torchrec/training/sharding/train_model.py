@@ -242,13 +242,15 @@ class _HeadInputs(nn.Module):
         sizes = [self._singles, *self._sizes]
         parts = list(vectors.split(sizes, 1))
         counts = features.lengths().view(vectors.shape[1], -1).T.split(sizes, 1)
-        places = [place for place, is_list in enumerate(self._lists, start=1) if is_list]
-        if places:
-            more["lists"] = torch.stack([parts[place] for place in places], 1)
-            more["present"] = torch.stack([counts[place] > 0 for place in places], 1)
-        for place, events in enumerate(counts[1:], start=1):
-            sums = parts[place].sum(1, keepdim=True)
-            parts[place] = sums / events.sum(1).clamp(min=1).view(-1, 1, 1)
+        # the first part has the features of one id; each of the others is a history
+        lists = [index for index, is_list in enumerate(self._lists, start=1) if is_list]
+        if lists:
+            more["lists"] = torch.stack([parts[index] for index in lists], 1)
+            more["present"] = torch.stack([counts[index] > 0 for index in lists], 1)
+        for index in range(1, len(parts)):
+            sums = parts[index].sum(1, keepdim=True)
+            num_events = counts[index].sum(1).clamp(min=1)
+            parts[index] = sums / num_events.view(-1, 1, 1)
         return torch.cat(parts, 1), more
 
 
@@ -276,11 +278,11 @@ class LookupL2(nn.Module):
         if not (self._factors and self.training and vectors.requires_grad):
             return vectors
         penalty = torch.zeros_like(vectors)
-        for place, factors in self._factors.items():
-            ids = features[self._columns[place]].values().long()
+        for index, factors in self._factors.items():
+            ids = features[self._columns[index]].values().long()
             padding = 0, 0, 0, len(vectors) - len(ids)
             of_ids = functional.pad(factors[ids].unsqueeze(1), padding)
-            penalty[:, place] = vectors.detach()[:, place] * of_ids
+            penalty[:, index] = vectors.detach()[:, index] * of_ids
         vectors.register_hook(lambda gradient: gradient + penalty)
         return vectors
 

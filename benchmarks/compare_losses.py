@@ -1,0 +1,48 @@
+"""Compare the training losses of runs with those of the first: ``LOG OTHER_LOG …``.
+
+Each is the ``--log_path`` of a run that reported every step. The exit status is 1 if a run is
+missing, has another number of steps, or a loss that differs by more than ``--tolerance``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def read_losses(log: Path) -> list[float]:
+    """Return the losses of a run's steps; none without its metrics.jsonl."""
+    file = log / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    return [event["loss"] for event in events if event["event"] == "train"]
+
+
+def main() -> int:
+    """Print a line for each run after the first."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("logs", nargs="+", type=Path)
+    parser.add_argument("--tolerance", type=float, default=1e-3)
+    args = parser.parse_args()
+    first, *others = args.logs
+    expected = read_losses(first)
+    status = 0
+    for log in others:
+        found = read_losses(log)
+        if not expected or len(found) != len(expected):
+            print(f"FAILED {log.name}: {len(found)} steps, {first.name} has {len(expected)}")
+            status = 1
+            continue
+        difference = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+        verdict = "passed" if difference <= args.tolerance else "FAILED"
+        print(f"{verdict} {log.name}: losses differ by at most {difference:.2g}")
+        if verdict == "FAILED":
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
