@@ -39,12 +39,13 @@ def test_where_there_are_gpus(
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["GPU NVIDIA H200, 9.0, 580.95"] * 2
     assert "ok PyTorch, FBGEMM 2 GPUs" in lines
-    assert lines[-4:] == [
+    assert lines[-5:-1] == [
         "wrong RAPIDS cannot be imported: no libNVVM",
         "-> make env LOCK=requirements/gpu.txt",
         "wrong shared memory /dev/shm holds 64 MiB, NCCL needs some for each GPU",
         "-> docker run --ipc=host, or --shm-size=16g",
     ]
+    assert lines[-1].startswith("ok NUMA ")
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,10 @@ def test_what_is_not_installed_is_not_wrong(monkeypatch: pytest.MonkeyPatch, cap
     assert "wrong" not in printed
     for package in ("torchrec", "nvtabular", "torch"):
         assert f"not installed: {package}\n{'':23}-> " in printed
+
+
+@pytest.mark.parametrize(("nodes", "says"), [(1, "nothing to bind"), (2, "--numa-binding node")])
+def test_numa_nodes(tmp_path: Path, nodes: int, says: str) -> None:
+    for name in [*(f"node{number}" for number in range(nodes)), "power"]:
+        (tmp_path / name).mkdir()
+    assert says in doctor.describe_numa_nodes(tmp_path)

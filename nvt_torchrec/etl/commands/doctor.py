@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from nvt_torchrec.base.errors import IS_CHECKOUT, ClickLogError
 from nvt_torchrec.base.versions import (
@@ -103,6 +104,17 @@ def check_shared_memory(gpus: int) -> str:
     return size
 
 
+def describe_numa_nodes(nodes: Path = Path("/sys/devices/system/node")) -> str:
+    """Return how many NUMA nodes the machine has, and how ranks are bound to that of their GPU."""
+    count = len([*nodes.glob("node[0-9]*")])
+    if count < 2:
+        return "one node: nothing to bind"
+    return (
+        f"{count} nodes: train by `torchrun --numa-binding node …` (needs numactl), "
+        "as torchx binds no rank to the node of its GPU"
+    )
+
+
 DESCRIPTION = __doc__
 SETTINGS = ()
 
@@ -120,6 +132,7 @@ def run() -> int:
     if gpus:
         checks["RAPIDS"] = lambda: try_package(_CUDF, len(gpus))
         checks["shared memory"] = lambda: check_shared_memory(len(gpus))
+        checks["NUMA"] = describe_numa_nodes
     wrong = False
     for subject, check in checks.items():
         packages = _OPTIONAL.get(subject, ())
