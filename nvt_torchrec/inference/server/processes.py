@@ -72,12 +72,15 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _Server(config).run(sockets=[listener])
             return 0
+        # both are read when the libraries are imported
+        threads = max(1, count_cores() // settings.workers)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy multiplies no matrices here
+        # takes seconds, in which SIGTERM ends the process at once: it would leave the directory
+        import nvt_torchrec.inference.server.reload  # noqa: F401
+
         with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
-            # read when the libraries are imported
-            os.environ[SHARED_VALUES] = values
-            threads = max(1, count_cores() // settings.workers)
-            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy multiplies no matrices here
+            os.environ[SHARED_VALUES] = values  # before prometheus_client is imported
             workers = ForkedWorkers(config, listener, functools.partial(_print_address, listener))
             workers.run()
             return workers.status
