@@ -29,6 +29,8 @@ from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.predictor import Predictor
 
 CLIENTS, ROUNDS, REQUESTS = 8, 7, 400
+#: Workers of the server whose processes' memory is measured.
+_WORKERS = 2
 #: Seconds without an answer after which a server is given up.
 _TIMEOUT_S = 60.0
 _TOLERANCE = 1e-5
@@ -49,8 +51,13 @@ class Served:
     @property
     def memory_mb(self) -> tuple[float, float]:
         """Its resident memory in MB, and what of it no other process shares."""
-        memory = self._process.memory_full_info()
-        return memory.rss / 1e6, memory.uss / 1e6
+        return _read_memory(self._process)
+
+    @property
+    def worker_memory_mb(self) -> tuple[float, float]:
+        """The memory, as :attr:`memory_mb`, of the worker that has the most of its own."""
+        workers = map(_read_memory, self._process.children())
+        return max(workers, key=lambda memory: memory[1])
 
     def measure(self, requests: Sequence[bytes], number: int) -> None:
         """Send so many requests, and note the CPU time of one."""
@@ -88,6 +95,11 @@ class Served:
         if errors:
             raise errors[0]
         return answers
+
+
+def _read_memory(process: psutil.Process) -> tuple[float, float]:
+    memory = process.memory_full_info()
+    return memory.rss / 1e6, memory.uss / 1e6
 
 
 def _read_answer(answered: Any) -> float:
@@ -173,4 +185,8 @@ def print_requests(
         for name, server in (("ours", ours), ("FastAPI and ONNX Runtime", peer)):
             resident, own = server.memory_mb
             print(f"{name:36}{statistics.median(server.cpu_ms):10.3f}{resident:10.0f}{own:10.0f}")
-        print(f"ours takes {ratio:.2f} times the CPU time")
+    with start([*ours_command, "--workers", _WORKERS]) as ours:
+        ours.ask(requests, REQUESTS)
+        name, (resident, own) = f"ours, each of {_WORKERS} workers", ours.worker_memory_mb
+        print(f"{name:36}{'':10}{resident:10.0f}{own:10.0f}")
+    print(f"ours takes {ratio:.2f} times the CPU time")

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from nvt_torchrec.training.settings.train_settings import TrainSettings
     from nvt_torchrec.workflows.store import load
 
-__all__ = [
-    "ClickModel",
-    "Encoder",
-    "EtlSettings",
-    "KJTLoader",
-    "Predictor",
-    "Scorer",
-    "TrainSettings",
-    "__version__",
-    "load",
-    "run",
-    "train",
-]
+    __all__ = [
+        "ClickModel",
+        "Encoder",
+        "EtlSettings",
+        "KJTLoader",
+        "Predictor",
+        "Scorer",
+        "TrainSettings",
+        "__version__",
+        "load",
+        "run",
+        "train",
+    ]
 
 _MODULES = {
     "ClickModel": "nvt_torchrec.estimator.classifier",
@@ -51,8 +51,24 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # `from nvt_torchrec import *` asks for it
+        return _find_importable_names()
     if name in _MODULES:
         from nvt_torchrec.base.versions import import_name
 
         return import_name(_MODULES[name], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _find_importable_names() -> list[str]:
+    """Return the names whose packages are installed: each extra installs those of some names."""
+    from nvt_torchrec.base.versions import UnsupportedStackError
+
+    names = ["__version__"]
+    for name in _MODULES:
+        try:
+            __getattr__(name)
+        except UnsupportedStackError:
+            continue
+        names.append(name)
+    return names

@@ -21,7 +21,6 @@ _FRAMES = "import pandas as pd\nframe: pd.DataFrame\nnew_frame: pd.DataFrame"
 #: Names that a page does not define, with their types, by page.
 READERS_NAMES = {
     "estimator": _FRAMES,
-    "inference": "rows: list[dict[str, object]]",
     "loader": (
         "from merlin.dataloader.torch import Loader\n"
         "rank: int\nworld_size: int\nsteps_of_this_epoch: int\nmerlin_loader: Loader"

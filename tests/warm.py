@@ -51,7 +51,9 @@ _IMPORTED = (
     "nvt_torchrec.training.loop.train",
     "nvt_torchrec.etl.run",
     "nvt_torchrec.inference.publish.steps",
-    "nvt_torchrec.inference.server.app",
+    # not inference.server.app: prometheus_client looks at its import whether processes share values
+    "starlette.applications",
+    "uvicorn",
     "torch.distributed.run",
 )
 _CLIENT = """#!{python} -IS

@@ -34,7 +34,7 @@ from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
-from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult, recorded
+from nvt_torchrec.etl.units.writing import UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
@@ -287,13 +287,9 @@ class Stages:
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.parent.mkdir(parents=True, exist_ok=True)
         before = self._recorded_digest()
-        try:
-            description = write_workflow(started, report)
-            if description.spec.events:
-                self._write_events(description)
-        except NoTrainingRowsError:  # nothing to resume
-            shutil.rmtree(self.work / output.FIT, ignore_errors=True)
-            raise
+        description = write_workflow(started, report)
+        if description.spec.events:
+            self._write_events(description)
         if parts and before not in (None, description.digest):
             raise OutputError(
                 f"{self.target.workflow}: counted again, it has digest {description.digest}; the "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import nvt_torchrec
 from nvt_torchrec.base import versions
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.versions import UnsupportedStackError, check_etl_stack, check_training_stack
@@ -114,3 +115,21 @@ def test_a_missing_package_is_named_with_the_smallest_extra_that_has_it(blocked,
     remedy = f"run `pip install '/PATH/OF/nvt_torchrec-….whl[{extra}]'"
     assert f"the package {blocked} is not installed\n  -> {remedy}" in result.stderr
     assert "ModuleNotFoundError" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("blocked", "left_out"),
+    [
+        (["sklearn"], {"ClickModel"}),  # of the extras but [estimator]
+        (["torchrec", "sklearn"], {"ClickModel", "KJTLoader", "train"}),  # [serve]
+        (["torch", "sklearn"],  # base
+         {"ClickModel", "Encoder", "KJTLoader", "Predictor", "Scorer", "train"}),
+    ],
+)  # fmt: skip
+def test_a_star_import_gives_what_is_installed(blocked, left_out):
+    block = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"
+    code = f"{block}\nfrom nvt_torchrec import *\nprint(*globals())"
+    result = python("-c", code)
+    assert not result.returncode, result.stderr
+    names = set(nvt_torchrec._MODULES)
+    assert names & set(result.stdout.split()) == names - left_out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,11 @@ import pytest
 from nvt_torchrec.inference.__main__ import main
 from tests.inference.bundles import ROWS
 from tests.inference.serving import Server, serving, until
+from tests.shell import ROOT
+
+#: MB that a worker may have of its own, with a bundle of a few kB: its stacks, buffers and objects.
+#: A process that imports for itself has 226.
+MAX_OWN_MB = 80
 
 
 def _workers(server: Server) -> set[int]:
@@ -28,6 +35,34 @@ def _maps(pid: int, kind: str = "maps") -> str:
         return ""
 
 
+def _own_mb(pid: int) -> float:
+    """Return the memory of a process that it shares with no other one."""
+    own = re.findall(
+        r"^Private_(?:Clean|Dirty): +(\d+) kB", _maps(pid, "smaps_rollup"), re.MULTILINE
+    )
+    return sum(map(int, own)) * 1024 / 1e6
+
+
+def test_the_parent_forks_without_threads() -> None:
+    """A fork has only the thread that forks; a lock that another one holds is held for ever."""
+    program = """
+import os
+from nvt_torchrec.inference.server.forked_workers import import_application
+import_application()
+tasks = "/proc/self/task"
+print(*sorted(open(f"{tasks}/{thread}/comm").read().strip() for thread in os.listdir(tasks)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() in (["python"], ["jemalloc_bg_thd", "python"])  # Arrow's prepares
+
+
 def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> None:
     rows = ROWS[:3]
     flags = ["--bundle", str(small_bundle), "--workers", "2", "--timeout_s", "100"]
@@ -41,6 +76,7 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
             maps = _maps(pid, "smaps")
             table = maps[maps.index("table.npy") :]
             assert re.search(r"Private_Dirty: +(\d+) kB", table)[1] == "0"
+            assert _own_mb(pid) < MAX_OWN_MB
         assert server.metric("inference_rows_total") == 60  # whoever is asked
         assert server.metric('inference_requests_total{code="200"}') == 20
         server.wait_for("inference_requests_under_way", 0)
@@ -53,6 +89,8 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
         assert len(server.predict(rows=rows)) == 3
 
         left = _workers(server)
+        assert len(left) == 2
+        assert max(map(_own_mb, left)) < MAX_OWN_MB  # the replaced one, too
         os.kill(server.pid, signal.SIGKILL)  # its workers end by themselves
         until(lambda: not any(_maps(pid) for pid in left))
 

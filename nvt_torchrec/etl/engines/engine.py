@@ -30,7 +30,7 @@ from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit
-from nvt_torchrec.etl.units.writing import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extend_workflow import DayCounts
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
@@ -225,7 +225,6 @@ class Engine:
         """Return what a workflow is extended by: the counts of a day, or of its rows for training.
 
         Raises:
-            NoTrainingRowsError: None of its rows is for training, and none of a later day will be.
             BadInputError: The day has no well-formed row, or a file is missing or damaged.
             SettingsError: A column has too many different strings.
             ClickLogError: See :meth:`count`.
@@ -239,12 +238,4 @@ class Engine:
         rows, nulls, _, vocabularies = add_up(self.job, blocks, values)
         if not rows and spec.split.by == "days":
             raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
-        if not rows and spec.split.by == "time":
-            raise NoTrainingRowsError(
-                f"day {day}: no row is before {spec.split.valid_from}, so none is for training: "
-                "the cuts of a split by time stay where they are",
-                "run the ETL again over all files with later valid_from and test_from in the "
-                "spec's [split]; or, to train on each day when the next one is there, with "
-                'by = "days"; or score the day with `python -m inference predict --evaluate`',
-            )
         return DayCounts(day, vocabularies, nulls)

@@ -167,6 +167,14 @@ class _Day:
         log.info(
             "%s: %s is generation %d: %s", self.output, self.day.name, manifest["generation"], rows
         )
+        split = self.reading.spec.split
+        if split.by == "time" and not counts.get("train", {}).get("rows"):
+            log.warning(
+                "warning: none of its rows is for training, as none is before %s: the cuts of a "
+                "split by time stay where they are\n  -> to train on newer rows, run the ETL again "
+                "over all files with a later valid_from and test_from in the spec's [split]",
+                split.valid_from,
+            )
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""

@@ -178,8 +178,10 @@ def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], st
     why = f"{time.name} is a time, and a model scores rows newer than those it was trained on"
     if cuts := _cut_times(time, sample):
         return split | dict(zip(("valid_from", "test_from"), cuts, strict=True)), (
-            f"{why}: valid and test are the last tenths of the rows. What `nvt-etl extend` "
-            "adds later is test; shares, valid = 0.1 and test = 0.1, cannot be extended"
+            f"{why}: valid and test are the last tenths of the rows. The cuts stay where they "
+            "are, so later days, which `nvt-etl extend` adds as files named by a number or a date, "
+            "are test: to train on them, set later cuts and run the ETL again. Shares, valid = 0.1 "
+            "and test = 0.1, cannot be extended"
         )
     return split | _SHARES, (
         f"{why}: the last tenth of the rows is test. For days that `nvt-etl extend` adds, give "

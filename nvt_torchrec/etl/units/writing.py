@@ -40,10 +40,6 @@ class LostRowsError(BadInputError):
     """Rows of the input that are neither in the parquet nor among the rejected ones."""
 
 
-class NoTrainingRowsError(BadInputError):
-    """A day that cannot be added, because none of its rows is for training."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitRecord:
     """The result of a unit in JSON, without the unit.

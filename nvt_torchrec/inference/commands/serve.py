@@ -24,8 +24,7 @@ def run(model: ModelSettings, settings: ServerSettings) -> int:
     # until requests are served, SIGTERM ends the process at once: imports may swallow SystemExit
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        if settings.workers == 1:
-            prepare()
+        prepare()
         from nvt_torchrec.inference.server.processes import serve
 
         return serve(model, settings)

@@ -14,22 +14,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import torch
 from onnx_ir.tape import Tape
 from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
-from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.export.comparison import check_file
 from nvt_torchrec.inference.export.graph import ML_OPSET, Encoded, encode
 from nvt_torchrec.inference.export.onnx_operators import Graph, vocabulary_bytes
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
-from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
+from nvt_torchrec.inference.named_tensors import OUTPUT
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.onnx_head import OPSET, OnnxHead, transpose_gather
@@ -44,10 +40,6 @@ IR_VERSION = 10
 _WEIGHTS_APART = 1 << 30
 #: Vocabularies can only be in it, beside smaller weights.
 _MOST_VOCABULARY_BYTES = (1 << 30) - (1 << 26)
-_PROBES, _LONGEST_LIST = 500, 4
-#: Values of dense columns with which the file is tried.
-_NUMBERS = (-5, -1, 0, 1, 2, 3, 7, 50, 99, 2_000_000_000)
-_TOLERANCE = 1e-5
 
 
 class Scores(nn.Module):
@@ -179,7 +171,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     apart = f"{FILE}.data" if weights >= _WEIGHTS_APART else None
     ir.save(model, directory / FILE, external_data=apart)
-    _check(directory / FILE, predictor, encoded.known)
+    check_file(directory / FILE, predictor, description, encoded.known)
     return predictor
 
 
@@ -278,68 +270,3 @@ def assemble(
         opset_imports={"": OPSET, "ai.onnx.ml": ML_OPSET},
     )  # fmt: skip
     return ir.Model(whole, ir_version=IR_VERSION, producer_name=PRODUCER)
-
-
-def _check(file: Path, predictor: Predictor, known: dict[str, list]) -> None:
-    """Compare with the predictor, by known, unseen and missing values. Raises SettingsError."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    inputs = inputs_of(predictor.row_spec)
-    history_of = {name: h.name for h in predictor.workflow.histories for name in h.features}
-    probes = _probes(predictor.row_spec, known, history_of)
-    for count in (1, _PROBES):
-        some = {name: values[:count] for name, values in probes.items()}
-        encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
-        expected = predictor.predict_encoded(encoded.dense, encoded.ids)
-        got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), some))
-        difference = float(np.abs(got - expected.T).max())
-        if not difference <= _TOLERANCE:
-            raise SettingsError(
-                f"{FILE}: its probabilities differ from the bundle's by {difference:g}, at most "
-                f"{_TOLERANCE:g} is right; it was not written",
-                "serve the bundle itself: python -m inference serve --bundle BUNDLE",
-            )
-
-
-def _probes(
-    spec: FeatureSpec, known: dict[str, list], history_of: dict[str, str]
-) -> dict[str, np.ndarray]:
-    """Return tensors of rows, by name; the lists of a history are of the same lengths."""
-    rng, tensors = np.random.default_rng(0), {}
-    lengths: dict[str, np.ndarray] = {}
-    plan = spec.read_plan(label=False)
-    of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
-    for column in inputs_of(spec):
-        reads = [read for read in plan.reads if read.source == column.name]
-        values = of_source.get(column.name, []) + [
-            value for read in reads for value in RAW_TYPES[read.raw].probes
-        ]
-        if column.kind == "string":
-            texts = [v.decode() if isinstance(v, bytes) else _as_text(reads, v) for v in values]
-            values = [text for text in texts if text and _is_read(reads, text)]
-        else:
-            units = [(RAW_TYPES[read.raw], EPOCHS.get(read.time_format, 1)) for read in reads]
-            numbers = [*_NUMBERS, *(v for v in values if not isinstance(v, bytes))]
-            values = [v for v in numbers if all(kind.contains(v * unit) for kind, unit in units)]
-        shape = (_PROBES, _LONGEST_LIST) if column.multi_hot else (_PROBES,)
-        if column.multi_hot:
-            drawn = rng.integers(0, _LONGEST_LIST + 1, _PROBES)
-            name = history_of.get(column.name, column.name)
-            tensors[column.lengths] = lengths.setdefault(name, drawn)
-        else:
-            values.append(MISSING_OF[column.kind])
-        array = np.array(values, DTYPES[column.kind])
-        tensors[column.name] = array[rng.integers(len(values), size=shape)]
-    return tensors
-
-
-def _as_text(reads: list[Read], value: int | str) -> str:
-    return value if isinstance(value, str) else RAW_TYPES[reads[0].raw].log_text(value)
-
-
-def _is_read(reads: list[Read], text: str) -> bool:
-    try:
-        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
-    except ValueError:
-        return False

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import logging
 import math
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 import tempfile
-import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.supervisors import Multiprocess
 
 from nvt_torchrec.base.errors import SettingsError, run_command
 from nvt_torchrec.base.threads import count_cores
+from nvt_torchrec.inference.server.forked_workers import ForkedWorkers
 from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES, ModelSource, ServerSettings
 
 if TYPE_CHECKING:
     from nvt_torchrec.inference.server.app import Service
-
-log = logging.getLogger(__name__)
 
 #: Seconds that a thread may hold the interpreter's lock. Python's default of 5 ms is longer than a
 #: request takes, and the model's thread needs the lock between any two kernels.
@@ -41,9 +36,8 @@ _REACTION_S = 60
 def serve(source: ModelSource, settings: ServerSettings) -> int:
     """Serve until SIGTERM or SIGINT, then answer what has arrived.
 
-    Several workers are uvicorn's: it starts them, replaces those that end, and ends them. It spawns
-    them, because a process that has run PyTorch's threads or used a GPU cannot be forked. Their
-    parent imports neither torch nor the application.
+    Several workers are forked by a parent that has imported the application, and each opens the
+    model for itself (:mod:`.forked_workers`).
 
     Args:
         source: Where each process gets the model from. A bundle is followed (:mod:`.reload`).
@@ -56,8 +50,9 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
         SettingsError: The address cannot be listened on.
         ClickLogError: The model cannot be opened.
     """
+    make_application = _open if settings.workers == 1 else _open_in_worker
     config = uvicorn.Config(
-        functools.partial(_make_app, source, settings),
+        functools.partial(make_application, source, settings),
         factory=True,
         workers=settings.workers,
         log_config=None,
@@ -77,11 +72,16 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _Server(config).run(sockets=[listener])
             return 0
+        # both are read when the libraries are imported
+        threads = max(1, count_cores() // settings.workers)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy multiplies no matrices here
+        # takes seconds, in which SIGTERM ends the process at once: it would leave the directory
+        import nvt_torchrec.inference.server.reload  # noqa: F401
+
         with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
-            os.environ[SHARED_VALUES] = values
-            threads = max(1, count_cores() // settings.workers)
-            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            workers = _Workers(config, [listener])
+            os.environ[SHARED_VALUES] = values  # before prometheus_client is imported
+            workers = ForkedWorkers(config, listener, functools.partial(_print_address, listener))
             workers.run()
             return workers.status
 
@@ -116,70 +116,17 @@ class _Server(uvicorn.Server):
         _print_address((sockets or [])[0])
 
 
-class _Workers(Multiprocess):
-    """Uvicorn's parent of workers; it prints its address when all of them listen."""
-
-    status = 0
-    _started = False
-
-    def keep_subprocess_alive(self) -> None:
-        if self._started:
-            self._replace_ended()
-        elif any(worker.exitcode is not None for worker in self.processes):
-            # if nobody ended it, another one would fail in the same way
-            if not self.signal_queue and not self.should_exit.is_set():
-                self.status = 2
-                self.should_exit.set()
-        elif all(worker.is_ready() for worker in self.processes):
-            self._started = True
-            _print_address(self.sockets[0])
-
-    def _replace_ended(self) -> None:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        before = {worker.pid for worker in self.processes}
-        super().keep_subprocess_alive()
-        for pid in before - {worker.pid for worker in self.processes}:
-            mark_process_dead(pid)
-            log.warning("worker %d ended; another one was started", pid)
-
-    def terminate_all(self) -> None:
-        for listener in self.sockets:  # so that it is closed when the last worker closes it
-            listener.close()
-        super().terminate_all()
-        # a second signal ends a drain, as it does without workers
-        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])  # type: ignore[func-returns-value]
-
-    def handle_int(self) -> None:
-        self.status = 130
-        super().handle_int()
-
-    def handle_hup(self) -> None:
-        for worker in self.processes:
-            if worker.is_ready():  # others read the bundle in a moment anyway
-                os.kill(worker.pid, signal.SIGHUP)  # type: ignore[arg-type]
-
-
-def _make_app(source: ModelSource, settings: ServerSettings) -> Service:
-    """Return the application of this process. Uvicorn calls this in its event loop."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return _open(source, settings)
-    wait = parent.join
-
-    def end_with_parent() -> None:
-        wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-
+def _open_in_worker(source: ModelSource, settings: ServerSettings) -> Service:
+    """Return the application of a worker, which prints why there is none: its parent is silent."""
     services: list[Service] = []
     status = run_command(lambda: services.append(_open(source, settings)))
     if status:
         raise SystemExit(status)
-    threading.Thread(target=end_with_parent, daemon=True).start()
     return services[0]
 
 
 def _open(source: ModelSource, settings: ServerSettings) -> Service:
+    """Return the application of this process. Uvicorn calls this in its event loop."""
     # until the model is open there is nothing to end in order; imports may swallow SystemExit
     end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if source.bundle is not None:
