@@ -218,6 +218,10 @@ $(DOCS_TOOLS): requirements/docs.txt
 $(COVERAGE): requirements/coverage.txt $(BUILT)
 	@rm -rf build/coverage
 	@$(PIP) install --quiet $(HASHED) --target build/coverage -r $<
+	@# The tests compare the packages on the path with the lock, by these folders.
+	@rm -rf build/coverage/*.dist-info
+	@# What its .pth file does in an environment: processes that tests start are measured, too.
+	@echo 'import coverage; coverage.process_startup()' >build/coverage/sitecustomize.py
 	@touch $@
 
 $(BUILT): $(BEFORE) $(LOCK)
