@@ -4,7 +4,8 @@
 #   LOCK        the lock file; by default gpu.txt where nvidia-smi lists a GPU, else cpu.txt
 #   WHEELS      folders with wheels that pip may take too, such as PyTorch's CPU build; their digests
 #               must be in the lock
-#   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo; BENCH_FLAGS, for benchmarks
+#   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo; BENCH_FLAGS, for benchmarks;
+#               RELEASE_FLAGS, for what tries a release
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -27,6 +28,10 @@ BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 TOOLS := build/tools/built
 AUDIT := build/tools/bin/pip-audit
+DOCS_TOOLS := build/docs-tools/built
+COVERAGE := build/coverage/built
+# What the site consists of: pages, and what they link to.
+ON_SITE := README.md CHANGELOG.md CONTRIBUTING.md CODE_OF_CONDUCT.md SECURITY.md LICENSE docs deploy examples nvt_torchrec
 # Modules whose loops Numba compiles on import: at the end of `make env`, instead of in the first runs.
 COMPILED := nvt_torchrec.workflows.compiled nvt_torchrec.nvt_loader.parquet.decoder
 # Servers of others, each installed with ONNX Runtime into an environment of its own.
@@ -54,7 +59,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint bench-etl bench-events bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-events bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -88,6 +93,23 @@ lint: $(LINKED) $(TOOLS) ## check style, formatting and types, also of the Pytho
 	@$(BIN)/python -m tests.doc_lines build/doc_lines
 	@build/tools/bin/mypy --python-executable=$(BIN)/python --strict --allow-redefinition \
 	    --cache-dir=build/mypy-strict build/doc_lines tests/typed_lines.py
+
+docs: $(DOCS_TOOLS) ## the documentation as a site, in build/site; ends at a link that leads nowhere
+	@rm -rf build/site-source && mkdir -p build/site-source && ln -s $(ON_SITE:%=$(CURDIR)/%) build/site-source
+	@# With --quiet it would not count warnings, which --strict ends with.
+	@NO_MKDOCS_2_WARNING=1 build/docs-tools/bin/mkdocs build --strict --config-file mkdocs.yml >build/docs.log 2>&1 \
+	    || { grep -v '^INFO' build/docs.log; exit 1; }
+	@echo "docs: build/site/index.html"
+
+coverage: $(LINKED) $(COVERAGE) ## run the tests; list the files of which they execute less than 80 %; slower than `make test`
+	@export CUDA_VISIBLE_DEVICES= PYTHONPATH=$(CURDIR)/build/coverage $(ON_PATH); \
+	python -m coverage erase; \
+	python -m coverage run -m pytest $(TEST_FLAGS) || failed=1; \
+	python -m coverage combine --quiet && python -m coverage report --sort=cover \
+	    | awk 'NR <= 2 || /^TOTAL/ || $$4 + 0 < 80'; exit $${failed:-0}
+
+release: $(LINKED) ## sdist and wheel of the last commit in build/release, tried in environments of their own
+	@$(ON_PATH) python -m tests.release build/release $(RELEASE_FLAGS)
 
 bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
@@ -151,13 +173,16 @@ lock: $(TOOLS) ## resolve requirements/*.in into requirements/*.txt, with the di
 	    $(BEFORE:%=-c %) $$(sed -n 's/^\([a-z][a-z0-9-]*\)==.*/--no-emit-package=\1/p' $(BEFORE))
 	@$(RESOLVE) 3.11 requirements/tools.in -o requirements/tools.txt \
 	    $(BEFORE:%=-c %) -c requirements/cpu.txt -c requirements/gpu.txt
+	@$(RESOLVE) 3.11 requirements/docs.in -o requirements/docs.txt \
+	    $(BEFORE:%=-c %) -c requirements/cpu.txt -c requirements/gpu.txt -c requirements/tools.txt
+	@$(RESOLVE) 3.11 requirements/coverage.in -o requirements/coverage.txt
 	@git --no-pager diff --stat -- requirements
 
 # pip-audit writes a report, unless it fails. A mirror of the index may have packages and no advisories.
 # MAY_CHECK_NOTHING=1 is for machines from which they cannot be reached, where nobody could do more.
 audit: $(TOOLS) ## known vulnerabilities of the locked versions; fails if none could be looked up
 	@mkdir -p build && rm -f build/audit.txt
-	@sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' $(BEFORE) $(addprefix requirements/,cpu.txt gpu.txt tools.txt) \
+	@sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' $(BEFORE) $(addprefix requirements/,cpu.txt gpu.txt tools.txt docs.txt coverage.txt) \
 	    | sort -u >build/pins.txt
 	@pins=$$(wc -l <build/pins.txt); \
 	if $(AUDIT) --requirement build/pins.txt --no-deps --disable-pip --progress-spinner=off \
@@ -182,6 +207,21 @@ clean: ## remove the environment and everything built
 $(TOOLS): requirements/tools.txt
 	@$(FIND_PYTHON); rm -rf build/tools && $$python -m venv build/tools
 	@build/tools/bin/python -m pip --disable-pip-version-check install --quiet $(HASHED) -r $<
+	@touch $@
+
+$(DOCS_TOOLS): requirements/docs.txt
+	@$(FIND_PYTHON); rm -rf build/docs-tools && $$python -m venv build/docs-tools
+	@build/docs-tools/bin/python -m pip --disable-pip-version-check install --quiet $(HASHED) -r $<
+	@touch $@
+
+# Beside the environment and not in it, which the tests compare with its lock.
+$(COVERAGE): requirements/coverage.txt $(BUILT)
+	@rm -rf build/coverage
+	@$(PIP) install --quiet $(HASHED) --target build/coverage -r $<
+	@# The tests compare the packages on the path with the lock, by these folders.
+	@rm -rf build/coverage/*.dist-info
+	@# What its .pth file does in an environment: processes that tests start are measured, too.
+	@echo 'import coverage; coverage.process_startup()' >build/coverage/sitecustomize.py
 	@touch $@
 
 $(BUILT): $(BEFORE) $(LOCK)

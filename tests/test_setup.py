@@ -143,7 +143,9 @@ def lines(name):
             yield Requirement(text)
 
 
-@pytest.mark.parametrize("kind", ["build", "torch", "cuda", "cpu", "gpu", "tools"])
+@pytest.mark.parametrize(
+    "kind", ["build", "torch", "cuda", "cpu", "gpu", "tools", "docs", "coverage"]
+)
 def test_locks_are_resolved_from_what_is_written_by_hand(kind):
     locked = pins(f"{kind}.txt")
     before = {} if kind in ("build", "torch", "cuda") else pins("torch.txt")

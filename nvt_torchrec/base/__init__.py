@@ -1,3 +1,3 @@
 """What knows no click log: errors, command line, files, threads, devices, pages."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -14,7 +14,9 @@ strings is pandas' ``str``:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 from nvt_torchrec.nvt_compat.patching import check_source, edit, supply
 
@@ -54,7 +56,7 @@ def _supply_columns() -> None:
     from cudf.core import column
     from cudf.core.column import ColumnBase, ListColumn
 
-    def build_column(data, dtype, *, size, children):
+    def build_column(data: Any, dtype: Any, *, size: int, children: Any) -> Any:
         """Build a list column, the only kind in Merlin, of ``children`` offsets, elements."""
         offsets, elements = (child.plc_column for child in children)
         kind = plc.DataType(plc.TypeId.LIST)
@@ -62,7 +64,7 @@ def _supply_columns() -> None:
             plc.Column(kind, size, None, None, 0, 0, [offsets, elements]), dtype
         )
 
-    def offsets(self):
+    def offsets(self: Any) -> Any:
         """Return offsets int32 [rows + 1] from 0; libcudf's are of the unsliced column."""
         plain = ColumnBase.create(self.plc_column.list_view().offsets(), np.dtype("int32"))
         first = self.plc_column.offset()
@@ -76,9 +78,9 @@ def _supply_columns() -> None:
     supply(ListColumn, offsets=property(offsets))
 
 
-def _read_csv_with_chunksize(read_csv):
+def _read_csv_with_chunksize(read_csv: Callable) -> Callable:
     @functools.wraps(read_csv)
-    def wrapper(*args, chunksize=None, **kwargs):
+    def wrapper(*args: Any, chunksize: Any = None, **kwargs: Any) -> Any:
         if chunksize is not None:
             kwargs["blocksize"] = chunksize
         return read_csv(*args, **kwargs)
@@ -115,7 +117,7 @@ def patch_dispatch() -> None:
     )
 
 
-def allow_size(is_unsupported) -> None:
+def allow_size(is_unsupported: Any) -> None:
     """Make cuDF's check, a ``functools.singledispatch``, allow "size" for strings."""
     by_name = is_unsupported.dispatch(pd.StringDtype)
 
@@ -125,11 +127,11 @@ def allow_size(is_unsupported) -> None:
     is_unsupported.register(pd.StringDtype, check)
 
 
-def keep_strings(list_dtype: type) -> None:
+def keep_strings(list_dtype: Any) -> None:
     """Make lists of strings keep their type when they are deserialized."""
     by_name = list_dtype.deserialize.__func__
 
-    def deserialize(cls: type, header: dict, frames: list):
+    def deserialize(cls: type, header: dict, frames: list) -> Any:
         if isinstance(header["element-type"], str) and header["element-type"] == "str":
             return cls(pd.StringDtype(na_value=np.nan))
         return by_name(cls, header, frames)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nvt_torchrec.nvt_compat.patching import supply
@@ -74,12 +75,16 @@ class FreezingHighLevelGraph(HighLevelGraph):
     """``HighLevelGraph`` that freezes the DataFrames a layer depends on."""
 
     @classmethod
-    def from_collections(cls, name, layer, dependencies=()) -> HighLevelGraph:
+    def from_collections(
+        cls, name: str, layer: Any, dependencies: Sequence[Any] = ()
+    ) -> HighLevelGraph:
         """See ``HighLevelGraph.from_collections``."""
         return HighLevelGraph.from_collections(name, layer, [freeze(d) for d in dependencies])
 
 
-def new_dd_object(dsk, name, meta, divisions, parent_meta=None) -> FrameBase:
+def new_dd_object(
+    dsk: Mapping, name: str, meta: Any, divisions: Sequence, parent_meta: Any = None
+) -> FrameBase:
     """Make a DataFrame of a graph with the keys ``(name, i)``; Dask has removed this function."""
     divisions = tuple(divisions)
     keys = [(name, i) for i in range(len(divisions) - 1)]
@@ -87,7 +92,9 @@ def new_dd_object(dsk, name, meta, divisions, parent_meta=None) -> FrameBase:
     return new_collection(graph)
 
 
-def _calculate_divisions(df, by, repartition, npartitions, ascending=True, **kwargs):
+def _calculate_divisions(
+    df: Any, by: Any, repartition: Any, npartitions: int, ascending: bool = True, **kwargs: Any
+) -> Any:
     by = getattr(by, "expr", by)
     return _shuffle._calculate_divisions(df.expr, by, npartitions, ascending)
 
@@ -108,5 +115,5 @@ def apply() -> None:
     # merlin.core.utils imports `optimize` of a removed module; merlin_io replaces its only user.
     if "dask.dataframe.optimize" not in sys.modules:
         module = types.ModuleType("dask.dataframe.optimize")
-        module.optimize = lambda dsk, keys, **kwargs: dsk
+        vars(module)["optimize"] = lambda dsk, keys, **kwargs: dsk
         sys.modules[module.__name__] = module

@@ -17,6 +17,7 @@ In list columns of pandas frames each row holds an array:
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from nvt_torchrec.nvt_compat.patching import edit, replace
 
@@ -27,7 +28,7 @@ import pyarrow as pa
 from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 
 
-def _hash_series(ser) -> np.ndarray:
+def _hash_series(ser: Any) -> np.ndarray:
     """Hash a series, or all elements of lists; uint32 [n], for a cuDF series a cuDF series.
 
     Whole numbers are hashed as int64, whatever their dtype, because pandas stores integers with
@@ -58,7 +59,7 @@ def _hash_series(ser) -> np.ndarray:
     return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
 
 
-def _whole(ser):
+def _whole(ser: Any) -> Any:
     """Numbers of a cuDF series as int64; strings as they are."""
     if ser.dtype.kind not in "iuf":
         return ser

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nvt_torchrec.nvt_compat.dask_names import BlockwiseLayer, FreezingHighLevelGraph, freeze
 from nvt_torchrec.nvt_compat.patching import PatchError, replace
 
@@ -9,12 +11,12 @@ import dask.dataframe as dd
 from dask.blockwise import Blockwise
 
 
-def _ensure_optimize_dataframe_graph(ddf=None, dsk=None, keys=None):
+def _ensure_optimize_dataframe_graph(ddf: Any = None, dsk: Any = None, keys: Any = None) -> Any:
     """Return the graph unchanged: expressions are optimized when they are computed."""
     return dsk if ddf is None else ddf
 
 
-def _parquet_to_ddf(self, columns=None, cpu=None):
+def _parquet_to_ddf(self: Any, columns: Any = None, cpu: bool | None = None) -> Any:
     """``ParquetDatasetEngine.to_ddf``.
 
     Dask no longer reports what it read through ``metadata_collector``. The plan of the read
@@ -63,7 +65,7 @@ def apply() -> None:
 
     write = merlin.io.dask._ddf_to_dataset
 
-    def ddf_to_dataset(ddf, *args, **kwargs):
+    def ddf_to_dataset(ddf: Any, *args: Any, **kwargs: Any) -> Any:
         return write(freeze(ddf), *args, **kwargs)
 
     # It writes one file per output partition, looking keys up in the collection's graph.

@@ -33,6 +33,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from nvt_torchrec.nvt_compat.patching import edit, replace
 
@@ -42,7 +43,7 @@ import pandas as pd
 from nvt_torchrec.base.errors import SchemaError
 
 
-def key_like_vocabulary(column, vocabulary):
+def key_like_vocabulary(column: Any, vocabulary: Any) -> Any:
     """Return a column cast to the type of a vocabulary, unless nulls would be lost.
 
     pandas stores integers with missing values as float64. The integers of a vocabulary are exact in
@@ -68,7 +69,7 @@ def key_like_vocabulary(column, vocabulary):
     return column.astype(dtype)
 
 
-def _like_cudf_vocabulary(column, vocabulary):
+def _like_cudf_vocabulary(column: Any, vocabulary: Any) -> Any:
     """As :func:`key_like_vocabulary` for cuDF, whose integer columns can have nulls."""
     numbers = pd.api.types.is_numeric_dtype(vocabulary.dtype)
     is_number = pd.api.types.is_numeric_dtype(column.dtype)
@@ -82,7 +83,7 @@ def _like_cudf_vocabulary(column, vocabulary):
     return column.astype(vocabulary.dtype)
 
 
-def _patch_encode(categorify) -> None:
+def _patch_encode(categorify: Any) -> None:
     categorify.key_like_vocabulary = key_like_vocabulary
     edit(
         categorify._encode,
@@ -113,20 +114,20 @@ def _patch_encode(categorify) -> None:
     )
 
 
-def by_count(frame, count: str, values: list[str]):
+def by_count(frame: Any, count: str, values: list[str]) -> Any:
     """Return a vocabulary sorted by falling count, ties by value; nulls come first."""
     order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
     return frame.sort_values([count, *values], ignore_index=True, **order)
 
 
-def rows_after(vocabulary, part: int, count: str) -> int:
+def rows_after(vocabulary: Any, part: int, count: str) -> int:
     """Return the number of rows with values of the partitions after ``part``."""
     later = range(part + 1, vocabulary.npartitions)
     counts = [vocabulary.partitions[i][count] for i in later]
     return sum(int(part.compute(scheduler="synchronous").sum()) for part in counts)
 
 
-def _patch_vocabulary(categorify) -> None:
+def _patch_vocabulary(categorify: Any) -> None:
     categorify.by_count, categorify.rows_after = by_count, rows_after
     edit(
         categorify._write_uniques,
@@ -181,7 +182,7 @@ def _patch_vocabulary(categorify) -> None:
     )
 
 
-def _difference_lag(self, col_selector, df):
+def _difference_lag(self: Any, col_selector: Any, df: Any) -> Any:
     """Subtract the row ``shift`` rows before; missing where that row is of another group."""
     output = {}
     for shift in self.shifts:
@@ -197,14 +198,14 @@ def _checked(function: Callable, check: Callable) -> Callable:
     """Return a method that first calls a check with its arguments."""
 
     @functools.wraps(function)
-    def method(self, *args):
+    def method(self: Any, *args: Any) -> Any:
         check(*args)
         return function(self, *args)
 
     return method
 
 
-def _warn_of_nan(col_selector, df) -> None:
+def _warn_of_nan(col_selector: Any, df: Any) -> None:
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
     for name in col_selector.names:
@@ -223,7 +224,7 @@ def _warn_of_nan(col_selector, df) -> None:
             )
 
 
-def _refuse_infinity(dask_stats) -> None:
+def _refuse_infinity(dask_stats: Any) -> None:
     for name, count, mean in zip(
         dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
     ):
@@ -235,7 +236,7 @@ def _refuse_infinity(dask_stats) -> None:
             )
 
 
-def _chunkwise_moments(df) -> pd.DataFrame:
+def _chunkwise_moments(df: Any) -> pd.DataFrame:
     """Return count, origin, mean − origin and sum of squared deviations by column, in float64."""
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 

@@ -14,6 +14,7 @@ from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceRowGroup
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
 from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
@@ -190,7 +191,7 @@ def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypa
     reader = SimpleNamespace(decode=None, read=lambda groups: None)
     read_ahead = sys.modules[fake_libcudf.CUDF_READER].ReadAhead
     ahead = read_ahead(reader, fake_cuda.Stream(device), device)
-    group = SimpleNamespace(number=0, reading=None, decoded=SimpleNamespace(tensors=[]))
+    group = DeviceRowGroup(0, decoded=SimpleNamespace(tensors=[]))
     ahead.finish([group], fake_cuda.Stream(device))
     ahead.close()
     assert touched == {3}

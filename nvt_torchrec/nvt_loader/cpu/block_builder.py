@@ -145,8 +145,16 @@ class CpuBuilder:
         """Return the next block as the arguments of :meth:`receive`; None at the end."""
         return next(produced, None)
 
-    def receive(self, steps: slice, block: FlatBlock) -> tuple[slice, FlatBlock]:
-        """Make the block usable by the caller; ``steps`` are those that it draws."""
+    def receive(
+        self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event | None = None
+    ) -> tuple[slice, FlatBlock | JaggedBlock]:
+        """Make the block usable by the caller.
+
+        Args:
+            steps: The steps that the caller draws.
+            block: The block.
+            ready: Follows the work on the block, if a device does it.
+        """
         return steps, block
 
     def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:

@@ -12,13 +12,18 @@ import functools
 import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
 from nvt_torchrec.base.device import use_pool
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
-from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
+from nvt_torchrec.nvt_loader.cuda.device_rows import (
+    DeviceRowGroupSlice,
+    build_on_device,
+    decoded_rows,
+)
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: Most bytes that RMM's pool for libcudf keeps between calls.
@@ -62,9 +67,10 @@ class PinnedBuilder(CpuBuilder):
             return steps, block, self._stream.record_event()
 
     def receive(
-        self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event
+        self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event | None = None
     ) -> tuple[slice, FlatBlock | JaggedBlock]:
         """Let the caller's stream wait for the block."""
+        assert ready is not None, "`produce` gives an event with each block"
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(ready)
         for tensor in block.tensors.values():
@@ -82,6 +88,7 @@ class CudfBuilder(PinnedBuilder):
 
     on_device, library_bytes = True, POOL_BYTES
     host_kind = PinnedBuilder
+    host: CpuBuilder
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
@@ -97,7 +104,11 @@ class CudfBuilder(PinnedBuilder):
         self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
     ) -> FlatBlock | JaggedBlock:
         """Build a block as :meth:`CpuBuilder.build` does, on the device."""
-        rows = [part for source in sources for part in source.reader.take(steps * source.width)]
+        rows = [
+            cast(DeviceRowGroupSlice, part)  # what `decode` yields
+            for source in sources
+            for part in source.reader.take(steps * source.width)
+        ]
         groups = [part.group for part in rows]
         self.reading.begin(groups)
         self.read_ahead(sources, following)
@@ -110,7 +121,9 @@ class CudfBuilder(PinnedBuilder):
         """Begin to decode the next blocks, a call of libcudf for each."""
         for steps in itertools.accumulate(following):
             parts = [
-                part for source in sources for part in source.reader.peek(steps * source.width)
+                cast(DeviceRowGroupSlice, part)
+                for source in sources
+                for part in source.reader.peek(steps * source.width)
             ]
             self.reading.begin([part.group for part in parts])
 

@@ -72,7 +72,8 @@ class CudfReader:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
-        own, size = [], 0.0
+        own: list[int] = []
+        size = 0.0
         for number in numbers:
             more = self._dataset.batch_row_bytes * self._files.row_groups[number].rows
             if own and size + more > CALL_BYTES:
@@ -130,8 +131,7 @@ class CudfReader:
             nulls = column.null_count() or child.null_count()
             if nulls:
                 raise SchemaError(f"{where}: column {name} holds {nulls} null values", FILL_REMEDY)
-        floats = [columns[name] for name in schema.floats]
-        floats = self._stacked(floats, torch.float32)
+        floats = self._stacked([columns[name] for name in schema.floats], torch.float32)
         single = [columns[name] for name in schema.categorical if name not in self._lists]
         ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
         lists = tuple(self._list(columns[name]) for name in schema.multi_hot)
@@ -196,13 +196,16 @@ class ReadAhead:
         """
         groups = list({group.number: group for group in groups}.values())
         self.begin(groups)
-        for task in {id(group.reading): group.reading for group in groups}.values():
+        # A task decodes several row groups; `begin` has given one to each.
+        tasks = {id(group.reading): group.reading for group in groups if group.reading is not None}
+        for task in tasks.values():
             ready = task.result()
             if ready is not None:
+                assert stream is not None, "what is decoded on a stream is awaited on one"
                 stream.wait_event(ready)
         if stream is not None:
             for group in groups:
-                for tensor in group.decoded.tensors:
+                for tensor in group.decoded_rows().tensors:
                     tensor.record_stream(stream)
 
     def close(self) -> None:

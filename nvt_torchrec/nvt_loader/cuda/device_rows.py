@@ -72,13 +72,13 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
     """Return rows [begin, end) of each; with lists this waits for the device, once."""
     if not wanted or not wanted[0][0].lists:
         return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
-    ends = [
+    bounds = [
         offsets[at]
         for rows, begin, end in wanted
         for offsets, _ in rows.lists
         for at in (begin, end)
     ]
-    ends = torch.stack(ends).view(-1, 2).tolist()
+    ends: list[tuple[int, int]] = torch.stack(bounds).view(-1, 2).tolist()
     columns = len(wanted[0][0].lists)
     return [
         rows.slice(begin, end, ends[i * columns : (i + 1) * columns])
@@ -99,6 +99,11 @@ class DeviceRowGroup:
     number: int
     decoded: DeviceRows | None = None
     reading: concurrent.futures.Future | None = None
+
+    def decoded_rows(self) -> DeviceRows:
+        """Return its rows, which must have been decoded."""
+        assert self.decoded is not None, f"row group {self.number} is not decoded"
+        return self.decoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +126,7 @@ class DeviceRowGroupSlice:
 
 def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
     """Return the rows of slices whose row groups have been decoded."""
-    return slices([(part.group.decoded, part.begin, part.end) for part in parts])
+    return slices([(part.group.decoded_rows(), part.begin, part.end) for part in parts])
 
 
 def build_on_device(
@@ -170,7 +175,8 @@ def arrange_rows(
     views = float_views(dataset, len(where), parts)
     if not dataset.jagged:
         return FlatBlock(*views, ids[where].transpose(1, 2).contiguous())
-    return JaggedBlock(*views, *_jagged(dataset, chunks, ids, where))
+    values, lengths, offsets, bounds = _jagged(dataset, chunks, ids, where)
+    return JaggedBlock(*views, values, lengths, offsets, bounds)
 
 
 def _jagged(
@@ -254,12 +260,12 @@ class DeviceChecker:
         parts = [broken, outside, *in_lists]
         found = torch.cat(parts).cpu().numpy()  # waits, in the loader's thread
         ends = np.cumsum([len(broken), len(outside)])
-        broken, outside, in_lists = np.split(found, ends)
-        for i in np.flatnonzero(broken):
+        bad_floats, bad_ids, bad_lists = np.split(found, ends)
+        for i in np.flatnonzero(bad_floats):
             self._host.check(rows.floats[:, i].contiguous().cpu().numpy(), int(i), where)
         first = len(schema.floats)
-        wrong = [(rows.ids[:, i], self._single[i]) for i in np.flatnonzero(outside)]
-        wrong += [(rows.lists[k][1], self._lists[k]) for k in np.flatnonzero(in_lists)]
+        wrong = [(rows.ids[:, i], self._single[i]) for i in np.flatnonzero(bad_ids)]
+        wrong += [(rows.lists[k][1], self._lists[k]) for k in np.flatnonzero(bad_lists)]
         for values, column in wrong:
             self._host.check(values.cpu().numpy(), first + column, where)
         narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in rows.lists)
