@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
+from nvt_torchrec.models.metrics import Metrics
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import selection, trials
 from nvt_torchrec.training.loop.evaluate import Predictions
@@ -21,7 +22,7 @@ from tests.plays import SHARE, write_plays
 from tests.training.runs import written_to
 
 DATA = "--binary_path=/nowhere"
-FIRST = (False, True, "wide")
+FIRST = (False, "wide")
 
 
 @pytest.mark.parametrize(
@@ -38,26 +39,28 @@ def test_who_gives_a_flag_has_chosen(flag):
     ("losses", "tried", "chosen"),
     [
         # two that are worse
-        ([0.4, 0.5, 0.6, 0.7, 0.65], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
+        ([0.4, 0.6, 0.7, 0.65], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
         # one that is worse, and the next one even more
-        ([0.5, 0.4, 0.6, 0.7, 0.75], [*FIRST, 0.015, 0.045], {"batch_norm": True}),
+        ([0.5, 0.4, 0.7, 0.75], [*FIRST, 0.015, 0.045], {"batch_norm": True}),
+        # one that is worse than the regression
+        ([0.5, 0.4, 0.85], [*FIRST, 0.015], {"batch_norm": True}),
         (
-            [0.5, 0.45, 0.5, 0.46, 0.4, 0.42, 0.3],
+            [0.5, 0.45, 0.46, 0.4, 0.42, 0.3],
             [*FIRST, 0.015, 0.045, 0.135, "long"],
             {"embedding_l2": 0.045, "epochs": 15, "over_arch_layer_sizes": None},
         ),
         (
-            [0.5, 0.45, 0.4, 0.35, 0.36, 0.38],
+            [0.5, 0.4, 0.35, 0.36, 0.38],
             [*FIRST, 0.015, 0.045, "long"],
             {"embedding_l2": 0.015, "epochs": 7, "over_arch_layer_sizes": None},
         ),
         (
-            [0.5, 0.45, 0.3, 0.35, 0.36],
+            [0.5, 0.3, 0.35, 0.36],
             [*FIRST, 0.015, 0.045],
             {"batch_norm": True, "over_arch_layer_sizes": (256, 128, 1)},
         ),
         # by less than two nats over 1,000 rows
-        ([0.4, 0.399, 0.3985, 0.3981, 0.4], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
+        ([0.4, 0.3985, 0.3981, 0.4], [*FIRST, 0.015, 0.045], {"batch_norm": False}),
     ],
 )
 def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
@@ -77,8 +80,10 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
             each = np.full((1, 1000), next(left))
             return Predictions(-np.log(np.expm1(each)), np.ones_like(each), None)
 
+    regression = Metrics(1000, 1000, log_loss=0.8)
+    baselines = "start", {("valid", "logistic regression"): {"label": regression}}
     monkeypatch.setattr(trials, "Trainer", Untrained)
-    monkeypatch.setattr(trials, "compute_baselines", lambda *arguments: ("start", {}))
+    monkeypatch.setattr(trials, "compute_baselines", lambda *arguments: baselines)
     for name in ("choose_sizes", "choose_order"):
         monkeypatch.setattr(trials.choices, name, lambda settings, *rest: settings)
     monkeypatch.setattr(trials.choices, "choose_days", lambda *_: SimpleNamespace(files=None))
@@ -87,9 +92,9 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
     flags = [DATA, "--batch_size=64", "--checkpoint_dir=steps", "--save_checkpoint_path=final"]
     settings = parse_settings(flags)
     with process_group() as group:
-        found, baselines = selection.choose_regularization(settings, settings, None, group)
+        found, known = selection.choose_regularization(settings, settings, None, group)
     assert given == tried
-    assert baselines == ("start", {})
+    assert known == baselines
     assert {name: getattr(found, name) for name in chosen} == chosen
     assert found.batch_size == (256 if "embedding_l2" in chosen else 64)
     assert (found.checkpoint_dir, found.save_checkpoint_path) == ("steps", "final")
@@ -108,7 +113,7 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     measured = trials.compute_log_losses
 
     def prefer(logits, labels):
-        """Return losses that are lower with L2, or without; L2 follows three trials without."""
+        """Return losses that are lower with L2, or without; L2 follows two trials without."""
         calls.append(len(calls))
         losses = measured(logits, labels)
         return losses if (len(calls) > len(FIRST)) == regularized else losses + 1
@@ -122,9 +127,9 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     with process_group() as group:
         result = train(settings, group)
     tried = re.findall(r"trial (.*): log loss of valid ([\d.]+)", caplog.text)
-    assert [name for name, _ in tried[:2]] == ["--no-batch_norm", "--batch_norm"]
-    assert tried[2][0] == "--batch_norm --over_arch_layer_sizes 256,128,1"
-    assert tried[3][0].startswith("--embedding_l2 0.015 ")
+    wide = "--batch_norm --over_arch_layer_sizes 256,128,1"
+    assert [name for name, _ in tried[:2]] == ["--no-batch_norm", wide]
+    assert tried[2][0].startswith("--embedding_l2 0.015 ")
     best = re.search(r"chosen on valid: (.*)\n", caplog.text)[1]
     assert ("--embedding_l2" in best) == regularized
     assert result.metrics["valid"]["log_loss"] == pytest.approx(float(dict(tried)[best]), abs=2e-5)

@@ -9,7 +9,6 @@ cut short, or looked at on the way, would prefer weaker ones. So each trial is a
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 from nvt_torchrec.formats.schema import TableSchema
@@ -56,11 +55,12 @@ def choose_regularization(
 ) -> tuple[TrainSettings, Baselines | None]:
     """Try regularizations on valid; return the settings of the best run, and rank 0's baselines.
 
-    First come the default model, batch normalization, and that with wide layers, all without L2.
-    Then the strength of L2, beside batch normalization and layers of the default width, is raised
-    while the log loss of valid falls; two trials that are worse than those without L2 end it. If
-    one of L2 is the best of all, it is tried with more epochs as well. Every trial is a complete
-    training, so that the run can repeat the best (:class:`.Trials` says which it is).
+    First come the default model, and batch normalization with wide layers, both without L2. Then
+    the strength of L2, beside batch normalization and layers of the default width, is raised while
+    the log loss of valid falls; one trial that is worse than logistic regression, or two that are
+    worse than those without L2, end it. If one of L2 is the best of all, it is tried with more
+    epochs as well. Every trial is a complete training, so that the run can repeat the best
+    (:class:`.Trials` says which it is).
 
     Args:
         given: The settings that the user gave.
@@ -69,15 +69,15 @@ def choose_regularization(
         group: This rank.
     """
     trials = Trials(given, settings, schema, group)
-    for batch_norm in (False, True):
-        trials.try_out({"batch_norm": batch_norm})
+    trials.try_out({"batch_norm": False})
     if trials.best is None:  # valid has no rows
         return settings, trials.baselines
+    normalized: dict[str, Any] = {"batch_norm": True}
     if given.over_arch_layer_sizes is None:
-        layers = (*_WIDE_LAYERS, given.label_count)
-        trials.try_out({"batch_norm": True, "over_arch_layer_sizes": layers})
+        normalized["over_arch_layer_sizes"] = (*_WIDE_LAYERS, given.label_count)
+    trials.try_out(normalized)
     without_l2 = trials.best_loss
-    strength, lowest, worse = _FIRST_L2, math.inf, 0
+    strength, lowest, worse = _FIRST_L2, trials.regression_loss, 0
     for _ in range(_MOST_L2_TRIALS):
         loss = trials.try_out(_make_l2_run(strength, settings))
         if loss is None or loss >= lowest:

@@ -16,7 +16,11 @@ from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import compute_log_losses
-from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselines
+from nvt_torchrec.training.baselines.baselines import (
+    REGRESSION,
+    Baselines,
+    compute_baselines,
+)
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.loop.evaluate import Predictions
@@ -48,6 +52,7 @@ class Trials:
         best: What the best trial was given; None before the first.
         best_loss: The log loss of valid in it, summed over the labels.
         baselines: On rank 0, those of all trials.
+        regression_loss: The log loss of valid of logistic regression; infinity without one.
 
     Args:
         given: The settings that the user gave.
@@ -66,6 +71,7 @@ class Trials:
         if group.rank == 0:
             files = choices.choose_days(settings, None).files
             self.baselines = compute_baselines(settings, model_config(settings, schema), files)
+        self.regression_loss = from_rank_0(group, _sum_regression_losses(self.baselines))
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run that is given ``chosen`` as well."""
@@ -116,6 +122,14 @@ def _compute_log_loss(predictions: Predictions | None) -> tuple[float | None, fl
     losses = compute_log_losses(predictions.logits.astype(np.float64), predictions.labels).sum(0)
     effective_rows = weights.sum() ** 2 / np.sum(weights**2)
     return float(np.average(losses, weights=weights)), NATS / effective_rows
+
+
+def _sum_regression_losses(baselines: Baselines | None) -> float:
+    if baselines is None:
+        return math.inf
+    metrics = baselines[1].get(("valid", REGRESSION), {})
+    losses = [found.log_loss for found in metrics.values() if found.log_loss is not None]
+    return sum(losses) if losses else math.inf
 
 
 def format_flags(chosen: Mapping[str, Any]) -> str:

@@ -70,12 +70,12 @@ def tune(
     end = time.monotonic() + parse_duration(given.tune or "") / 1e6
     is_over = False
     while not is_over:
-        trial, chosen = None, None
+        trial, chosen = None, {}
         if study is not None:
             trial = study.ask()
             chosen = _suggest(trial, trials, given, schema, group)
         loss = trials.try_out(from_rank_0(group, chosen))
-        if study is not None:
+        if study is not None and trial is not None:
             # a trial that fails teaches the sampler nothing
             study.tell(trial, values=loss, state=None if loss else _failed())
         is_over = from_rank_0(group, time.monotonic() > end)
