@@ -54,10 +54,10 @@ def compiled(*signatures: Any, nogil: bool = True) -> Callable[[Callable], Any]:
 
 
 @intrinsic
-def pointer(_context, address):
+def pointer(_context: Any, address: Any) -> Any:
     """Return the memory at an address, for ``numba.carray``."""
 
-    def generate(context, builder, _signature, values):
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(numba.types.voidptr))
 
     return numba.types.voidptr(address), generate

@@ -161,8 +161,10 @@ class ChunkEncoder:
 
     def _make_room(self, values: int) -> None:
         if len(self._indices) < values + 8:
-            self._indices = np.zeros(values + 8, np.uint16)
+            self._indices = np.empty(values + 8, np.uint16)
             self._packed = np.empty(PACKED_BYTES * values + PACKED_MARGIN, np.uint8)
+        # a last group of fewer than eight is filled with these, not with those of another column
+        self._indices[values : values + 8] = 0
 
 
 def _as_bytes(values: np.ndarray) -> memoryview:
@@ -215,6 +217,7 @@ class _Division:
 
 
 def _divide(leaf: Leaf) -> _Division:
+    # pages of lists have so many rows that they have as many values on average
     page_rows = max(1, PAGE_VALUES * leaf.rows // max(len(leaf.values), leaf.rows))
     rows = np.append(np.arange(0, leaf.rows, page_rows), leaf.rows)
     if leaf.offsets is None:

@@ -1,4 +1,4 @@
-"""Write a parquet file of float32, int32 and lists of int32, row group by row group."""
+"""Write a parquet file of float32, int32 and lists of them, row group by row group."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from nvt_torchrec.base import __version__
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.parquet import compact_protocol as thrift
 from nvt_torchrec.base.parquet.column_chunks import TYPES, Bytes, ChunkEncoder, Leaf
 from nvt_torchrec.base.parquet.compact_protocol import Value
 
 MAGIC = b"PAR1"
-#: Names the writer of a file, in the form that readers know.
-CREATED_BY = "nvt-torchrec version 1.0.0"
+#: Names the writer of a file, in the form in which readers look for faults of old ones.
+CREATED_BY = f"nvt-torchrec version {__version__}"
 #: Buffers that a system call takes, at most (POSIX: IOV_MAX).
 _BUFFERS = 1024
 #: Parquet's numbers: repetition of a field, version of the format, and lists among logical types.
@@ -31,16 +32,19 @@ class ParquetFileWriter:
 
     Args:
         descriptor: Of a file that is open for writing, empty.
-        schema: Fields of float32, int32 and lists of int32, none of which is nullable.
+        schema: Fields of float32, int32 and lists of them, none of which is nullable.
 
     Attributes:
         size: The bytes written so far.
 
     Raises:
+        ValueError: A field is of another type, or nullable.
         OSError: The file cannot be written; so do the methods.
     """
 
     def __init__(self, descriptor: int, schema: pa.Schema) -> None:
+        for field in schema:
+            _check_field(field)
         self._descriptor, self._schema = descriptor, schema
         self._encoder = ChunkEncoder()
         self._row_groups: list[Value] = []
@@ -92,6 +96,16 @@ class ParquetFileWriter:
                 written -= len(rest.pop(0))
             if written:
                 rest[0] = rest[0][written:]
+
+
+def _check_field(field: pa.Field) -> None:
+    """Raise :class:`ValueError` for a field that is not written here."""
+    inner = field.type.value_field if pa.types.is_list(field.type) else field
+    if field.nullable or inner.nullable or inner.type not in (pa.float32(), pa.int32()):
+        raise ValueError(
+            f"column {field.name} is {field.type}, nullable or of nullable values: expected "
+            "float32, int32 or lists of them without nulls"
+        )
 
 
 def _make_leaf(field: pa.Field, column: pa.Array) -> Leaf:

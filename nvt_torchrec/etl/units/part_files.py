@@ -27,11 +27,12 @@ ROW_GROUP_ROWS = 128 << 10
 class PartWriter:
     """A context manager that writes a part from tables of one schema, however long each is.
 
-    Row groups have :data:`ROW_GROUP_ROWS` rows, the last one fewer; memory holds no more rows than
-    that. Without a table there is no part; if the context ends with an error, none is left.
+    Row groups have so many rows, the last one fewer; memory holds no more rows than that. Without
+    a table there is no part; if the context ends with an error, none is left.
 
     Args:
         path: The path of the part.
+        row_group_rows: The rows of a row group; by default :data:`ROW_GROUP_ROWS`.
 
     Attributes:
         size: The bytes written, once the context has ended; 0 without a part.
@@ -40,9 +41,9 @@ class PartWriter:
         OutputError: The part cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_group_rows: int | None = None) -> None:
         self.size = 0
-        self._path = path
+        self._path, self._group_rows = path, row_group_rows or ROW_GROUP_ROWS
         self._stack = contextlib.ExitStack()
         self._writer: ParquetFileWriter | None = None  # once there is a table
         self._waiting: list[pa.Table] = []
@@ -52,14 +53,14 @@ class PartWriter:
         if self._writer is None:
             self._writer = self._open(table.schema)
         self._waiting.append(table)
-        while sum(map(len, self._waiting)) >= ROW_GROUP_ROWS:
+        while sum(map(len, self._waiting)) >= self._group_rows:
             joined = pa.concat_tables(self._waiting)
-            self._waiting = [joined.slice(ROW_GROUP_ROWS)]
-            self._writer.write_row_group(joined.slice(0, ROW_GROUP_ROWS))
+            self._waiting = [joined.slice(self._group_rows)]
+            self._writer.write_row_group(joined.slice(0, self._group_rows))
 
     def _open(self, schema: pa.Schema) -> ParquetFileWriter:
         temporary = self._stack.enter_context(atomic_path(self._path))
-        file = self._stack.enter_context(open(temporary, "wb", buffering=0))
+        file = self._stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
         writer = ParquetFileWriter(file.fileno(), schema)
 
         def finish(error: type[BaseException] | None, *_: object) -> None:
