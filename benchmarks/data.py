@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.formats.histories import StoredHistory, write_history
 from nvt_torchrec.formats.schema import TableSchema
 
@@ -21,16 +21,11 @@ TABLE_SIZES = (
     *(300000, 40000, 17000, 7000, 20000, 6, 7000, 1500, 66, 300000, 250000, 100000, 13),
     *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
 )
-DENSE, FILE_ROWS, ROW_GROUP_ROWS = 13, 1_000_000, 91_000
+DENSE, FILE_ROWS = 13, 1_000_000
+#: Fewer than the ETL writes: 44 row groups in 4 M rows.
+ROW_GROUP_ROWS = 91_000
 #: Keys of a history, and the most events of one; half as many on average.
 KEYS, EVENTS = 100_000, 200
-#: As the ETL writes (etl.units.part_files), but for smaller row groups: 44 of them in 4 M rows.
-_WRITER = {
-    "compression": "none",
-    "use_dictionary": True,
-    "dictionary_pagesize_limit": 16 << 10,
-    "write_page_checksum": True,
-}
 #: TorchRec's binary layout: an array by row for each kind of column.
 NPY_KINDS = ("dense", "sparse", "labels")
 
@@ -92,7 +87,8 @@ def write_rows(
     for number, first in enumerate(range(0, rows, file_rows)):
         table = _random_rows(schema, min(file_rows, rows - first), seed + number)
         files.append(directory / f"part.{number}.parquet")
-        pq.write_table(table, files[-1], row_group_size=ROW_GROUP_ROWS, **_WRITER)
+        with PartWriter(files[-1], ROW_GROUP_ROWS) as part:
+            part.write(table)
         if npy:
             npy.mkdir(parents=True, exist_ok=True)
             names = (schema.dense, schema.categorical, (schema.label,))

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,16 @@ def compiled(*signatures: Any, nogil: bool = True) -> Callable[[Callable], Any]:
         return dispatcher
 
     return compile_all
+
+
+@intrinsic
+def pointer(_context: Any, address: Any) -> Any:
+    """Return the memory at an address, for ``numba.carray``."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(numba.types.voidptr))
+
+    return numba.types.voidptr(address), generate
 
 
 _timing = event.TimingListener()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
+from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
@@ -126,6 +127,19 @@ def test_indices_of_every_width(tmp_path, values):
     assert read_by_pages(dataset) == list(SCHEMA.columns)
     for rows in (100, 999, 70_000):
         assert_rows(dataset, rows, 0, table)
+
+
+def test_files_of_the_etl(tmp_path):
+    """All of their pages are read here, and their rows are the table's."""
+    table = make_table(20_000)
+    for row_group_rows in (700, 20_000):
+        with PartWriter(tmp_path / "part.0.parquet", row_group_rows) as part:
+            part.write(table)
+        dataset = read_dataset(tmp_path, SCHEMA)
+        assert read_by_pages(dataset) == list(SCHEMA.columns)
+        group = table.slice(0, row_group_rows)
+        for rows, begin in itertools.product([7, 999, row_group_rows], [0, row_group_rows // 3]):
+            assert_rows(dataset, rows, begin, group)
 
 
 UNKNOWN = {

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
@@ -104,8 +103,6 @@ def manifest(output: Path) -> dict:
     found = json.loads((output / "manifest.json").read_text())
     assert found["settings"].pop("engine")
     assert found.pop("blake2b")
-    for part in found["files"]:
-        part.pop("bytes")
     return found
 
 
@@ -116,13 +113,7 @@ def assert_same(ours: Path, expected: Path) -> None:
     for split in SPLITS:
         for own, other in zip(parts(ours, split), parts(expected, split), strict=True):
             assert own.name == other.name
-            assert pq.read_table(own).equals(pq.read_table(other))
-            assert pq.read_schema(own).remove_metadata() == pq.read_schema(other).remove_metadata()
-            groups = [
-                [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-                for footer in map(pq.read_metadata, (own, other))
-            ]
-            assert groups[0] == groups[1]
+            assert own.read_bytes() == other.read_bytes()
     errors = [finding for finding in check(ours) if finding.severity == "error"]
     assert not errors, errors
 

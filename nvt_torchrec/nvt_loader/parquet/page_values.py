@@ -11,10 +11,10 @@ import numba
 import numpy as np
 from numba import types
 
-from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.kernels import compiled, pointer
 from nvt_torchrec.base.parquet_footer import varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of, pointer
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
 _EIGHT_BITS = 14

@@ -11,9 +11,8 @@ import numba
 import numpy as np
 from numba import types
 
-from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.kernels import compiled, pointer
 from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import pointer
 
 
 def int64_record(names: str) -> np.dtype:

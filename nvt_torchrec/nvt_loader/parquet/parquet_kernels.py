@@ -16,24 +16,12 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from nvt_torchrec.base.hashing import splitmix64
-from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.kernels import compiled, pointer
 
 #: Rows of which several columns are interleaved at a time: what fits a core's cache.
 TILE_ROWS = 256
-
-
-@intrinsic
-def pointer(_context, address):
-    """Return the memory at an address, for ``numba.carray``."""
-
-    def generate(context, builder, _signature, values):
-        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(address), generate
 
 
 @numba.njit(inline="always")

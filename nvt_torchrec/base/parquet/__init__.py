@@ -1,0 +1,1 @@
+"""Write parquet files of numbers, faster than Arrow: uncompressed pages with checksums."""

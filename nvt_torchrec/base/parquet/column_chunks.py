@@ -1,0 +1,314 @@
+"""Encode a column of a row group: its pages, and what the footer says of them.
+
+A column with few distinct values gets a dictionary, and indices of a few bits each; the pages of
+others are the values themselves, which are not copied. The specification is
+apache/parquet-format: parquet.thrift and Encodings.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from isal import isal_zlib
+
+from nvt_torchrec.base.parquet import compact_protocol as thrift
+from nvt_torchrec.base.parquet.compact_protocol import Value
+from nvt_torchrec.base.parquet.encode_kernels import (
+    DICTIONARY_ENTRIES,
+    PACKED_BYTES,
+    PACKED_MARGIN,
+    find_float_range,
+    find_range,
+    index_values,
+    pack_indices,
+    pack_pages,
+    rank_values,
+)
+
+#: Values of a page, about: a page of lists has whole rows. A page fits a core's second-level cache,
+#: and libcudf decodes the pages of a column at the same time.
+PAGE_VALUES = 16 << 10
+#: Parquet's numbers of types, encodings, codecs and kinds of pages.
+TYPES = {np.dtype(np.int32): 1, np.dtype(np.float32): 4}
+_PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
+_UNCOMPRESSED = 0
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+
+#: Bytes of a file.
+Bytes: TypeAlias = bytes | memoryview
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """The values of a column in a row group.
+
+    Attributes:
+        path: The names of the fields from the root on.
+        values: float32 or int32 [n], contiguous.
+        rows: The number of rows, at least one.
+        offsets: Of lists, integers [rows + 1]: row i has ``values[offsets[i]:offsets[i + 1]]``. The
+            first is 0, the last n. None: one value in each row.
+    """
+
+    path: tuple[str, ...]
+    values: np.ndarray
+    rows: int
+    offsets: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnChunk:
+    """A column of a row group as a file has it.
+
+    Attributes:
+        leaf: The values.
+        limits: Their smallest and largest, as :func:`_find_limits` returns them.
+        dictionary: The page of the dictionary, in pieces; without one, none.
+        pages: The pages of the values, in pieces.
+        page_count: How many pages they are.
+        levels: The number of values and empty lists.
+    """
+
+    leaf: Leaf
+    limits: np.ndarray | None
+    dictionary: Sequence[Bytes]
+    pages: Sequence[Bytes]
+    page_count: int
+    levels: int
+
+    @property
+    def buffers(self) -> list[Bytes]:
+        """The bytes of the file, in pieces."""
+        return [*self.dictionary, *self.pages]
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return sum(map(len, self.buffers))
+
+    def describe(self, begin: int) -> Value:
+        """Return parquet's ``ColumnChunk`` for a chunk whose bytes begin at ``begin``."""
+        encodings, page_encodings = _describe_encodings(bool(self.dictionary), self.page_count)
+        data_begin = begin + sum(map(len, self.dictionary))
+        size = self.size
+        metadata = {
+            1: thrift.i32(TYPES[self.leaf.values.dtype]),
+            2: encodings,
+            3: thrift.list_of([thrift.binary(name.encode()) for name in self.leaf.path]),
+            4: thrift.i32(_UNCOMPRESSED),
+            5: thrift.i64(self.levels),
+            6: thrift.i64(size),
+            7: thrift.i64(size),
+            9: thrift.i64(data_begin),
+        }
+        if self.dictionary:
+            metadata[11] = thrift.i64(begin)
+        metadata[12] = _describe_limits(self.limits, self.levels - len(self.leaf.values))
+        metadata[13] = page_encodings
+        # the second field is where the first page was once meant to be found; 0 as in new files
+        return thrift.struct({2: thrift.i64(0), 3: thrift.struct(metadata)})
+
+
+@functools.lru_cache(64)
+def _describe_encodings(has_dictionary: bool, pages: int) -> tuple[Value, Value]:
+    """Return the encodings of a chunk, and those of its pages (``PageEncodingStats``)."""
+    encodings, described = [_PLAIN, _RLE], [(_DATA_PAGE, _PLAIN, pages)]
+    if has_dictionary:
+        encodings.append(_RLE_DICTIONARY)
+        described = [(_DICTIONARY_PAGE, _PLAIN, 1), (_DATA_PAGE, _RLE_DICTIONARY, pages)]
+    page_encodings = [
+        thrift.struct({1: thrift.i32(kind), 2: thrift.i32(encoding), 3: thrift.i32(count)})
+        for kind, encoding, count in described
+    ]
+    return thrift.list_of(list(map(thrift.i32, encodings))), thrift.list_of(page_encodings)
+
+
+class ChunkEncoder:
+    """Encodes columns of row groups, one after the other, in memory that is allocated once."""
+
+    def __init__(self) -> None:
+        self._indices = np.empty(0, np.uint16)
+        self._packed = np.empty(0, np.uint8)
+
+    def encode(self, leaf: Leaf) -> ColumnChunk:
+        """Encode a column; its bytes are valid until the next call."""
+        limits = _find_limits(leaf.values)
+        divided = _divide(leaf)
+        self._make_room(len(leaf.values))
+        dictionary = _index(leaf.values, limits, self._indices)
+        pages: list[Bytes] = []
+        dictionary_page: list[Bytes] = []
+        if dictionary is None:
+            encoding, content, ends = _PLAIN, _as_bytes(leaf.values), 4 * divided.cuts[1:]
+        else:
+            body = [_as_bytes(dictionary)]
+            dictionary_page = _make_page(_DICTIONARY_PAGE, body, len(dictionary), _PLAIN)
+            encoding, content = _RLE_DICTIONARY, _as_bytes(self._packed)
+            ends = np.empty(len(divided.levels), np.int64)
+            pack_pages(self._indices, divided.cuts, self._packed, ends)
+        begin = 0
+        for end, levels, encoded in zip(
+            ends.tolist(), divided.levels, divided.encoded_levels, strict=True
+        ):
+            pages += _make_page(_DATA_PAGE, [*encoded, content[begin:end]], levels, encoding)
+            begin = end
+        return ColumnChunk(leaf, limits, dictionary_page, pages, len(ends), sum(divided.levels))
+
+    def _make_room(self, values: int) -> None:
+        if len(self._indices) < values + 8:
+            self._indices = np.empty(values + 8, np.uint16)
+            self._packed = np.empty(PACKED_BYTES * values + PACKED_MARGIN, np.uint8)
+        # a last group of fewer than eight is filled with these, not with those of another column
+        self._indices[values : values + 8] = 0
+
+
+def _as_bytes(values: np.ndarray) -> memoryview:
+    return memoryview(values).cast("B")  # type: ignore[arg-type]
+
+
+# ---- pages
+
+
+def _make_page(kind: int, body: Sequence[Bytes], count: int, encoding: int) -> list[Bytes]:
+    """Return a page in pieces: its header with the checksum, and its body."""
+    size = checksum = 0
+    for piece in body:
+        size += len(piece)
+        checksum = isal_zlib.crc32(piece, checksum)
+    signed = checksum - (1 << 32) if checksum >> 31 else checksum
+    begin, end = _make_header(kind, size, count, encoding)
+    return [begin + thrift.i32(signed)[1] + end, *body]
+
+
+@functools.lru_cache(1024)
+def _make_header(kind: int, size: int, count: int, encoding: int) -> tuple[bytes, bytes]:
+    """Return a ``PageHeader`` in two parts, between which its checksum belongs.
+
+    Many pages have the same ones, and building one takes longer than writing its page.
+    """
+    numbers = {1: thrift.i32(count), 2: thrift.i32(encoding)}
+    if kind == _DATA_PAGE:
+        numbers |= {3: thrift.i32(_RLE), 4: thrift.i32(_RLE)}  # encodings of the levels
+    fields = {1: thrift.i32(kind), 2: thrift.i32(size), 3: thrift.i32(size), 4: thrift.i32(0)}
+    before = len(thrift.struct(fields)[1]) - 2  # less the checksum of one byte, and the end
+    fields[5 if kind == _DATA_PAGE else 7] = thrift.struct(numbers)
+    header = thrift.struct(fields)[1]
+    return header[:before], header[before + 1 :]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Division:
+    """How a column is divided among pages.
+
+    Attributes:
+        cuts: int64 [pages + 1], where in the values pages begin and end.
+        levels: The number of values and empty lists of each page.
+        encoded_levels: How the values of each page make up lists; () without lists.
+    """
+
+    cuts: np.ndarray
+    levels: Sequence[int]
+    encoded_levels: Sequence[Sequence[Bytes]]
+
+
+def _divide(leaf: Leaf) -> _Division:
+    # pages of lists have so many rows that they have as many values on average
+    page_rows = max(1, PAGE_VALUES * leaf.rows // max(len(leaf.values), leaf.rows))
+    rows = np.append(np.arange(0, leaf.rows, page_rows), leaf.rows)
+    if leaf.offsets is None:
+        levels = np.diff(rows).tolist()
+        return _Division(rows, levels, [()] * len(levels))
+    levels, encoded = [], []
+    for first, last in itertools.pairwise(rows.tolist()):
+        count, buffers = _encode_levels(np.diff(leaf.offsets[first : last + 1]))
+        levels.append(count)
+        encoded.append(buffers)
+    return _Division(leaf.offsets[rows].astype(np.int64), levels, encoded)
+
+
+def _encode_levels(lengths: np.ndarray) -> tuple[int, list[Bytes]]:
+    """Encode how values make up lists, as Dremel does.
+
+    A value has two levels: whether it continues the list of the one before it (repetition), and
+    whether it is there at all (definition), which it is not in an empty list.
+
+    Args:
+        lengths: Integers [rows], the values of each list.
+
+    Returns:
+        The number of values and empty lists, and what a page of version 1 has of their levels.
+    """
+    counts = np.maximum(lengths, 1)
+    starts = np.cumsum(counts) - counts
+    levels = int(counts.sum())
+    encoded: list[Bytes] = []
+    for zeros in (starts, starts[lengths == 0]):
+        indices = np.zeros(levels + 8, np.uint16)
+        indices[:levels] = 1
+        indices[zeros] = 0
+        packed = np.empty(PACKED_BYTES * levels + PACKED_MARGIN, np.uint8)
+        size = pack_indices(indices, 0, levels, 1, packed, 0)
+        encoded += [size.to_bytes(4, "little"), _as_bytes(packed[:size])]
+    return levels, encoded
+
+
+# ---- dictionaries
+
+
+def _index(values: np.ndarray, limits: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
+    """Find the distinct values, and the index of each value among them.
+
+    Args:
+        values: float32 or int32 [n].
+        limits: The smallest and the largest of them, as :func:`_find_limits` returns them.
+        indices: uint16 [n or more], a result.
+
+    Returns:
+        The distinct values; None if there are so many that a dictionary saves nothing.
+    """
+    dictionary = np.empty(DICTIONARY_ENTRIES, values.dtype)
+    count = -1
+    if values.dtype == np.int32 and limits is not None:
+        smallest, largest = limits.tolist()
+        if largest - smallest < DICTIONARY_ENTRIES:
+            count = rank_values(values, smallest, largest, indices, dictionary)
+    if count < 0:
+        count = index_values(values.view(np.uint32), indices, dictionary.view(np.uint32))
+    indexed_bytes = 4 * count + len(values) * (count - 1).bit_length() // 8
+    return dictionary[:count] if count >= 0 and indexed_bytes < 4 * len(values) else None
+
+
+# ---- statistics
+
+
+def _find_limits(values: np.ndarray) -> np.ndarray | None:
+    """Return the smallest and the largest of values [n], without NaN: [2]; None if there are none.
+
+    Zeros of floats have the sign that makes them the smallest or largest (parquet.thrift:
+    ``ColumnOrder``).
+    """
+    limits = np.empty(2, values.dtype)
+    if not len(values):
+        return None
+    if values.dtype == np.int32:
+        find_range(values, limits)
+        return limits
+    if not find_float_range(values.view(np.int32), limits.view(np.int32)):
+        return None
+    limits[limits == 0] = np.array([-0.0, 0.0], np.float32)[limits == 0]
+    return limits
+
+
+def _describe_limits(limits: np.ndarray | None, nulls: int) -> Value:
+    """Return parquet's ``Statistics``; ``nulls`` is the number of empty lists."""
+    fields = {3: thrift.i64(nulls)}
+    if limits is not None:
+        smallest, largest = limits[0].tobytes(), limits[1].tobytes()
+        exact = thrift.boolean(True)
+        fields |= {5: thrift.binary(largest), 6: thrift.binary(smallest), 7: exact, 8: exact}
+    return thrift.struct(fields)

@@ -1,0 +1,76 @@
+"""Write Thrift's compact protocol, in which parquet files describe themselves.
+
+A value is a pair: the number of its type, and its bytes. See apache/thrift:
+doc/specs/thrift-compact-protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+#: The number of a type, and the bytes of a value.
+Value: TypeAlias = tuple[int, bytes]
+
+_TRUE, _FALSE = 1, 2
+_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+#: Longer lists have their length in bytes of its own.
+_SHORT_LIST = 15
+
+#: Most numbers are small.
+_BYTES = [bytes([number]) for number in range(256)]
+
+
+def varint(number: int) -> bytes:
+    """Return an unsigned integer in groups of 7 bits, the lowest first."""
+    if number < 128:
+        return _BYTES[number]
+    groups = bytearray()
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+def _zigzag(number: int) -> bytes:
+    return varint(number << 1 if number >= 0 else ~(number << 1))
+
+
+def i32(number: int) -> Value:
+    """Return an integer of 32 bits."""
+    return _I32, _zigzag(number)
+
+
+def i64(number: int) -> Value:
+    """Return an integer of 64 bits."""
+    return _I64, _zigzag(number)
+
+
+def boolean(flag: bool) -> Value:
+    """Return a truth value as the field of a struct."""
+    return (_TRUE if flag else _FALSE), b""
+
+
+def binary(content: bytes) -> Value:
+    """Return bytes, or a text in UTF-8."""
+    return _BINARY, varint(len(content)) + content
+
+
+def list_of(values: Sequence[Value]) -> Value:
+    """Return a list of values of one type, without values one of structs."""
+    kind = values[0][0] if values else _STRUCT
+    if len(values) < _SHORT_LIST:
+        header = bytes([len(values) << 4 | kind])
+    else:
+        header = bytes([_SHORT_LIST << 4 | kind]) + varint(len(values))
+    return _LIST, header + b"".join(content for _, content in values)
+
+
+def struct(fields: Mapping[int, Value]) -> Value:
+    """Return a struct of fields by their numbers, which increase and are at most 15 apart."""
+    parts, previous = [], 0
+    for number, (kind, content) in fields.items():
+        parts += [_BYTES[(number - previous) << 4 | kind], content]
+        previous = number
+    return _STRUCT, b"".join(parts) + b"\0"

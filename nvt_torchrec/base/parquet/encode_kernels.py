@@ -1,0 +1,245 @@
+"""Compiled loops that encode the values of a column: dictionary, indices in few bits, statistics.
+
+Values are 32 bits each, floats as their bits. Indices are written in runs, as the format's
+specification has it (apache/parquet-format: Encodings.md, RLE/bit-packing hybrid).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from nvt_torchrec.base.kernels import compiled, pointer
+
+#: Entries of a dictionary, at most: 16 KiB of it, and indices of at most 12 bits. Both fit a
+#: reader's first-level cache and its fast loops; of more values, packing saves little.
+DICTIONARY_ENTRIES = 4096
+#: The bits of an index into the hash table of a dictionary, which is at most half full.
+_SLOT_BITS = 13
+#: The multiplier of Fibonacci hashing: 2**32 divided by the golden ratio.
+_MULTIPLIER = 0x9E3779B1
+#: Bytes that :func:`pack_indices` may write for each value, at most, and those beyond the last one.
+PACKED_BYTES, PACKED_MARGIN = 4, 64
+
+_ABSOLUTE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+
+
+@compiled("int64(uint32[::1], uint16[::1], uint32[::1])")
+def index_values(values, indices, dictionary):
+    """Number the distinct values in the order in which they first occur.
+
+    Args:
+        values: uint32 [n].
+        indices: uint16 [n], a result: the number of each value.
+        dictionary: uint32 [:data:`DICTIONARY_ENTRIES`], a result: the distinct values.
+
+    Returns:
+        How many there are; -1 if they are more than the dictionary holds.
+    """
+    # a slot holds a value and, in the high half, its number plus one
+    slots = np.zeros(1 << _SLOT_BITS, np.uint64)
+    mask = np.uint32((1 << _SLOT_BITS) - 1)
+    high = np.uint64(32)
+    count = 0
+    for i in range(len(values)):
+        value = values[i]
+        slot = np.uint32(value * np.uint32(_MULTIPLIER)) >> np.uint32(32 - _SLOT_BITS)
+        while True:
+            held = slots[slot]
+            if held == np.uint64(0):
+                if count == len(dictionary):
+                    return -1
+                dictionary[count] = value
+                count += 1
+                held = np.uint64(count) << high | np.uint64(value)
+                slots[slot] = held
+            if np.uint32(held) == value:
+                break
+            slot = (slot + np.uint32(1)) & mask
+        indices[i] = (held >> high) - np.uint64(1)
+    return count
+
+
+@compiled("int64(int32[::1], int64, int64, uint16[::1], int32[::1])")
+def rank_values(values, smallest, largest, indices, dictionary):
+    """Number the distinct integers of a narrow range in their order, without a hash table.
+
+    Args:
+        values: int32 [n].
+        smallest, largest: Of the values.
+        indices: uint16 [n], a result: the number of each value.
+        dictionary: int32, a result: the distinct values; it has room for the whole range.
+
+    Returns:
+        How many there are.
+    """
+    ranks = np.zeros(largest - smallest + 1, np.uint16)
+    for i in range(len(values)):
+        ranks[np.uint64(values[i] - smallest)] = 1
+    count = 0
+    for i in range(len(ranks)):
+        if ranks[i]:
+            dictionary[count] = smallest + i
+            ranks[i] = count
+            count += 1
+    if count == len(ranks):  # by vector instructions
+        for i in range(len(values)):
+            indices[i] = values[i] - smallest
+    else:
+        for i in range(len(values)):
+            indices[i] = ranks[np.uint64(values[i] - smallest)]
+    return count
+
+
+@numba.njit(inline="always")
+def _write_varint(memory, at, number):
+    while number > 127:
+        memory[at] = number & 127 | 128
+        at += 1
+        number >>= 7
+    memory[at] = number
+    return at + 1
+
+
+@numba.njit(inline="always")
+def _is_run(address):
+    """Whether eight indices are one and the same."""
+    words = numba.carray(pointer(address), (2,), np.uint64)
+    first = words[0]
+    rotated = first >> np.uint64(16) | first << np.uint64(48)
+    return first == words[1] and first == rotated
+
+
+@numba.njit
+def _write_groups(source, groups, bits, packed, at):
+    """Write groups of eight indices from an address on; return where they end in ``packed``.
+
+    For a group 16 bytes are written, of which the next one overwrites what is too much.
+    """
+    if groups == 0:
+        return at
+    at = _write_varint(packed, at, groups << 1 | 1)
+    target = packed.ctypes.data + at
+    once, twice, thrice = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
+    half, rest = np.uint64(4 * bits), np.uint64(64 - 4 * bits)
+    for group in range(groups):
+        index = numba.carray(pointer(source + 16 * group), (8,), np.uint16)
+        low = np.uint64(index[0]) | np.uint64(index[1]) << once
+        low |= np.uint64(index[2]) << twice | np.uint64(index[3]) << thrice
+        high = np.uint64(index[4]) | np.uint64(index[5]) << once
+        high |= np.uint64(index[6]) << twice | np.uint64(index[7]) << thrice
+        words = numba.carray(pointer(target + bits * group), (2,), np.uint64)
+        words[0] = low | high << half
+        words[1] = high >> rest
+    return at + groups * bits
+
+
+@compiled("int64(uint16[::1], int64, int64, int64, uint8[::1], int64)")
+def pack_indices(indices, begin, end, bits, packed, at):
+    """Write indices as runs: one index and how often it repeats, or groups of eight packed ones.
+
+    Args:
+        indices: uint16, below ``2**bits``.
+        begin, end: Which of them to write. There are seven more, which may fill the last group.
+        bits: Bits of an index, from 1 to 12.
+        packed: uint8, the result, of :data:`PACKED_BYTES` for each index and
+            :data:`PACKED_MARGIN` more.
+        at: Where in ``packed`` to write.
+
+    Returns:
+        Where what was written ends.
+    """
+    source = indices.ctypes.data
+    # a shorter run takes about as many bytes as its packed indices, and is read more slowly
+    min_run = max(8, 64 // bits)
+    i = begin  # ``begin`` is the first index that is not written yet
+    while i + 8 <= end:
+        if not _is_run(source + 2 * i):
+            i += 8
+            continue
+        stop = i + 8
+        while stop < end and indices[stop] == indices[i]:
+            stop += 1
+        if stop - i < min_run:
+            i += 8
+            continue
+        at = _write_groups(source + 2 * begin, (i - begin) >> 3, bits, packed, at)
+        at = _write_varint(packed, at, (stop - i) << 1)
+        packed[at] = indices[i] & 255
+        packed[at + 1] = indices[i] >> 8
+        at += (bits + 7) >> 3
+        begin = i = stop
+    return _write_groups(source + 2 * begin, (end - begin + 7) >> 3, bits, packed, at)
+
+
+@compiled("void(uint16[::1], int64[::1], uint8[::1], int64[::1])")
+def pack_pages(indices, cuts, packed, ends):
+    """Write indices as the bodies of pages: the bits of an index, then runs.
+
+    Args:
+        indices: uint16 [n + 8], below :data:`DICTIONARY_ENTRIES`.
+        cuts: int64 [pages + 1], where in ``indices`` pages begin and end.
+        packed: uint8, a result, as in :func:`pack_indices`.
+        ends: int64 [pages], a result: where in ``packed`` each page ends.
+    """
+    at = np.int64(0)
+    for page in range(len(ends)):
+        begin, end = cuts[page], cuts[page + 1]
+        # values that later pages have first do not widen the indices of this one
+        largest = np.uint16(0)
+        of_page = indices[begin:end]
+        for i in range(len(of_page)):  # from zero on: LLVM vectorizes no other loop
+            largest = max(largest, of_page[i])
+        bits = np.int64(1)  # for a single value, too: readers differ about indices of no bits
+        while largest >> bits:
+            bits += 1
+        packed[at] = bits
+        at = pack_indices(indices, begin, end, bits, packed, at + 1)
+        ends[page] = at
+
+
+@compiled("void(int32[::1], int32[::1])")
+def find_range(values, found):
+    """Find the smallest and the largest of integers, at least one: int32 [n] → int32 [2]."""
+    smallest = largest = values[0]
+    for i in range(len(values)):
+        smallest = min(smallest, values[i])
+        largest = max(largest, values[i])
+    found[0], found[1] = smallest, largest
+
+
+@numba.njit(inline="always")
+def _ordered(bits):
+    """Return the bits of a float, int32, as an integer that has the order of the floats."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(_ABSOLUTE))
+
+
+@compiled("boolean(int32[::1], int32[::1])")
+def find_float_range(values, found):
+    """Find the smallest and the largest of floats that are not NaN, by their bits.
+
+    Integers are compared, which vector instructions do; they order -0.0 before 0.0.
+
+    Args:
+        values: int32 [n], at least one.
+        found: int32 [2], a result.
+
+    Returns:
+        Whether there is a value that is not NaN.
+    """
+    infinity = np.int32(_INFINITY)
+    smallest = largest = _ordered(values[0])
+    for i in range(len(values)):
+        value = _ordered(values[i])
+        smallest = min(smallest, value)
+        largest = max(largest, value)
+    if largest > infinity or smallest < ~infinity:  # there is a NaN
+        smallest, largest = np.int32(_ABSOLUTE), ~np.int32(_ABSOLUTE)
+        for i in range(len(values)):
+            value = _ordered(values[i])
+            if ~infinity <= value <= infinity:
+                smallest = min(smallest, value)
+                largest = max(largest, value)
+    found[0], found[1] = _ordered(smallest), _ordered(largest)
+    return smallest <= largest

@@ -1,0 +1,149 @@
+"""Write a parquet file of float32, int32 and lists of them, row group by row group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base import __version__
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.parquet import compact_protocol as thrift
+from nvt_torchrec.base.parquet.column_chunks import TYPES, Bytes, ChunkEncoder, Leaf
+from nvt_torchrec.base.parquet.compact_protocol import Value
+
+MAGIC = b"PAR1"
+#: Names the writer of a file, in the form in which readers look for faults of old ones.
+CREATED_BY = f"nvt-torchrec version {__version__}"
+#: Buffers that a system call takes, at most (POSIX: IOV_MAX).
+_BUFFERS = 1024
+#: Parquet's numbers: repetition of a field, version of the format, and lists among logical types.
+_REQUIRED, _REPEATED = 0, 2
+_FORMAT_VERSION = 2
+_CONVERTED_LIST, _LOGICAL_LIST = 3, 3
+
+
+class ParquetFileWriter:
+    """Writes a parquet file.
+
+    The same rows in the same row groups always give the same bytes.
+
+    Args:
+        descriptor: Of a file that is open for writing, empty.
+        schema: Fields of float32, int32 and lists of them, none of which is nullable.
+
+    Attributes:
+        size: The bytes written so far.
+
+    Raises:
+        ValueError: A field is of another type, or nullable.
+        OSError: The file cannot be written; so do the methods.
+    """
+
+    def __init__(self, descriptor: int, schema: pa.Schema) -> None:
+        for field in schema:
+            _check_field(field)
+        self._descriptor, self._schema = descriptor, schema
+        self._encoder = ChunkEncoder()
+        self._row_groups: list[Value] = []
+        self._rows = self.size = 0
+        self._write([MAGIC])
+
+    def write_row_group(self, table: pa.Table) -> None:
+        """Write rows of the schema, at least one, as a row group."""
+        chunks, begin = [], self.size
+        for field, column in zip(self._schema, table.columns, strict=True):
+            chunk = self._encoder.encode(_make_leaf(field, column.combine_chunks()))
+            chunks.append(chunk.describe(self.size))
+            self._write(chunk.buffers)
+        size = self.size - begin
+        self._row_groups.append(
+            thrift.struct(
+                {
+                    1: thrift.list_of(chunks),
+                    2: thrift.i64(size),
+                    3: thrift.i64(len(table)),
+                    5: thrift.i64(begin),
+                    6: thrift.i64(size),
+                }
+            )
+        )
+        self._rows += len(table)
+
+    def finish(self) -> None:
+        """Write the footer."""
+        ordered_by_type = thrift.struct({1: thrift.struct({})})
+        leaves = len(self._schema)
+        fields = {
+            1: thrift.i32(_FORMAT_VERSION),
+            2: thrift.list_of(_describe_schema(self._schema)),
+            3: thrift.i64(self._rows),
+            4: thrift.list_of(self._row_groups),
+            6: thrift.binary(CREATED_BY.encode()),
+            7: thrift.list_of([ordered_by_type] * leaves),
+        }
+        _, footer = thrift.struct(fields)
+        self._write([footer, len(footer).to_bytes(4, "little"), MAGIC])
+
+    def _write(self, buffers: Sequence[Bytes]) -> None:
+        rest = [memoryview(buffer) for buffer in buffers]
+        while rest:
+            written = os.writev(self._descriptor, rest[:_BUFFERS])
+            self.size += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if written:
+                rest[0] = rest[0][written:]
+
+
+def _check_field(field: pa.Field) -> None:
+    """Raise :class:`ValueError` for a field that is not written here."""
+    inner = field.type.value_field if pa.types.is_list(field.type) else field
+    if field.nullable or inner.nullable or inner.type not in (pa.float32(), pa.int32()):
+        raise ValueError(
+            f"column {field.name} is {field.type}, nullable or of nullable values: expected "
+            "float32, int32 or lists of them without nulls"
+        )
+
+
+def _make_leaf(field: pa.Field, column: pa.Array) -> Leaf:
+    if not pa.types.is_list(field.type):
+        return Leaf((field.name,), to_numpy(column), len(column))
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    values = to_numpy(column.values)[offsets[0] : offsets[-1]]
+    path = field.name, "list", field.type.value_field.name
+    return Leaf(path, values, len(column), offsets - offsets[0])
+
+
+def _describe_schema(schema: pa.Schema) -> list[Value]:
+    """Return parquet's list of ``SchemaElement``: the root, then its fields, depth first."""
+    elements = [_describe_group("schema", _REQUIRED, len(schema))]
+    for field in schema:
+        if pa.types.is_list(field.type):
+            elements.append(_describe_group(field.name, _REQUIRED, 1, is_list=True))
+            elements.append(_describe_group("list", _REPEATED, 1))
+            field = field.type.value_field
+        elements.append(
+            thrift.struct(
+                {
+                    1: thrift.i32(TYPES[np.dtype(field.type.to_pandas_dtype())]),
+                    3: thrift.i32(_REQUIRED),
+                    4: thrift.binary(field.name.encode()),
+                }
+            )
+        )
+    return elements
+
+
+def _describe_group(name: str, repetition: int, children: int, *, is_list: bool = False) -> Value:
+    fields = {
+        3: thrift.i32(repetition),
+        4: thrift.binary(name.encode()),
+        5: thrift.i32(children),
+    }
+    if is_list:
+        fields[6] = thrift.i32(_CONVERTED_LIST)
+        fields[10] = thrift.struct({_LOGICAL_LIST: thrift.struct({})})
+    return thrift.struct(fields)
