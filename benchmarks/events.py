@@ -70,9 +70,9 @@ columns = ["item"]
 class EventsSettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("rows of the log", 2_000_000, least=10_000)
+    rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
     columns: int = flag("further columns, of integers", 0)
-    repeats: int = flag("runs of each system", 3, least=1)
+    repeats: int = flag("runs of each system", 3, minimum=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,7 +62,7 @@ class BenchmarkSettings(Settings):
     """What to measure with."""
 
     input: str = flag("raw rows to measure with", metavar="FILE")
-    batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
+    batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), minimum=1)
     seconds: float = flag("time for each measurement", 2.0)
     onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
     requests: bool = flag(

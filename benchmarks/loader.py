@@ -46,8 +46,8 @@ HISTORY = StoredHistory("recent", ("cat_0", "cat_4"))
 class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("rows of the data to make", 4_000_000, least=200_000)
-    repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, least=1)
+    rows: int = flag("rows of the data to make", 4_000_000, minimum=200_000)
+    repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, minimum=1)
     cases: str = flag("only the lines with this, for example 'ours B=2048'", "")
     device: str = flag("cuda: batches on a GPU, without Merlin's", "cpu", choices=("cpu", "cuda"))
 

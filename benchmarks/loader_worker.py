@@ -23,8 +23,8 @@ OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decod
 CPU_DECODING = "ours, CPU decodes"
 #: What a run iterates.
 SECONDS = 2.0
-#: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
-LEAST_ROWS, PATIENCE = 400_000, 20
+#: A run ends after its time if it has got MIN_ROWS rows, and after PATIENCE times that anyway.
+MIN_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
 ROUNDS = 3
 
@@ -86,7 +86,7 @@ def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, fl
         ids += 0 if isinstance(batch, int) else batch.sparse_features.values().shape[0]
         elapsed = time.perf_counter() - begin
         # a loader that delivers in bursts needs several of them to show its rate
-        if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
+        if elapsed > seconds and (rows > MIN_ROWS or elapsed > PATIENCE * seconds):
             break
     if device == "cuda":
         import torch

@@ -62,7 +62,7 @@ class PublishedSettings(Settings):
     only: tuple[str, ...] = flag("data sets", tuple(DATA), choices=tuple(DATA))
     models: tuple[str, ...] = flag("models", tuple(MODELS), choices=tuple(MODELS))
     peers: tuple[str, ...] = flag("other programs", tuple(PEERS), choices=tuple(PEERS))
-    seeds: int = flag("seeds, from 0 on; the table has the medians", 5, least=1)
+    seeds: int = flag("seeds, from 0 on; the table has the medians", 5, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,11 +131,11 @@ def _alike(rows: int) -> Drawn:
     item = random.integers(0, items, rows)
     seconds = np.sort(random.choice(30 * 86_400, rows, replace=False))
     seen: list[list[int]] = [[] for _ in range(user.max() + 1)]
-    most = np.empty(rows)
+    maximum = np.empty(rows)
     for row, (u, i) in enumerate(zip(user, item, strict=True)):
-        most[row] = alike[i, seen[u][-50:]].max(initial=0)
+        maximum[row] = alike[i, seen[u][-50:]].max(initial=0)
         seen[u].append(i)
-    logits = 9 * (most - 0.8) + random.normal(0, 0.5, items)[item]
+    logits = 9 * (maximum - 0.8) + random.normal(0, 0.5, items)[item]
     time = format_seconds(1_790_000_000 + seconds).to_pandas()
     columns = {"time": time, "user": user, "item": item}
     columns["price"] = random.lognormal(3, 1, rows).round(2)
@@ -197,7 +197,7 @@ class RegressionSettings(Settings):
     logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
     models: tuple[str, ...] = flag("models, as --model takes them", ("dlrm",))
-    seeds: int = flag("seeds, from 0 on; the table has the medians", 1, least=1)
+    seeds: int = flag("seeds, from 0 on; the table has the medians", 1, minimum=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,12 +48,12 @@ class BenchmarkSettings(Settings):
     dlrm: Path | None = flag(
         "checkout of facebookresearch/dlrm; without one, dlrm_main is left out", None
     )
-    batch_sizes: tuple[int, ...] = flag("batch sizes", (2048,), least=1)
-    steps: int = flag("number of steps that are measured", 100, least=1)
-    warm_up: int = flag("number of steps before them", 20, least=0)
-    repeats: int = flag("runs of each system", 3, least=1)
+    batch_sizes: tuple[int, ...] = flag("batch sizes", (2048,), minimum=1)
+    steps: int = flag("number of steps that are measured", 100, minimum=1)
+    warm_up: int = flag("number of steps before them", 20, minimum=0)
+    repeats: int = flag("runs of each system", 3, minimum=1)
     max_table_rows: int | None = flag(
-        "train MLPerf's model, with at most so many rows in a table", None, least=1
+        "train MLPerf's model, with at most so many rows in a table", None, minimum=1
     )
 
     @property

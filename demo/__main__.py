@@ -41,10 +41,10 @@ class DemoSettings(Settings):
     """The settings of the demo."""
 
     output: Path = flag("directory to write to", Path("build/demo"), metavar="DIR")
-    rows_per_day: int = flag("rows of each of the 24 days", 50_000, least=1)
-    seed: int = flag("seed of the synthetic log", 1, least=0)
+    rows_per_day: int = flag("rows of each of the 24 days", 50_000, minimum=1)
+    seed: int = flag("seed of the synthetic log", 1, minimum=0)
     ranks: int | None = flag(
-        "number of training processes (default: 2, or 1 on a machine with one GPU)", None, least=1
+        "number of training processes (default: 2, or 1 on a machine with one GPU)", None, minimum=1
     )
 
 

@@ -32,8 +32,8 @@ OURS, NVTABULAR_NAME = "ours cpu", "nvtabular 23.8"
 class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("rows of the log to make", 4_000_000, least=1)
-    repeats: int = flag("runs of each system; nvtabular and dask run once", 3, least=1)
+    rows: int = flag("rows of the log to make", 4_000_000, minimum=1)
+    repeats: int = flag("runs of each system; nvtabular and dask run once", 3, minimum=1)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,9 +31,9 @@ class Rules:
     """What :func:`flag` declares beside name, type and default; see there."""
 
     text: str
-    least: float = -_LARGEST
+    minimum: float = -_LARGEST
     above: float = -math.inf
-    most: float = _LARGEST
+    maximum: float = _LARGEST
     choices: tuple[str, ...] = ()
     needs: str = ""
     excludes: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class Rules:
     def range(self, *, finite: bool = True) -> str:
         """Describe the numbers allowed; ``finite``: the number that is refused is finite."""
         bounds = {
-            "finite": not finite and self.most <= _LARGEST,
-            f"at least {self.least}": self.least > -_LARGEST,
+            "finite": not finite and self.maximum <= _LARGEST,
+            f"at least {self.minimum}": self.minimum > -_LARGEST,
             f"above {self.above}": self.above > -math.inf,
-            f"at most {self.most}": self.most < _LARGEST,
+            f"at most {self.maximum}": self.maximum < _LARGEST,
         }
         return " and ".join(text for text, is_set in bounds.items() if is_set)
 
@@ -79,7 +79,7 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     Args:
         text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
-        rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
+        rules: ``minimum``, ``above``, ``maximum``: bounds of a number, or of each number of a tuple
             (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
             the flag, or flag and value, without which this one has no effect (``--mode train``),
             or several, joined by ``or``.
@@ -159,8 +159,8 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
     if rules.choices and not set(values) <= set(rules.choices):
         raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    fit = all(v > rules.above and rules.least <= v <= rules.most for v in numbers)
-    if not fit or (value == () and rules.least > -_LARGEST):
+    fit = all(v > rules.above and rules.minimum <= v <= rules.maximum for v in numbers)
+    if not fit or (value == () and rules.minimum > -_LARGEST):
         allowed = rules.range(finite=all(map(math.isfinite, numbers)))
         raise SettingsError(given, f"{'each number' if many else 'it'} must be {allowed}")
 

@@ -69,7 +69,12 @@ class NumberRules:
 
 
 def parse_integers(
-    texts: pa.Array, missing: np.ndarray, read: NumberRules, least: float, most: float, dtype: str
+    texts: pa.Array,
+    missing: np.ndarray,
+    read: NumberRules,
+    minimum: float,
+    maximum: float,
+    dtype: str,
 ) -> ParsedText:
     """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
     texts = use_decimal_point(texts, read)
@@ -87,11 +92,11 @@ def parse_integers(
             number = exact(text) if read.lenient or re.fullmatch(rb"-?[0-9]+", text) else None
             if number is None or number != number.to_integral_value():
                 code[row] = SYNTAX
-            elif least <= number <= most:
+            elif minimum <= number <= maximum:
                 numbers[row] = int(number)
             else:
                 code[row] = RANGE
-    code[(numbers < least) | (numbers > most)] = RANGE
+    code[(numbers < minimum) | (numbers > maximum)] = RANGE
     numbers[code != 0] = 0
     return ParsedText(numbers.astype(dtype), missing, code)
 

@@ -246,7 +246,7 @@ def choose_seed(labels: np.ndarray, split: Split) -> int:
     """
     cuts = cuts_of_hash(split.valid, split.test)
     rows = np.arange(len(labels))
-    best, most = 0, -1
+    best, maximum = 0, -1
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):
         # as the ETL divides the rows of its only file
         chosen = RowRule("share", cuts, seed).choose(hashes(rows, seed, 0)).astype(np.int64)
@@ -254,8 +254,8 @@ def choose_seed(labels: np.ndarray, split: Split) -> int:
         found = 10 * int(counts.any(1).sum()) + int(np.count_nonzero(counts))
         if counts.all():
             return seed
-        if found > most:
-            best, most = seed, found
+        if found > maximum:
+            best, maximum = seed, found
     return best
 
 

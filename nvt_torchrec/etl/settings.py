@@ -19,14 +19,14 @@ ENGINES = ("auto", "cpu", "dask")
 RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
 #: Positions in a block are 32-bit integers, and its last line may have 1 GiB.
-MOST_BLOCK_MB = 1023
+MAX_BLOCK_MB = 1023
 #: The heading of the flags that a run and an extension have in common.
 _READING = "how days are read"
 
 
 #: Declares the number of threads of a command.
 threads_flag = functools.partial(
-    flag, "number of threads (default: one per core)", count_cores, least=1
+    flag, "number of threads (default: one per core)", count_cores, minimum=1
 )
 
 
@@ -41,7 +41,7 @@ class ReadSettings(Settings):
     # fmt: off
     workers: int | None = flag(
         "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
-        least=1, excludes=("scheduler",), group=_READING
+        minimum=1, excludes=("scheduler",), group=_READING
     )
     scheduler: str | None = flag(
         "address of a running Dask cluster to use instead of starting one", None,
@@ -53,7 +53,7 @@ class ReadSettings(Settings):
     )
     max_bad_fraction: float = flag(
         "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that "
-        "is added) is malformed", 0.01, least=0, most=1, group=_READING
+        "is added) is malformed", 0.01, minimum=0, maximum=1, group=_READING
     )
     strict_gpu: bool = flag(
         "end with an error if a GPU counts or encodes the first block differently from the CPU; by "
@@ -104,8 +104,8 @@ class EtlSettings(ReadSettings):
         "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 "
         "(default: all, which must have no gap)", None, parse=parse_days, metavar="LIST"
     )
-    limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
-    block_mb: int = flag("MiB of text per unit of work", 64, least=1, most=MOST_BLOCK_MB)
+    limit_rows: int | None = flag("use the first N rows of each day only", None, minimum=1)
+    block_mb: int = flag("MiB of text per unit of work", 64, minimum=1, maximum=MAX_BLOCK_MB)
     engine: str = flag(
         "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
         "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
@@ -161,14 +161,15 @@ class ExtendSettings(ReadSettings):
     )
     max_rows_factor: float = flag(
         "refuse a day with more than X times the rows of the largest day before it, or with X "
-        "times fewer than the smallest", 5.0, least=1, most=float("inf")
+        "times fewer than the smallest", 5.0, minimum=1, maximum=float("inf")
     )
     keep_days: int | None = flag(
         "of the days for training, keep the parquet of the newest N only; ids stay (default: "
-        "keep all)", None, least=2, metavar="N"
+        "keep all)", None, minimum=2, metavar="N"
     )
     block_mb: int | None = flag(
-        "MiB of text per unit of work (default: as in the run)", None, least=1, most=MOST_BLOCK_MB
+        "MiB of text per unit of work (default: as in the run)", None, minimum=1,
+        maximum=MAX_BLOCK_MB
     )
     engine: str = flag(
         "as in `python -m etl run`: cpu, dask, or auto", "auto", choices=ENGINES

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _BYTES_A_GPU_SECOND, _BYTES_A_CORE_SECOND = 0.80e9, 0.03e9
 _GPU_START_SECONDS = 30
 #: Bad rows of a block that are always described: of few rows the share is known soon.
-_LEAST_REJECTED = 10_000
+_MIN_REJECTED = 10_000
 
 
 def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
@@ -155,8 +155,8 @@ class Stages:
         """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
         if not self.settings.reject:
             return False
-        most = self.settings.max_bad_fraction * plan.most_rows(self.settings.spec)
-        return max(_LEAST_REJECTED, int(most))
+        maximum = self.settings.max_bad_fraction * plan.max_rows(self.settings.spec)
+        return max(_MIN_REJECTED, int(maximum))
 
     def read(self, days: list[DayFile], *, halved: bool = False) -> UnitPlan:
         """Decompress compressed days, and plan the work; see :mod:`etl.units.unit_plan`."""
@@ -180,7 +180,7 @@ class Stages:
         from nvt_torchrec.etl.events.late_rows import read_end
 
         kind, settings = RAW_TYPES["time"], self.settings
-        first = self._earlier.record.newest if self._earlier else int(kind.least)
+        first = self._earlier.record.newest if self._earlier else int(kind.minimum)
         end = None
         if settings.reject:
             with self.timer("times"), rows_bar("times", plan) as bar:
@@ -188,7 +188,7 @@ class Stages:
                 end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
         if end is None and not self._earlier:
             return plan
-        return plan.bound_times(first, int(kind.most) + 1 if end is None else end)
+        return plan.bound_times(first, int(kind.maximum) + 1 if end is None else end)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan with what the division of rows needs; nothing is read by days."""

@@ -24,7 +24,7 @@ _EPOCH = datetime.date(1970, 1, 1)
 #: Numbers that are shown as dates: a log of 27 years of numbered days is unlikely.
 _FIRST_DATE, _LAST_DATE = 10_000, 84_005
 #: The largest number of a day: generations of a workflow keep days in 32 bits.
-MOST = 2**31 - 1
+MAX_DAY = 2**31 - 1
 #: The most days that a range on the command line may have.
 _LONGEST_RANGE = 1_000_000
 
@@ -101,7 +101,7 @@ def _parse(name: str) -> DayName | None:
         if number is not None:
             return DayName("date", match[1], number)
     match = re.fullmatch(_NUMBER + endings, name)
-    if match and int(match[2]) <= MOST:
+    if match and int(match[2]) <= MAX_DAY:
         digits = len(match[2]) if match[2].startswith("0") else 0
         return DayName("number", match[1], int(match[2]), digits)
     return None

@@ -177,12 +177,12 @@ class HistoryStore:
         for array in self._mapped:
             array.check()
 
-    def newest(self, key: int, events: int, most: int) -> list[np.ndarray]:
+    def newest(self, key: int, events: int, maximum: int) -> list[np.ndarray]:
         """Return the newest of a row's events, oldest first: int32 [n] for each column.
 
         Args:
             key, events: What the parquet holds of the row.
-            most: The most events to return.
+            maximum: The most events to return.
 
         Raises:
             SchemaError: They lead outside the store, or an id is outside its table.
@@ -200,7 +200,7 @@ class HistoryStore:
                 f"{events} events of key {key} in history {self.history.name}, where "
                 f"{part.directory} has {end - begin}"
             )
-        begin, end = begin + max(events - most, 0), begin + events
+        begin, end = begin + max(events - maximum, 0), begin + events
         found = [ids[begin:end] for ids in part.ids]
         for name, size, ids in zip(self.history.columns, self.sizes, found, strict=True):
             bad = np.flatnonzero((ids < 0) | (ids >= size))

@@ -83,12 +83,12 @@ class Ids:
         columns = [self.values[first:last] for first, last in offsets[:, [0, -1]].tolist()]
         return Ids.from_lengths(columns, np.diff(offsets))
 
-    def take_newest(self, first: int, most: int) -> Ids:
-        """Return the ids of which, from column ``first`` on, each row has its last ``most``."""
-        if self.offsets is None or self.lengths_from(first).max(initial=0) <= most:
+    def take_newest(self, first: int, maximum: int) -> Ids:
+        """Return the ids of which, from column ``first`` on, each row has its last ``maximum``."""
+        if self.offsets is None or self.lengths_from(first).max(initial=0) <= maximum:
             return self
         kept = self.lengths
-        kept[first:] = np.minimum(kept[first:], most)
+        kept[first:] = np.minimum(kept[first:], maximum)
         places = np.arange(kept.sum())
         places += np.repeat(self.offsets[:, 1:].reshape(-1) - kept.cumsum(), kept.reshape(-1))
         return Ids.from_lengths([self.values[places]], kept)

@@ -177,9 +177,9 @@ def describe_vocabularies(
     for column in spec.categorical:
         name = column.vocabulary_name
         counts = counted[name]
-        most = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
+        maximum = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
         good = counts.observed.keys() == {"null", "oov", "unique"}
-        if not good or min(counts.observed.values()) < 0 or not 0 <= counts.values <= most:
+        if not good or min(counts.observed.values()) < 0 or not 0 <= counts.values <= maximum:
             raise ValueError(f"the vocabulary of column {column.name} has {counts}")
         described[column.name] = Vocabulary(
             name=name,

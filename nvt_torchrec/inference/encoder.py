@@ -113,7 +113,7 @@ class Encoder:
             if isinstance(fields, DictRows) and len(rows) < MANY_ROWS and not shared:
                 read = self._reader.read(rows)
             else:
-                histories = workflow.histories, workflow.most_events
+                histories = workflow.histories, workflow.max_events
                 read = read_rows(fields, workflow.row_spec, *histories)
             return self._add_aggregates(read, fields)
         except InvalidRowError as error:

@@ -61,8 +61,8 @@ class Predictor:
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
         self._encoder = Encoder(workflow)
         of_lists = len(config.lists) * config.max_events * config.embedding_dim
-        most = min(MODEL_ROWS, max(1, _LIST_VALUES // max(1, of_lists)))
-        self._rows_at_once = most
+        maximum = min(MODEL_ROWS, max(1, _LIST_VALUES // max(1, of_lists)))
+        self._rows_at_once = maximum
 
     @classmethod
     def load(

@@ -24,7 +24,7 @@ from nvt_torchrec.models.regularization import REGULARIZATION
 
 #: With more vectors, those of the dense columns are summed. The products of all pairs would double
 #: the time of a step on Criteo's 26 + 13 columns.
-_MOST_VECTORS = 24
+_MAX_VECTORS = 24
 
 
 class Dlrm(nn.Module):
@@ -58,7 +58,7 @@ class Dlrm(nn.Module):
             self.bottom = Layers(len(columns.dense), bottom, **regularization)
         vectors = len(columns.vectors) + has_dense
         of_dense = len(columns.vectors) - len(columns.features)
-        self.sums_dense = of_dense > 0 and vectors > _MOST_VECTORS
+        self.sums_dense = of_dense > 0 and vectors > _MAX_VECTORS
         if self.sums_dense:
             vectors -= of_dense - 1
         self.interaction, width = interaction.build(vectors, columns.embedding_dim, has_dense)
@@ -127,7 +127,7 @@ def build(
             f"{columns.embedding_dim} and dense_arch_layer_sizes {bottom}",
             "the dense vector is combined with the embeddings: the layers end with their width",
         )
-    if len(columns.vectors) + bool(columns.dense) < interaction.LEAST_VECTORS:
+    if len(columns.vectors) + bool(columns.dense) < interaction.MIN_VECTORS:
         raise SchemaError(
             "no dense column and one categorical column: dot products need two vectors",
             "choose --interaction_type dcn",

@@ -25,11 +25,11 @@ class Interaction:
 
     Attributes:
         NAME: The value of ``--interaction_type``.
-        LEAST_VECTORS: The fewest vectors that it combines.
+        MIN_VECTORS: The fewest vectors that it combines.
     """
 
     NAME: ClassVar[str]
-    LEAST_VECTORS: ClassVar[int] = 1
+    MIN_VECTORS: ClassVar[int] = 1
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         """Return the module, and the width of its output.
@@ -49,7 +49,7 @@ class Interaction:
 class DotProducts(Interaction):
     """The dot products of all pairs of vectors (Naumov et al. 2019, arXiv:1906.00091)."""
 
-    NAME, LEAST_VECTORS = "original", 2
+    NAME, MIN_VECTORS = "original", 2
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         from nvt_torchrec.models.layers import PairProducts
@@ -58,7 +58,7 @@ class DotProducts(Interaction):
 
 
 _cross = functools.partial(
-    flag, least=1, needs="--interaction_type dcn or --model dcn_v2", group="model"
+    flag, minimum=1, needs="--interaction_type dcn or --model dcn_v2", group="model"
 )
 
 

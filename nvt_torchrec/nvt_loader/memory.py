@@ -19,7 +19,7 @@ DEVICE_MEMORY, DEVICE_BLOCK_BYTES = 1 << 30, 80 << 20
 #: By how much the default may grow for large batches, or rows of a thousand columns and more, of
 #: which the chunks that are decoded alone take 256 MiB. What takes more, such as a shuffling window
 #: of such rows, is for the user to decide: memory, or a smaller window.
-MOST_GROWTH = 4
+MAX_GROWTH = 4
 
 #: Most bytes of a block, if the budget allows it and one step is not more: 64 Ki rows of a Criteo
 #: log. Each block costs some work in Python besides.
@@ -30,7 +30,7 @@ FIRST_ROWS = 8192
 
 #: Bytes decoded at a time for a virtual shard, and the fewest rows. Fewer bytes cost more for each
 #: row; more make the decoding uneven.
-DECODE_BYTES, LEAST_DECODE_ROWS = 2560 << 10, 1024
+DECODE_BYTES, MIN_DECODE_ROWS = 2560 << 10, 1024
 
 #: Decoded chunks of a virtual shard: one in use, one ahead.
 HELD_CHUNKS = 2
@@ -118,8 +118,8 @@ def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device:
     """
     width = dataset.batch_row_bytes
     if not on_device:
-        most = 4 * dataset.max_events * sum(len(store.sizes) for store in dataset.stores)
-        events = max(BLOCK_BYTES, demand.batch * most) if most else 0
+        maximum = 4 * dataset.max_events * sum(len(store.sizes) for store in dataset.stores)
+        events = max(BLOCK_BYTES, demand.batch * maximum) if maximum else 0
         return int(HELD_BLOCKS * (width * max(budget.block_rows, demand.window) + events))
     groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
     return int(width * (held_rows(demand, budget, whole=True) + groups))
@@ -133,7 +133,7 @@ def divide_memory(
     Args:
         dataset: The data.
         memory: Bytes for blocks, decoded columns and a shuffling window; None: the default, or what
-            is needed at least, up to :data:`MOST_GROWTH` times the default.
+            is needed at least, up to :data:`MAX_GROWTH` times the default.
         demand: What the rank has to hold.
         on_device: Libcudf decodes, whole row groups.
 
@@ -143,11 +143,11 @@ def divide_memory(
     width = dataset.batch_row_bytes
     whole = on_device or dataset.jagged
     block, window = max(demand.batch, demand.window), demand.window
-    least = Budget(block, block, LEAST_DECODE_ROWS)
-    needed = held_rows(demand, least, whole=whole)
+    minimum = Budget(block, block, MIN_DECODE_ROWS)
+    needed = held_rows(demand, minimum, whole=whole)
     if memory is None:
         usual = DEVICE_MEMORY if on_device else LOADER_MEMORY
-        memory = min(max(usual, math.ceil(width * needed)), MOST_GROWTH * usual)
+        memory = min(max(usual, math.ceil(width * needed)), MAX_GROWTH * usual)
     if width * needed > memory:
         raise SettingsError(
             f"loader_memory = {memory >> 20} MiB is too little: batches of {demand.batch} rows and "
@@ -162,6 +162,6 @@ def divide_memory(
     wanted = min(block_bytes, memory / 2 / per_row) / width
     block_rows = max(block, int(min(wanted, block + (memory / width - needed) / per_row)))
     rest = memory / width - fixed - per_row * block_rows
-    most = min(DECODE_BYTES / width, rest / demand.shards / HELD_CHUNKS)
-    decode_rows = max(LEAST_DECODE_ROWS, int(most))
+    maximum = min(DECODE_BYTES / width, rest / demand.shards / HELD_CHUNKS)
+    decode_rows = max(MIN_DECODE_ROWS, int(maximum))
     return Budget(block_rows, min(FIRST_ROWS, block_rows), decode_rows)

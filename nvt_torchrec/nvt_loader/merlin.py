@@ -91,8 +91,8 @@ class MerlinLoader:
         partitions = assign_partitions(self._partition_rows, self._ranks)
         self._partitions = partitions[self._rank]
         rows = [sum(self._partition_rows[part] for part in own) for own in partitions]
-        least = self._size if loader.drop_last else 1  # of a batch
-        self._rank_rows = [count - count % least for count in rows]
+        minimum = self._size if loader.drop_last else 1  # of a batch
+        self._rank_rows = [count - count % minimum for count in rows]
         self._current = Position(0)
         if self._rank == 0 and max(self._rank_rows) > 2 * min(self._rank_rows):
             log.warning(

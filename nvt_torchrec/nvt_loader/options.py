@@ -44,12 +44,12 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         SettingsError: One is of another type, or out of its range.
     """
     for name in filter(arguments.__contains__, _RULES):
-        (kind, what, least), value = _RULES[name], arguments[name]
+        (kind, what, minimum), value = _RULES[name], arguments[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             given = f"{name} = {value!r:.60}, of type {type(value).__name__}"
             raise SettingsError(given, f"give {what}")
-        if isinstance(value, Real) and value < least:
-            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
+        if isinstance(value, Real) and value < minimum:
+            raise SettingsError(f"{name} = {value}", f"choose {minimum} or more")
     rank, world_size = arguments["rank"], arguments["world_size"]
     if rank >= world_size:
         raise SettingsError(

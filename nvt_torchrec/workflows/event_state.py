@@ -245,7 +245,7 @@ class EventState:
         return np.array([found[column.name] for column in self._spec.aggregates])
 
     def newest(
-        self, name: str, groups: np.ndarray, wanted: np.ndarray, most: int, cuts: np.ndarray
+        self, name: str, groups: np.ndarray, wanted: np.ndarray, maximum: int, cuts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the newest events of a history for each row, oldest first.
 
@@ -253,7 +253,7 @@ class EventState:
             name: The name of the history.
             groups: ``RawRows.groups``, int64 [groups, n].
             wanted: bool [n]; other rows get none.
-            most: The most events of a row.
+            maximum: The most events of a row.
             cuts: int64 [n], the time before which events count for each row.
 
         Returns:
@@ -263,7 +263,9 @@ class EventState:
         tail, rule = self.tails[number], self._spec.histories[number]
         hashes = np.where(wanted, groups[self._spec.groups.index(rule.key)], 0)
         ends, counts = np.zeros((2, len(hashes)), np.int64)
-        if not find_newest(tail.keys, tail.offsets, tail.known, hashes, cuts, most, ends, counts):
+        if not find_newest(
+            tail.keys, tail.offsets, tail.known, hashes, cuts, maximum, ends, counts
+        ):
             raise BadInputError(f"history {name}: damaged: events that are not there", _COPY_AGAIN)
         offsets = np.cumsum(counts) - counts
         events = np.repeat(ends - counts - offsets, counts) + np.arange(counts.sum())
@@ -275,7 +277,7 @@ class EventState:
         groups: np.ndarray,
         histories: Sequence[StoredHistory],
         sizes: Mapping[str, int],
-        most: int,
+        maximum: int,
         times: np.ndarray | None = None,
     ) -> Ids:
         """Return the ids with the events of histories for rows without events of their own.
@@ -285,7 +287,7 @@ class EventState:
             groups: ``RawRows.groups``, int64 [groups, n].
             histories: The histories.
             sizes: The rows of the table of each categorical column.
-            most: The most events of a row.
+            maximum: The most events of a row.
             times: ``RawRows.times``; rows without a time are of :attr:`as_of`.
 
         Raises:
@@ -308,7 +310,7 @@ class EventState:
                 columns += own
                 lengths += [*counts_of_own]
                 continue
-            newest, counts = self.newest(history.name, groups, ~has_own, most, cuts)
+            newest, counts = self.newest(history.name, groups, ~has_own, maximum, cuts)
             for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
                     what = f"history {history.name}: damaged: an id outside of the table of {name}"

@@ -320,7 +320,7 @@ def find_newest(
     known: np.ndarray,
     hashes: np.ndarray,
     cuts: np.ndarray,
-    most: int,
+    maximum: int,
     ends: np.ndarray,
     counts: np.ndarray,
 ) -> bool:
@@ -332,7 +332,7 @@ def find_newest(
         known: int64 [events], from when each is known.
         hashes: int64 [n], the keys of the rows; 0 without one.
         cuts: int64 [n], the time before which events count for each row.
-        most: The most events of a row.
+        maximum: The most events of a row.
         ends: int64 [n], filled with where the events of a row end.
         counts: int64 [n], filled with how many there are.
 
@@ -347,7 +347,7 @@ def find_newest(
         if not 0 <= begin <= end <= len(known):
             return False
         ends[i] = find_first(known, begin, end, cuts[i])
-        counts[i] = min(ends[i] - begin, most)
+        counts[i] = min(ends[i] - begin, maximum)
     return True
 
 

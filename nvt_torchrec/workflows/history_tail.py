@@ -32,7 +32,7 @@ class HistoryTail:
 
     @classmethod
     def newest(
-        cls, keys: np.ndarray, counts: np.ndarray, known: np.ndarray, ids: np.ndarray, most: int
+        cls, keys: np.ndarray, counts: np.ndarray, known: np.ndarray, ids: np.ndarray, maximum: int
     ) -> HistoryTail:
         """Return the newest events of each key that has any.
 
@@ -41,13 +41,13 @@ class HistoryTail:
             counts: int64 [keys], how many events each has.
             known: int64 [events], by key, then time.
             ids: int32 [columns, events].
-            most: How many events of a key there are at most.
+            maximum: How many events of a key there are at most.
         """
         ends = np.cumsum(counts)
-        if (counts > most).any():
-            there = np.repeat(ends, counts) - np.arange(len(known)) <= most
+        if (counts > maximum).any():
+            there = np.repeat(ends, counts) - np.arange(len(known)) <= maximum
             known, ids = known[there], ids[:, there]
-        kept = np.minimum(counts, most)[counts > 0]
+        kept = np.minimum(counts, maximum)[counts > 0]
         return cls(keys[counts > 0], np.concatenate([[0], np.cumsum(kept)]), known, ids)
 
     @classmethod

@@ -164,14 +164,16 @@ def apply_policy(
     counts = np.asarray(counts, np.int64)
     total = int(counts.sum())
     keep = len(counts)
-    least = column.freq_threshold
+    minimum = column.freq_threshold
     rest = [(values[:0], counts[:0])]
     if column.max_table_size:
         keep = min(keep, column.max_table_size - column.reserved_ids)
         # Values that cannot be among the first `keep` are not sorted.
-        least = int(np.partition(counts, -keep)[-keep]) if keep else int(counts.max(initial=0)) + 1
-    if least > 1:
-        frequent = counts >= least
+        minimum = (
+            int(np.partition(counts, -keep)[-keep]) if keep else int(counts.max(initial=0)) + 1
+        )
+    if minimum > 1:
+        frequent = counts >= minimum
         if not frequent.all():
             rest.append((take(values, np.flatnonzero(~frequent)), counts[~frequent]))
             values, counts = take(values, np.flatnonzero(frequent)), counts[frequent]
@@ -206,19 +208,19 @@ def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
         table = pa.table({"count": to_arrow(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
         return values.take(order), counts[to_numpy(order)]
-    lowest, most = int(values.min()), int(counts.max())
+    lowest, maximum = int(values.min()), int(counts.max())
     bits = (int(values.max()) - lowest).bit_length()
-    if bits + most.bit_length() > 64:
+    if bits + maximum.bit_length() > 64:
         order = np.lexsort((values, -counts))
         return values[order], counts[order]
     # One key contains both: sorting 64-bit integers is many times faster than two indirect sorts.
-    key = (most - counts).astype(np.uint64) << np.uint64(bits)
+    key = (maximum - counts).astype(np.uint64) << np.uint64(bits)
     key |= (values - lowest).astype(np.uint64)
     key.sort()
     low = np.uint64((1 << bits) - 1)
     sorted_values = (key & low).astype(np.int64) + lowest
     key >>= np.uint64(bits)
-    return sorted_values, most - key.astype(np.int64)
+    return sorted_values, maximum - key.astype(np.int64)
 
 
 def read_vocabulary(

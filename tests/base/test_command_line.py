@@ -34,12 +34,12 @@ class Job(Settings):
     LEFT_OUT = frozenset({"--sources"})
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
-    rows: int = flag("rows of a batch", 32, least=1, aliases=("lines",))
-    share: float | None = flag("share of the rows", None, above=0, most=1)
-    wait: float = flag("seconds", 5.0, above=0, most=math.inf)
+    rows: int = flag("rows of a batch", 32, minimum=1, aliases=("lines",))
+    share: float | None = flag("share of the rows", None, above=0, maximum=1)
+    wait: float = flag("seconds", 5.0, above=0, maximum=math.inf)
     weight: float = flag("weight of a row", 1.0, above=0)
     shift: float = flag("added to each value", 0.0)
-    sizes: tuple[int, ...] = flag("layers", (4,) * 6, least=1)
+    sizes: tuple[int, ...] = flag("layers", (4,) * 6, minimum=1)
     columns: tuple[str, ...] = flag("columns", ())
     kind: str = flag(
         "100 % of the kinds", "plain", choices=("plain", "mixed"), aliases=("mix mixed",)
@@ -57,7 +57,7 @@ class Other(Settings):
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
-    part: int | None = flag("which part of it", None, least=0, metavar="PART", positional=True)
+    part: int | None = flag("which part of it", None, minimum=0, metavar="PART", positional=True)
 
 
 def parsed(line: str) -> Job:

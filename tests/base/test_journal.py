@@ -56,7 +56,7 @@ def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatc
     journal = Journal(tmp_path)
     journal.add({"a": {"rows": 1}})
 
-    def read(path: Path, most: int) -> bytes:
+    def read(path: Path, maximum: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:

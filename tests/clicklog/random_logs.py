@@ -218,10 +218,10 @@ def _splits(draw: st.DrawFn, sources: dict[str, Source]) -> Split:
 
 
 @st.composite
-def random_rows(draw: st.DrawFn, log: RandomLog, *, most: int = 12) -> list[list[str]]:
+def random_rows(draw: st.DrawFn, log: RandomLog, *, maximum: int = 12) -> list[list[str]]:
     """Rows of fields in the order of ``log.names``; some of them are malformed."""
     fields = st.tuples(*(_field(name, log) for name in log.names)).map(list)
-    rows = draw(st.lists(fields, max_size=most))
+    rows = draw(st.lists(fields, max_size=maximum))
     for row in rows:
         if draw(st.integers(0, 9)) == 0:
             at = draw(st.integers(0, len(row) - 1))

@@ -54,11 +54,11 @@ def redone(log: Path) -> int:
     for process, unit in re.findall(r"^(\d+) begin (.*)$", log.read_text(), re.MULTILINE):
         begun[process].add(unit)
     later: set[str] = set()
-    most = 0
+    maximum = 0
     for units in reversed(begun.values()):  # attempts in the order of their first line
-        most = max(most, len(units & later))
+        maximum = max(maximum, len(units & later))
         later |= units
-    return most
+    return maximum
 
 
 def kill_runs(raw: Path, directory: Path, spec: FeatureSpec, tried: list[str]) -> dict:

@@ -68,7 +68,8 @@ def test_random_specs(
             spec = dataclasses.replace(spec, input=own)
         head = f"{line_of(log.names, spec)}\n" * bool(spec.input.header)
         days = [
-            [line_of(row, spec) for row in data.draw(random_rows(log, most=40))] for _ in range(2)
+            [line_of(row, spec) for row in data.draw(random_rows(log, maximum=40))]
+            for _ in range(2)
         ]
         half = (len(days[1]) + 1) // 2  # of all rows, malformed ones too
         parts = {"train": days[0], "valid": days[1][:half], "test": days[1][half:]}

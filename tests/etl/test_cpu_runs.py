@@ -115,19 +115,19 @@ def test_threads_read_a_run_one_after_the_other(
     """Since Python 3.12 a ZipFile that two threads read gives them each other's bytes."""
     runs = _open(tmp_path, 1)
     _fill(runs)
-    original, reading, most = zipfile.ZipFile.read, [], []
+    original, reading, maximum = zipfile.ZipFile.read, [], []
 
     def read(archive: zipfile.ZipFile, name: str) -> bytes:
         reading.append(name)
         time.sleep(0.005)  # for others to begin
-        most.append(len(reading))
+        maximum.append(len(reading))
         reading.remove(name)
         return original(archive, name)
 
     monkeypatch.setattr(zipfile.ZipFile, "read", read)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(runs.files[0].counts, [0, 1, 2] * 4))
-    assert {*most} == {1}
+    assert {*maximum} == {1}
     for number, column in enumerate(found):
         assert column.counts.tolist() == _run(0).counts[number % 3].counts.tolist()
 

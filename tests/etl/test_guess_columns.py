@@ -109,7 +109,7 @@ def test_columns_that_give_the_label_away_are_left_out(tmp_path: Path) -> None:
 def test_booleans_have_one_id_however_they_are_written(tmp_path: Path) -> None:
     rng = random.Random(0)
     values = [rng.choice([True, True, True, False, None]) for _ in range(ROWS)]
-    clicks, sites = ([rng.randint(0, most) for _ in range(ROWS)] for most in (1, 9))
+    clicks, sites = ([rng.randint(0, maximum) for _ in range(ROWS)] for maximum in (1, 9))
     table = pa.table({"click": clicks, "premium": values, "site_id": sites})
 
     def written_as(true: object, false: object) -> list:

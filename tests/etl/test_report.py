@@ -128,11 +128,11 @@ def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, lis
         assert [(value, n) for value, n, *_ in column.top] == expected[: report_data.TOP]
         assert [s for _, _, s, _ in column.top] == [n / len(train) for _, n in expected[:5]]
         assert column.values == len(counts)
-        wanted, seen, most = 0.99 * sum(counts.values()), 0, 0
+        wanted, seen, maximum = 0.99 * sum(counts.values()), 0, 0
         while seen < wanted:
-            seen += expected[most][1]
-            most += 1
-        assert column.values_for_99 == most
+            seen += expected[maximum][1]
+            maximum += 1
+        assert column.values_for_99 == maximum
 
 
 def test_each_column_alone_and_the_click_rates_of_frequent_values(done: tuple[Path, list]):
@@ -199,10 +199,10 @@ def test_dense_values_before_are_the_raw_ones(tmp_path: Path, transform: str):
     spec = dataclasses.replace(CRITEO, dense_transform=transform)
     run(settings(tmp_path / "raw", tmp_path / "out", spec))
     description = inspect(tmp_path / "out" / "workflow")
-    least = -(10**9) if transform == "normalize" else -2
+    minimum = -(10**9) if transform == "normalize" else -2
     written = read_split(tmp_path / "out", "train")
     for j, name in enumerate(CRITEO.dense_names):
-        raw = [max(int(row[1 + j] or 0), least) for row in days[0]]
+        raw = [max(int(row[1 + j] or 0), minimum) for row in days[0]]
         values = written[name].to_numpy(np.float64)
         assert report_data.undo_transform(values, name, description).tolist() == raw
 

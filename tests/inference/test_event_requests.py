@@ -285,11 +285,11 @@ def test_a_row_takes_few_calls(predictor: Predictor) -> None:
     They were 1,365 and 1,523 when each aggregate and each transform was computed by itself.
     """
     aggregates = {column.name: 1 for column in predictor.spec.aggregates}
-    for rows, most in (([row(0)], 1100), ([row(0, **aggregates, recent=recent(5))], 950)):
+    for rows, maximum in (([row(0)], 1100), ([row(0, **aggregates, recent=recent(5))], 950)):
         predictor.predict(rows)
         profile = cProfile.Profile()
         profile.runcall(predictor.predict, rows)
-        assert pstats.Stats(profile).total_calls < most  # type: ignore[attr-defined]
+        assert pstats.Stats(profile).total_calls < maximum  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

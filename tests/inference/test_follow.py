@@ -92,11 +92,11 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self._pid = pid
         self.stop = threading.Event()
-        self.most = 0
+        self.maximum = 0
 
     def run(self) -> None:
         while not self.stop.wait(0.01):
-            self.most = max(self.most, len(_tables(self._pid)))
+            self.maximum = max(self.maximum, len(_tables(self._pid)))
 
 
 def _tables(pid: int) -> set[str]:
@@ -130,7 +130,7 @@ def test_switches_under_load(two: Bundles, tmp_path: Path) -> None:
         watch.stop.set()
         watch.join(100)
         assert wrong == []
-        assert watch.most == 2
+        assert watch.maximum == 2
         until(lambda: len(_tables(pid)) == 1)
         after = _resources(pid)
         assert after[0] <= before[0] + 4  # connections and files that are opened for a moment

@@ -46,7 +46,7 @@ from tests.training.runs import score as score_batches
 from tests.training.shapes import dlrm
 
 RECENT, SEEN = StoredHistory("recent", ("cat_0", "cat_1")), StoredHistory("seen", ("cat_0",))
-FEATURES, MOST = (*RECENT.features, *SEEN.features), 3
+FEATURES, MAX_EVENTS = (*RECENT.features, *SEEN.features), 3
 #: None, one, more than are taken, unknown ones.
 LISTS: list[dict[str, list]] = [
     {"recent.cat_0": [f"{i:x}" for i in range(i % 6)], "recent.cat_1": [3] * (i % 6),
@@ -65,7 +65,7 @@ def bundle(
     opened = compiled.load(make_workflow(base / "workflow"))
     columns = opened.schema.dense, opened.schema.categorical, opened.schema.table_sizes
     config = dlrm(*columns, 8, (8,), (8, 1), 0.7)
-    config = dataclasses.replace(config, histories=(RECENT, SEEN), max_events=MOST)
+    config = dataclasses.replace(config, histories=(RECENT, SEEN), max_events=MAX_EVENTS)
     if request.param == "din":
         settings = {"over_arch_layer_sizes": [8, 1]}
         config = dataclasses.replace(
@@ -97,7 +97,7 @@ def expected(bundle: tuple[Path, ModelWithTables], predictor: Predictor) -> np.n
 
     lists = {name: [ids(name, [row[name]]) for row in ROWS] for name in ("cat_0", "cat_1")}
     for name in FEATURES:
-        lists[name] = [ids(name.split(".")[1], row[name][-MOST:]) for row in LISTS]
+        lists[name] = [ids(name.split(".")[1], row[name][-MAX_EVENTS:]) for row in LISTS]
     values = [i for of_rows in lists.values() for own in of_rows for i in own]
     lengths = [len(own) for of_rows in lists.values() for own in of_rows]
     kjt = KeyedJaggedTensor([*lists], torch.tensor(values), lengths=torch.tensor(lengths))
@@ -245,13 +245,13 @@ def test_a_trained_model_scores_its_batches(tmp_path: Path, model: str) -> None:
     add_history(parquet, TableSchema.read(parquet), history, keys=20)
     paths = [f"--binary_path={parquet}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}"]
     more = [] if model == "dlrm" else ["--sequences=recent", f"--model={model}"]
-    train_here(*paths, *TRAINING, "--first_order=0.2", f"--max_events={MOST}", *more)
+    train_here(*paths, *TRAINING, "--first_order=0.2", f"--max_events={MAX_EVENTS}", *more)
     made_from = tmp_path / "out" / "workflow", tmp_path / "checkpoint"
     write_bundle(*made_from, tmp_path / "bundle", build=load_build(model))
-    loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=2 * MOST)
+    loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=2 * MAX_EVENTS)
     batches, trained = list(loader), model_of(tmp_path / "checkpoint")
     spread = functools.partial(spread_events, config=config_of(tmp_path / "checkpoint"))
-    options: dict[str, Any] = {"device": "cpu", "max_events": MOST, "transforms": [spread]}
+    options: dict[str, Any] = {"device": "cpu", "max_events": MAX_EVENTS, "transforms": [spread]}
     newest = score_batches(trained, KJTLoader(parquet / "test", 64, **options))
     scorer = Scorer.load(tmp_path / "bundle")
     got = [scorer.predict(batch.dense_features, batch.sparse_features) for batch in batches]

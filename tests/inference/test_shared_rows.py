@@ -27,7 +27,7 @@ from tests.nvt_loader.data import add_history
 from tests.training.runs import config_of, model_of, train_here
 from tests.training.runs import score as score_batches
 
-LIMIT, MOST = 20, 3
+LIMIT, MAX_EVENTS = 20, 3
 
 
 def share_rows(batch: LoaderBatch, sizes: tuple[int, ...]) -> LoaderBatch:
@@ -56,14 +56,14 @@ def test_every_way_of_scoring_maps_ids_as_the_training_does(
     if with_history:
         add_history(parquet, schema, StoredHistory("recent", ("cat_3", "cat_5")), keys=20)
     paths = [f"--binary_path={parquet}", f"--save_checkpoint_path={tmp_path / 'checkpoint'}"]
-    limits = [f"--max_table_size={LIMIT}", "--hash_indices", f"--max_events={MOST}"]
+    limits = [f"--max_table_size={LIMIT}", "--hash_indices", f"--max_events={MAX_EVENTS}"]
     train_here(*paths, *TRAINING, "--first_order=0.2", *limits)
     config = config_of(tmp_path / "checkpoint")
     assert config.num_embeddings == tuple(min(size, LIMIT) for size in schema.table_sizes)
     workflow = tmp_path / "out" / "workflow"
     write_bundle(workflow, tmp_path / "checkpoint", tmp_path / "bundle")
 
-    loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=MOST)
+    loader = KJTLoader(parquet / "test", 64, device="cpu", max_events=MAX_EVENTS)
     sizes = config.feature_rows
     batches = list(loader)
     logits, _ = score_batches(

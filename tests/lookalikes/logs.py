@@ -155,13 +155,13 @@ def avazu(directory: Path, rows: int, seed: int) -> Log:
     labels = _labels(rng, drawn["banner_pos"], drawn["site_category"], drawn["C15"])
     values, columns = {}, [list(map(str, ids)), _texts(labels)]
     columns.append([f"1410{21 + day}{hour:02d}" for day, hour in times])
-    for name, (_, least) in _AVAZU.items():
+    for name, (_, minimum) in _AVAZU.items():
         values[name] = _hashes(name, drawn[name])
-        if least is not None:
-            values[name] = (least + drawn[name]).tolist()
+        if minimum is not None:
+            values[name] = (minimum + drawn[name]).tolist()
         if name == "C20":
             values[name] = [-1 if value % 3 == 0 else value for value in values[name]]
-        columns.append(_texts(values[name], "08x" if least is None else ""))
+        columns.append(_texts(values[name], "08x" if minimum is None else ""))
     path = directory / "train.gz"
     _write(path, columns, ",", ",".join(["id", "click", "hour", *_AVAZU]))
     values["hour_of_day"] = [hour for _, hour in times]

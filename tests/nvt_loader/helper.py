@@ -20,8 +20,8 @@ from tests.nvt_loader.data import row_numbers
 def limit_rows(patch: pytest.MonkeyPatch, path: Path, **rows: int) -> None:
     """Let blocks (BLOCK) and decoded chunks (DECODE) hold so many rows of the data at a path."""
     width = int(read_dataset(path).batch_row_bytes)
-    for what, most in rows.items():
-        patch.setattr(memory, f"{what}_BYTES", most * width)
+    for what, maximum in rows.items():
+        patch.setattr(memory, f"{what}_BYTES", maximum * width)
 
 
 def rows_of(batches) -> list[int]:

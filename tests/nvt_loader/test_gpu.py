@@ -52,10 +52,10 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
     width = read_dataset(tmp_path / "train").batch_row_bytes
-    most = device_bytes(loader._dataset, loader._demand(), loader._budget(), on_device=True)
+    maximum = device_bytes(loader._dataset, loader._demand(), loader._budget(), on_device=True)
     blocks = HELD_BLOCKS * loader._budget().block_rows
     assert max(held) >= 1600
-    assert width * (max(held) + blocks) <= most
+    assert width * (max(held) + blocks) <= maximum
     assert loader.device_bytes == 0, "it is on a CPU"
 
 

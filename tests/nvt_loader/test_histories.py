@@ -21,7 +21,7 @@ from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, read
 from tests.nvt_loader.test_multi_hot import assert_derived, bags
 
 RECENT, SEEN = StoredHistory("recent", ("cat_1", "cat_2")), StoredHistory("seen", ("cat_1",))
-ROWS, MOST = 780, 7
+ROWS, MAX_EVENTS = 780, 7
 
 
 @pytest.fixture(scope="module", params=[(), ("cat_0",)], ids=["flat", "lists"])
@@ -43,7 +43,7 @@ def past_of(rows: dict[int, dict], history: StoredHistory) -> dict[int, list[lis
     past, found = defaultdict(list), {}
     for row in sorted(rows):
         key = rows[row][history.pointers[0]]
-        found[row] = [[event[c] for event in past[key][-MOST:]] for c in history.columns]
+        found[row] = [[event[c] for event in past[key][-MAX_EVENTS:]] for c in history.columns]
         if key >= 0:
             past[key].append(rows[row])
         else:
@@ -63,7 +63,7 @@ def test_batches_hold_the_newest_events(
     """
     rows, seen = read_rows(train), []
     past = {history.name: past_of(rows, history) for history in (RECENT, SEEN)}
-    options = {"shuffle": shuffle, "shuffle_window": 256, "max_events": MOST}
+    options = {"shuffle": shuffle, "shuffle_window": 256, "max_events": MAX_EVENTS}
     for loader in all_ranks(train, batch_size, world_size, **options):
         monkeypatch.setattr(memory, "BLOCK_BYTES", piece or memory.BLOCK_BYTES)
         for batch in loader:
@@ -80,12 +80,12 @@ def test_batches_hold_the_newest_events(
             seen += rows_of([batch])
         monkeypatch.undo()
     assert sorted(seen) == list(range(ROWS))
-    assert max(len(lists[0]) for lists in past["recent"].values()) == MOST
+    assert max(len(lists[0]) for lists in past["recent"].values()) == MAX_EVENTS
 
 
 def test_a_state_resumes_with_the_same_events(train: Path) -> None:
     """Bit for bit, on another number of ranks; with other events it is another run."""
-    options = {"shuffle": True, "seed": 3, "max_events": MOST, "shuffle_window": 300}
+    options = {"shuffle": True, "seed": 3, "max_events": MAX_EVENTS, "shuffle_window": 300}
     whole = global_batches(all_ranks(train, 48, 1, **options))
     stopped = KJTLoader(train, 48, device="cpu", **options)
     iterator = iter(stopped)

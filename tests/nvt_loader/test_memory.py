@@ -63,8 +63,8 @@ def test_the_default_grows_as_needed(train):
         for batch, enough in ((64, True), (4096, True), (1 << 20, False)):
             demand = memory.Demand(batch, shards=16)
             if not enough:
-                most = f"loader_memory = {4 * usual >> 20} MiB is too little"
-                with pytest.raises(SettingsError, match=most):
+                maximum = f"loader_memory = {4 * usual >> 20} MiB is too little"
+                with pytest.raises(SettingsError, match=maximum):
                     memory.divide_memory(wide, None, demand, on_device=on_device)
                 continue
             budget = memory.divide_memory(wide, None, demand, on_device=on_device)

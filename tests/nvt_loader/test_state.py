@@ -26,7 +26,7 @@ def small_blocks(monkeypatch, train):
     """Several blocks and shuffling windows in these 757 rows."""
     limit_rows(monkeypatch, train, BLOCK=200, DECODE=16)
     monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 100)
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.LEAST_DECODE_ROWS", 16)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.MIN_DECODE_ROWS", 16)
 
 
 def through_json(state):

@@ -43,7 +43,7 @@ from tests.training.runs import (
 from tests.training.shapes import dlrm
 
 RECENT, SEEN = StoredHistory("recent", ("cat_1", "cat_2")), StoredHistory("seen", ("cat_1",))
-MOST = "--max_events=5"
+MAX_EVENTS = "--max_events=5"
 SHORT = ["--first_order=0.5", "--seed=5", "--epochs=1", "--throughput_check_freq_within_epoch=1"]
 #: Models of events one by one; the second computes what a model without them is given.
 DIN = "--model=din"
@@ -72,7 +72,7 @@ class Means(nn.Module):
     def __init__(self, columns: Columns) -> None:
         super().__init__()
         sizes = nn.Linear(columns.width, 8), nn.ReLU(), nn.Linear(8, 1)
-        self.layers, self.most = nn.Sequential(*sizes), columns.max_events
+        self.layers, self.maximum = nn.Sequential(*sizes), columns.max_events
         self.places = [columns.vectors.index(name) for name in columns.lists]
 
     def forward(
@@ -83,7 +83,7 @@ class Means(nn.Module):
         present: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if lists is not None and present is not None:
-            means = lists.sum(2) / present.sum(2, keepdim=True).clamp(min=1) * self.most**0.5
+            means = lists.sum(2) / present.sum(2, keepdim=True).clamp(min=1) * self.maximum**0.5
             parts = [*vectors.unbind(1)]
             for j, place in enumerate(self.places):
                 parts[place] = means[:, j]
@@ -103,20 +103,22 @@ def test_every_plan_trains_the_same(data: Path, tmp_path: Path) -> None:
     runs = {}
     for name, how in CASES:
         log = tmp_path / name / how
-        more = [*SHORT, MOST, f"--sharding={how}", f"--log_path={log}"]
+        more = [*SHORT, MAX_EVENTS, f"--sharding={how}", f"--log_path={log}"]
         runs[name, how] = flags(data, name, *more, batch=16)
-    attending = {how: [*SHORT, MOST, DIN, f"--sharding={how}"] for how in SHARDINGS}
+    attending = {how: [*SHORT, MAX_EVENTS, DIN, f"--sharding={how}"] for how in SHARDINGS}
     for how, more in attending.items():
         log = f"--log_path={tmp_path / 'din' / how}"
         runs["din", how] = flags(data, "adagrad", *more, log, batch=16)
     train_many(list(runs.values()), 2)
-    train_here(*flags(data, "adagrad", *SHORT, MOST, DIN, f"--log_path={tmp_path / 'din' / 'one'}"))
+    train_here(
+        *flags(data, "adagrad", *SHORT, MAX_EVENTS, DIN, f"--log_path={tmp_path / 'din' / 'one'}")
+    )
     expected = losses(tmp_path / "din" / "one")
     for how in attending:
         np.testing.assert_allclose(losses(tmp_path / "din" / how), expected, rtol=0, atol=1e-5)
     for name in RATES:
-        expected = reference_losses(data, *flags(data, name, *SHORT, MOST))
-        train_here(*flags(data, name, *SHORT, MOST, f"--log_path={tmp_path / name / 'one'}"))
+        expected = reference_losses(data, *flags(data, name, *SHORT, MAX_EVENTS))
+        train_here(*flags(data, name, *SHORT, MAX_EVENTS, f"--log_path={tmp_path / name / 'one'}"))
         of_name = [tmp_path / name / how for other, how in runs if other == name]
         for log in [tmp_path / name / "one", *of_name]:
             np.testing.assert_allclose(losses(log), expected, rtol=0, atol=1e-5, err_msg=str(log))
@@ -129,11 +131,13 @@ def test_lists_have_the_events_of_the_means(data: Path, tmp_path: Path) -> None:
     for number, sequences in enumerate(("", "--sequences=recent", "--sequences=seen,recent")):
         log = tmp_path / str(number)
         more = [sequences] if sequences else []
-        train_here(*flags(data, "adagrad", *SHORT, MOST, MEANS, *more, f"--log_path={log}"))
+        train_here(*flags(data, "adagrad", *SHORT, MAX_EVENTS, MEANS, *more, f"--log_path={log}"))
         found.append(losses(log))
         np.testing.assert_allclose(found[number], found[0], rtol=0, atol=1e-5)
     log = f"--log_path={tmp_path / 'amp'}"
-    train_here(*flags(data, "adagrad", *SHORT, MOST, MEANS, "--sequences=recent", "--amp", log))
+    train_here(
+        *flags(data, "adagrad", *SHORT, MAX_EVENTS, MEANS, "--sequences=recent", "--amp", log)
+    )
     amp = losses(tmp_path / "amp")
     assert amp != found[0]
     np.testing.assert_allclose(amp, found[0], rtol=0, atol=2e-2)
@@ -141,7 +145,7 @@ def test_lists_have_the_events_of_the_means(data: Path, tmp_path: Path) -> None:
 
 def test_the_newest_event_is_in_the_last_place(data: Path) -> None:
     """And a column that changes its rows does so with all of its places."""
-    settings = parse_settings([f"--binary_path={data}", MOST, DIN, "--sequences=recent"])
+    settings = parse_settings([f"--binary_path={data}", MAX_EVENTS, DIN, "--sequences=recent"])
     config = model_config(settings.filled({"embedding_dim": 8}), TableSchema.read(data))
     assert config.lists == ("recent.cat_1", "recent.cat_2")
     loader = KJTLoader(data / "train", 64, label=("label",), device="cpu", max_events=5)
@@ -185,8 +189,8 @@ def test_a_killed_run_resumes_bit_by_bit(
 ) -> None:
     """With the events of the run; another number of events is another model."""
     model = more[:1]
-    train_here(*flags_of(data, tmp_path / "whole", MOST, *more))
-    train_until_pulled(monkeypatch, 25, *flags_of(data, tmp_path / "killed", MOST, *more))
+    train_here(*flags_of(data, tmp_path / "whole", MAX_EVENTS, *more))
+    train_until_pulled(monkeypatch, 25, *flags_of(data, tmp_path / "killed", MAX_EVENTS, *more))
     with pytest.raises(SchemaError, match="max_events was 5, is 6"):
         train_here(*flags_of(data, tmp_path / "killed", "--max_events=6", *model), "--resume")
     if more:
@@ -282,7 +286,7 @@ def test_tables_that_have_grown(tmp_path: Path, model: list[str]) -> None:
         add_history(outputs[generation], schema, history, keys=9)
     checkpoint = tmp_path / "checkpoint"
     keep = f"--save_checkpoint_path={checkpoint}"
-    train_here(*flags(outputs[0]), MOST, "--max_steps=8", keep, *model)
+    train_here(*flags(outputs[0]), MAX_EVENTS, "--max_steps=8", keep, *model)
     before, after = (
         train_here(f"--binary_path={path}", "--mode=test", f"--{how}={checkpoint}", *model).metrics[
             "test"

@@ -79,8 +79,8 @@ def test_a_run_that_stops_early_resumes_bitwise_to_its_best_model(
     best = tried[0]
     assert best["step"] == 0
     for event in tried:
-        least = 0 if event["step"] in (30, 90, 210) else 2 / 333
-        best = event if event["log_loss"] < best["log_loss"] - least else best
+        minimum = 0 if event["step"] in (30, 90, 210) else 2 / 333
+        best = event if event["log_loss"] < best["log_loss"] - minimum else best
     assert result.steps == last["step"] == best["step"] == tried[-5]["step"]
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "evaluate", _terminate_and_evaluate)

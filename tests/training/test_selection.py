@@ -122,7 +122,7 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     monkeypatch.setattr(trials, "compute_log_losses", prefer)
     monkeypatch.setattr(selection, "_EPOCHS", 3)
     monkeypatch.setattr(selection, "_LONG_EPOCHS", 6)
-    monkeypatch.setattr(selection, "_MOST_L2_TRIALS", 2)
+    monkeypatch.setattr(selection, "_MAX_L2_TRIALS", 2)
     caplog.set_level(logging.INFO)
     with process_group() as group:
         result = train(settings, group)

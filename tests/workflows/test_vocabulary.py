@@ -16,7 +16,7 @@ from tests.workflows.random_specs import as_columns, kept_values
 
 _VALUES = {
     "hex32": st.integers(0, 2**32 - 1) | st.integers(0, 3),
-    "int": st.integers(RAW_TYPES["int"].least, RAW_TYPES["int"].most) | st.integers(-3, 3),
+    "int": st.integers(RAW_TYPES["int"].minimum, RAW_TYPES["int"].maximum) | st.integers(-3, 3),
     "string": st.text(min_size=1, max_size=4).filter(lambda s: s.encode("utf-8", "ignore")),
 }
 _COUNTS = st.integers(1, 4) | st.integers(1, 2**40)
@@ -52,7 +52,7 @@ def test_order_and_policy(data: st.DataObject, raw: str) -> None:
     assert text or got.values.dtype == np.int64
 
 
-@pytest.mark.parametrize("largest", [2**32 - 1, RAW_TYPES["int"].most])
+@pytest.mark.parametrize("largest", [2**32 - 1, RAW_TYPES["int"].maximum])
 def test_many_values(largest: int) -> None:
     """Ties by the thousand, and values so large that the fast key has no room for the counts."""
     rng = np.random.default_rng(0)

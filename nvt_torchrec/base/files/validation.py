@@ -46,8 +46,8 @@ def open_regular(path: Path | str) -> IO[bytes]:
     raise kind("not a regular file")
 
 
-def read_regular(path: Path | str, most: int) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes.
+def read_regular(path: Path | str, maximum: int) -> bytes:
+    """Return the content of a regular file of at most ``maximum`` bytes.
 
     Raises:
         OSError: It cannot be read, or is another kind of file.
@@ -55,9 +55,9 @@ def read_regular(path: Path | str, most: int) -> bytes:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise ValueError(f"{size} bytes, where at most {most} are expected")
-        return file.read(most)
+        if size > maximum:
+            raise ValueError(f"{size} bytes, where at most {maximum} are expected")
+        return file.read(maximum)
 
 
 def strict_json(text: str | bytes | bytearray) -> Any:

@@ -139,11 +139,11 @@ class EventFields:
             field = fields.find(name)
             if field is None or field.index is not None or not isinstance(field.values, list):
                 return None
-            most, step = _USUAL[column.aggregate.value]
+            maximum, step = _USUAL[column.aggregate.value]
             for value in field.values:
                 if type(value) is not float and type(value) is not int:
                     return None
-                if not 0 <= value <= most or (step and value % step):
+                if not 0 <= value <= maximum or (step and value % step):
                     return None
             columns.append(field.values)
         return np.array(columns, np.float64).reshape(-1, fields.rows)

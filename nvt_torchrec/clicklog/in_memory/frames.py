@@ -241,14 +241,14 @@ def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
     Raises:
         InvalidRowError: They are not.
     """
-    most = np.max([*lengths.values()], axis=0)
+    maximum = np.max([*lengths.values()], axis=0)
     for name, of_rows in lengths.items():
-        if (of_rows < most).any():
-            row = int(np.argmax(of_rows < most))
+        if (of_rows < maximum).any():
+            row = int(np.argmax(of_rows < maximum))
             raise InvalidRowError(
                 row,
                 name,
-                f"a list of {of_rows[row]}, and another column of the history has {most[row]}",
+                f"a list of {of_rows[row]}, and another column of the history has {maximum[row]}",
                 "pass lists of the same length in all columns of a history: each place is an event",
             )
 

@@ -215,7 +215,7 @@ def _number(value: Any, read: Read) -> int | float:
         if read.raw == "time":
             return float(value)
         number = float(value)
-        if number.is_integer() and abs(number) <= RAW_TYPES["int"].most:
+        if number.is_integer() and abs(number) <= RAW_TYPES["int"].maximum:
             return int(number)  # pandas makes floats of integers with missing values
     raise ValueError(RAW_TYPES[read.raw].syntax)
 

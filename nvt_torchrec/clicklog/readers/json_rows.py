@@ -156,11 +156,11 @@ class JsonLines(TextFormat):
         return is_json(head)
 
     @classmethod
-    def sample(cls, path: str, head: bytes, most: int) -> Sample:
+    def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         lines = head.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n").split(b"\n")
-        table, bad = read_lines(lines[:most])
-        return Sample(table, len(lines) <= most, len(bad))
+        table, bad = read_lines(lines[:maximum])
+        return Sample(table, len(lines) <= maximum, len(bad))
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
         """See :meth:`TextFormat.block_layout`."""

@@ -164,13 +164,13 @@ class LogFormat(abc.ABC):
         return False
 
     @classmethod
-    def sample(cls, path: str, head: bytes, most: int) -> Sample:
+    def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """Read the first rows of a file that is recognized.
 
         Args:
             path: Of the file.
             head: Whole lines from its beginning, of text.
-            most: How many rows to read at most.
+            maximum: How many rows to read at most.
         """
         raise NotImplementedError
 

@@ -127,11 +127,14 @@ class TableFormat(LogFormat):
         """
 
     @classmethod
-    def sample(cls, path: str, head: bytes, most: int) -> Sample:
+    def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         with cls.opened(path, path) as table:
-            rows = [table.schema.empty_table(), *map(pa.table, table.read(0, most, None, most))]
-            return Sample(pa.concat_tables(rows), sum(table.rows) <= most)
+            rows = [
+                table.schema.empty_table(),
+                *map(pa.table, table.read(0, maximum, None, maximum)),
+            ]
+            return Sample(pa.concat_tables(rows), sum(table.rows) <= maximum)
 
     # ---- blocks
 

@@ -90,20 +90,20 @@ class SyntheticSettings(Settings):
     # fmt: off
     days: int = flag(
         f"number of days, 1 to {CALENDAR_DAYS}; the last one becomes valid and test", CALENDAR_DAYS,
-        least=1, most=CALENDAR_DAYS
+        minimum=1, maximum=CALENDAR_DAYS
     )
     rows_per_day: int = flag(
-        "rows of each day; a row takes about 240 bytes", 50_000, least=1,
-        most=BLOCK_ROWS * CALIBRATION_BLOCK
+        "rows of each day; a row takes about 240 bytes", 50_000, minimum=1,
+        maximum=BLOCK_ROWS * CALIBRATION_BLOCK
     )
-    seed: int = flag("seed of the click model and of the rows", 0, least=0, most=2**63 - 1)
+    seed: int = flag("seed of the click model and of the rows", 0, minimum=0, maximum=2**63 - 1)
     cardinality_scale: float = flag(
         f"factor on MLPerf's cardinalities above {SMALL}; 1 for the full ones", 0.0005, above=0,
-        most=1
+        maximum=1
     )
     base_rate: float = flag(
-        "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034", 0.256, least=0.001,
-        most=0.999
+        "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034", 0.256, minimum=0.001,
+        maximum=0.999
     )
     events: bool = flag(
         "instead of Criteo's columns: clicks that depend on what the same user did before, as "

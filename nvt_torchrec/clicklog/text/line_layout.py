@@ -22,7 +22,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 #: values may have no key.
 HEAD_BYTES = 1 << 20
 #: How many lines decide whether there is a label, so that one malformed line does not.
-_MOST_LINES = 100
+_MAX_LINES = 100
 #: With what files begin that are no text.
 _UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
 _COMPRESSED = {
@@ -94,7 +94,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     check_text(head, source)
     if not spec.input.header:
         return _layout_by_count(head, source, spec)
-    first = head.split(b"\n", _MOST_LINES)[0]
+    first = head.split(b"\n", _MAX_LINES)[0]
     names = [name.strip() for name in split_line(first, spec)]
     label = set(spec.sources(label=True)) <= set(names)
     columns = spec.sources(label=label)
@@ -120,7 +120,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout whose number of fields most lines have."""
     layouts = plain_layouts(spec)
-    lines = head.split(b"\n", _MOST_LINES)
+    lines = head.split(b"\n", _MAX_LINES)
     whole = lines[:-1] or lines  # the last one may be cut
     counts = [len(split_line(line, spec)) for line in whole]
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))

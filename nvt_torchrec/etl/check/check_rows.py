@@ -75,9 +75,9 @@ def _check_pointers(
     """Check that the pointers of rows lead to events that there are."""
     key, events = (to_numpy(batch.column(name)) for name in history.pointers)
     there = (key >= 0) & (key < len(counts))
-    most = np.where(there, counts[np.where(there, key, 0)] if len(counts) else 0, 0)
-    wrong = (events < 0) | (events > most) | (~there & (key != -1))
+    maximum = np.where(there, counts[np.where(there, key, 0)] if len(counts) else 0, 0)
+    wrong = (events < 0) | (events > maximum) | (~there & (key != -1))
     if wrong.any():
         row = int(wrong.argmax())
-        what = f"{events[row]} events of key {key[row]}, which has {most[row]}"
+        what = f"{events[row]} events of key {key[row]}, which has {maximum[row]}"
         output.add("histories", f"{file}: row {first + row}, {history.pointers[1]}", what, AGAIN)

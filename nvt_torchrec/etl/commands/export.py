@@ -42,7 +42,7 @@ class ListsSettings(Settings):
 
     source: Path = flag("the output of `run`", metavar="OUT", positional=True)
     output_path: Path = flag("directory to make")
-    max_events: int = flag("newest events of a history in a row", 50, least=1)
+    max_events: int = flag("newest events of a history in a row", 50, minimum=1)
     pad: bool = flag(
         "make each list --max_events long, with the padding id 0 before the events", False
     )
@@ -122,11 +122,11 @@ def _lists(store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings) 
     """Return the lists of some rows, one for each column of a history."""
     import pyarrow as pa
 
-    most = settings.max_events
+    maximum = settings.max_events
     keys, events = (batch[name].to_pylist() for name in store.history.pointers)
-    found = [store.newest(key, count, most) for key, count in zip(keys, events, strict=True)]
+    found = [store.newest(key, count, maximum) for key, count in zip(keys, events, strict=True)]
     counts = np.array([len(row[0]) for row in found], np.int64)
-    lengths = np.full(len(found), most) if settings.pad else counts
+    lengths = np.full(len(found), maximum) if settings.pad else counts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     places = np.arange(counts.sum()) + np.repeat(offsets[1:] - np.cumsum(counts), counts)
     columns = []

@@ -45,7 +45,7 @@ class GuessSettings(Settings):
         "add what happened before each row, of a log with a time, users and items; "
         "docs/events.md", False
     )
-    head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, least=1, most=1024)
+    head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, minimum=1, maximum=1024)
     # fmt: on
 
 

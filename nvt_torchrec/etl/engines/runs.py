@@ -69,8 +69,8 @@ def write_run(path: Path, run: SortedRun) -> None:
         add("nulls", run.nulls)
         add("moments", run.moments)
         for v, column in enumerate(run.counts):
-            most = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
-            add(f"counts_{v}", column.counts.astype(np.min_scalar_type(most)))
+            maximum = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
+            add(f"counts_{v}", column.counts.astype(np.min_scalar_type(maximum)))
             if isinstance(column.values, pa.Array):
                 offsets, text = string_parts(column.values)
                 add(f"offsets_{v}", offsets - offsets[0])

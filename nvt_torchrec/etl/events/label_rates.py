@@ -12,7 +12,7 @@ from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 
 #: The bounds of the weight of the rate of all events.
-_LEAST_SMOOTHING, _MOST_SMOOTHING = 1.0, 10_000.0
+_MIN_SMOOTHING, _MAX_SMOOTHING = 1.0, 10_000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +81,12 @@ def fit_smoothing(moments: np.ndarray) -> float:
     """
     keys, n, squares, positives, weighted = moments.tolist()
     if not n or not 0 < positives < n:
-        return _MOST_SMOOTHING
+        return _MAX_SMOOTHING
     rate = positives / n
     excess = (weighted - n * rate * rate) / (rate * (1 - rate)) - (keys - 1)
     if excess <= 0:
-        return _MOST_SMOOTHING
-    return min(max((n - squares / n) / excess, _LEAST_SMOOTHING), _MOST_SMOOTHING)
+        return _MAX_SMOOTHING
+    return min(max((n - squares / n) / excess, _MIN_SMOOTHING), _MAX_SMOOTHING)
 
 
 def count_hours(known: np.ndarray, labels: np.ndarray) -> np.ndarray:

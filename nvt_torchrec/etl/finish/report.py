@@ -63,9 +63,9 @@ class Histogram:
     @property
     def ends(self) -> list[str]:
         """The ends of the axis with three digits; rounding errors around 0 are shown as 0."""
-        least = 1e-3 * (self.high - self.low)
+        minimum = 1e-3 * (self.high - self.low)
         return [
-            "0" if abs(end) < least else f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}"
+            "0" if abs(end) < minimum else f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}"
             for end in (self.low, self.high)
         ]
 

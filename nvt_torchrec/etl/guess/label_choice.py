@@ -23,7 +23,7 @@ _NOT = r"(not?|non|un|in|dis)[\W_]*"
 _USUAL = (0.01, 0.6)
 _BINARY = {"0", "1", "0.0", "1.0"}
 #: Texts that a label has at most.
-_MOST_TEXTS = 20
+_MAX_TEXTS = 20
 #: Distinct numbers of a rating at most, and its largest number.
 _MAX_RATINGS, _MAX_RATING = 11, 10
 #: A candidate whose score is so near to the best one's may be the label as well.
@@ -132,7 +132,7 @@ def _score(column: Profile, j: int, sample: SampledFile) -> int:
         score = 45 if _is_perhaps(column) and set(column.counts) <= _BINARY else 0
     elif column.is_number:
         score = _score_numbers(column, named=named)
-    elif column.kind == "string" and column.distinct <= _MOST_TEXTS:
+    elif column.kind == "string" and column.distinct <= _MAX_TEXTS:
         score = _score_texts(column)
     if score and column.missing > 0.05 * column.rows:
         score = max(score - 15, 1)
@@ -168,15 +168,15 @@ def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
 
 
 def _score_numbers(column: Profile, *, named: bool) -> int:
-    name, least, most = column.name, column.numbers.min(), column.numbers.max()
-    stars = 3 <= column.distinct <= _MAX_RATINGS and least >= 0 and 3 <= most <= _MAX_RATING
+    name, minimum, maximum = column.name, column.numbers.min(), column.numbers.max()
+    stars = 3 <= column.distinct <= _MAX_RATINGS and minimum >= 0 and 3 <= maximum <= _MAX_RATING
     if is_called(name, "label"):
         return 105 if stars else 30
     if stars and is_called(name, "rating"):
         return 60
     if stars and not named:
         return 25
-    if is_event(column) and column.kind == "int" and least == 0:
+    if is_event(column) and column.kind == "int" and minimum == 0:
         return 30  # counts
     if is_called(name, "outcome"):
         return 4 if name.lower().endswith("ratio") else 2
@@ -285,13 +285,13 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
         rule |= {"positive": positive, "negative": sorted(share.keys() - set(positive))}
         why = f"two values, {part:.1%} are {texts}"
     elif column.is_number and column.distinct > 1:
-        rule["threshold"] = least = _threshold(column)
+        rule["threshold"] = minimum = _threshold(column)
         numbers = column.sorted_numbers()
         why = (
             f"numbers from {numbers[0]:g} to {numbers[-1]:g}, of which "
-            f"{np.mean(numbers >= least):.1%} are at least {least:g}: choose the threshold"
+            f"{np.mean(numbers >= minimum):.1%} are at least {minimum:g}: choose the threshold"
         )
-    elif column.kind == "string" and 1 < column.distinct <= _MOST_TEXTS and not column.multi_hot:
+    elif column.kind == "string" and 1 < column.distinct <= _MAX_TEXTS and not column.multi_hot:
         rule["positive"] = positive
         others = ", ".join(f"{text} {share[text]:.1%}" for text in share if text not in positive)
         why = f"{column.distinct} values: {texts}, {part:.1%}, is 1, all others 0; choose: {others}"
@@ -299,7 +299,7 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
         raise BadInputError(
             f"{where} cannot be a label: it has {column.distinct} values, such as "
             + ", ".join(f"{text:.40}" for text in list(column.counts)[:3]),
-            f"a label is a number, or one of at most {_MOST_TEXTS} texts: name one with --label",
+            f"a label is a number, or one of at most {_MAX_TEXTS} texts: name one with --label",
         )
     if column.missing:
         why += f"; {column.missing} rows have none and are malformed"

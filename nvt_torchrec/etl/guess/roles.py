@@ -252,10 +252,10 @@ def _dense(column: Profile) -> Feature:
     whole = column.kind == "int" and not column.floating and column.fits("int32")
     options: dict[str, Any] = {} if whole else {"raw": "float"}
     options |= column.reading
-    least, most = column.numbers.min(), column.numbers.max()
-    if least < -2 or most <= 1:  # a logarithm would flatten them
+    minimum, maximum = column.numbers.min(), column.numbers.max()
+    if minimum < -2 or maximum <= 1:  # a logarithm would flatten them
         options["transform"] = "normalize"
-    return _feature(column, "dense", options, f"numbers from {least:g} to {most:g}")
+    return _feature(column, "dense", options, f"numbers from {minimum:g} to {maximum:g}")
 
 
 def _categorical(column: Profile) -> Feature:

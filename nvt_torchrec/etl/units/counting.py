@@ -218,19 +218,19 @@ def _logarithm(values, missing, bit, fill, out):
 @compiled()
 def _logarithm_of_int(values, missing, bit, fill, table, out):
     """Compute :func:`_logarithm` with a table for small integers, in loops that vectorize."""
-    least, most = np.int32(_MINIMUM), np.int32(len(table) - LOG_SHIFT - 1)
+    minimum, maximum = np.int32(_MINIMUM), np.int32(len(table) - LOG_SHIFT - 1)
     places = np.empty(len(values), np.int32)
     above = 0
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
-        above += np.int32(value > most)
-        places[i] = min(max(value, least), most) + np.int32(LOG_SHIFT)
+        above += np.int32(value > maximum)
+        places[i] = min(max(value, minimum), maximum) + np.int32(LOG_SHIFT)
     for i in range(len(values)):
         out[i] = table[np.uint32(places[i])]
     if above:
         for i in range(len(values)):
             value = fill if missing[i] & bit else values[i]
-            if value > most:
+            if value > maximum:
                 out[i] = np.log(np.float64(value) + LOG_SHIFT)
 
 

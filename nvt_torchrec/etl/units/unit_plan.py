@@ -116,7 +116,7 @@ class UnitPlan:
         """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
         return round(self._steps(split) * self.bytes_per_step)
 
-    def most_rows(self, spec: FeatureSpec) -> int:
+    def max_rows(self, spec: FeatureSpec) -> int:
         """Return the most well-formed rows that there can be."""
         steps = sum(block.end - block.begin for block in self.blocks)
         return steps // format_of(spec).row_size

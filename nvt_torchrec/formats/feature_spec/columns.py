@@ -27,8 +27,8 @@ DENSE_TRANSFORMS = tuple(TRANSFORMS)
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 #: By setting of a vocabulary, the largest value; counts are 64-bit integers.
-_MOST = dict.fromkeys(("max_table_size", "num_buckets", "hash_buckets"), MAX_HASH_BUCKETS)
-_MOST["freq_threshold"] = 2**63 - 1
+_MAXIMA = dict.fromkeys(("max_table_size", "num_buckets", "hash_buckets"), MAX_HASH_BUCKETS)
+_MAXIMA["freq_threshold"] = 2**63 - 1
 
 #: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
@@ -87,8 +87,12 @@ class InputFormat:
             ("delimiter", quotes or self.delimiter == separator, 'set format = "csv" for it'),
             ("header", text or not self.header, f"remove it: {self.format} names its columns"),
             *(
-                (field, not text or _is_separator(getattr(self, field), most), _SEPARATOR % most)
-                for field, most in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
+                (
+                    field,
+                    not text or _is_separator(getattr(self, field), maximum),
+                    _SEPARATOR % maximum,
+                )
+                for field, maximum in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
             ),
             ("list_separator", apart, "it is the delimiter, too"),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
@@ -126,9 +130,9 @@ _SEPARATOR = (
 )
 
 
-def _is_separator(value: str, most: int) -> bool:
+def _is_separator(value: str, maximum: int) -> bool:
     return (
-        1 <= len(value) <= most
+        1 <= len(value) <= maximum
         and value.isascii()
         and not any(character.isalnum() or character in '"\r\n-+.' for character in value)
     )
@@ -198,7 +202,7 @@ class CategoricalColumn:
             f"column {self.name}: ",
             ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
             *(
-                (field, 0 <= value <= _MOST[field], f"from 0 to {_MOST[field]}")
+                (field, 0 <= value <= _MAXIMA[field], f"from 0 to {_MAXIMA[field]}")
                 for field, value in self.policy.items()
             ),
             ("multi_hot", not (self.derive and self.multi_hot), "a derived column has one value"),

@@ -28,7 +28,7 @@ DAY = 24 * HOUR
 #: 1970-01-01 was a Thursday, and Monday is 0.
 _FIRST_WEEKDAY = 3
 #: Above this, :class:`LogSquare` takes the logarithm, so that 0, 1 and 2 stay apart.
-LEAST_LOGARITHM = 2
+MIN_LOGARITHM = 2
 CROSS_SEPARATOR = "\x1f"
 #: The values [n] of a column, of the dtype of its raw type.
 Values: TypeAlias = np.ndarray | pa.StringArray
@@ -160,17 +160,17 @@ class LogSquare(DerivedValue):
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
         numbers = sources[0]
-        large = numbers > LEAST_LOGARITHM
-        plain = np.maximum(np.trunc(np.where(large, 0, numbers)), RAW_TYPES["int"].least)
+        large = numbers > MIN_LOGARITHM
+        plain = np.maximum(np.trunc(np.where(large, 0, numbers)), RAW_TYPES["int"].minimum)
         return np.where(large, np.floor(np.log(np.where(large, numbers, 1.0)) ** 2), plain)
 
     def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
         """See :meth:`DerivedValue.compute_onnx`."""
         numbers = sources[0]
-        large = graph.Greater(numbers, float(LEAST_LOGARITHM))
+        large = graph.Greater(numbers, float(MIN_LOGARITHM))
         logarithm = graph.Log(graph.Where(large, numbers, 1.0))
         whole = graph.Mul(graph.Floor(graph.Abs(numbers)), graph.Sign(numbers))
-        plain = graph.Max(whole, float(RAW_TYPES["int"].least))
+        plain = graph.Max(whole, float(RAW_TYPES["int"].minimum))
         squares = graph.Floor(graph.Mul(logarithm, logarithm))
         return graph.convert(graph.Where(large, squares, plain), "INT64")
 

@@ -9,7 +9,7 @@ from nvt_torchrec.base.number_text import NumberRules
 from nvt_torchrec.formats.feature_spec.field_checks import check
 
 #: Of ``nulls``: each takes a comparison of every value of a column of numbers.
-_MOST_NULLS = 1000
+_MAX_NULLS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reading:
             "",
             ("sources", all(self.sources), "give the name of a column of the file"),
             ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
-            ("nulls", len(self.nulls) <= _MOST_NULLS, f"give at most {_MOST_NULLS} texts"),
+            ("nulls", len(self.nulls) <= _MAX_NULLS, f"give at most {_MAX_NULLS} texts"),
         )
 
 

@@ -155,8 +155,8 @@ from nvt_torchrec.formats.splits import SPLITS
 T = TypeVar("T")
 DEFAULT_SPEC = "criteo_1tb"
 #: Bytes of a file; a thousand columns of each kind take 200 KiB.
-_MOST = 4 << 20
-_MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
+_MAX_BYTES = 4 << 20
+_MAX_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
 _OF_ALL_COLUMNS = ("nulls", "trim")
 _READING = ("from", "nulls", "trim", "lenient")
@@ -178,7 +178,9 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     """
     source = _source(path or DEFAULT_SPEC)
     try:
-        content = read_regular(source, _MOST) if isinstance(source, Path) else source.read_bytes()
+        content = (
+            read_regular(source, _MAX_BYTES) if isinstance(source, Path) else source.read_bytes()
+        )
         value = tomllib.loads(content.decode())
     except FileNotFoundError as error:
         remedy = f"write one by `python -m etl guess`, or use {', '.join(shipped_specs())}"
@@ -386,7 +388,7 @@ def _expand(pattern: str) -> list[str]:
             'write "int_{0..12}"; put names that contain braces into a list',
         )
     head, first, last, tail = match.groups()
-    if int(last) - int(first) >= _MOST_NAMES:
+    if int(last) - int(first) >= _MAX_NAMES:
         raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
 

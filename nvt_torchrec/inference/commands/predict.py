@@ -34,7 +34,7 @@ class PredictSettings(Settings):
         "stop at the first malformed row, or write such rows to OUTPUT.rejected.tsv and continue",
         "error", choices=("error", "quarantine")
     )
-    workers: int | None = flag("number of threads (default: one per core)", None, least=1)
+    workers: int | None = flag("number of threads (default: one per core)", None, minimum=1)
     evaluate: bool = flag("print metrics; the rows must have labels", False)
     # fmt: on
 

@@ -39,7 +39,7 @@ IR_VERSION = 10
 #: From this size on, weights are a file beside the model: a protobuf has less than 2 GiB.
 _WEIGHTS_APART = 1 << 30
 #: Vocabularies can only be in it, beside smaller weights.
-_MOST_VOCABULARY_BYTES = (1 << 30) - (1 << 26)
+_MAX_VOCABULARY_BYTES = (1 << 30) - (1 << 26)
 
 
 class Scores(nn.Module):
@@ -52,7 +52,7 @@ class Scores(nn.Module):
         super().__init__()
         spec, model = predictor.row_spec, predictor.model
         self.of_histories = len(predictor.workflow.optional)
-        self.most = model.config.max_events
+        self.maximum = model.config.max_events
         self.histories = [*model.config.features][len(model.config.categorical) :]
         self.lists = model.config.lists
         self.rows, self.head = model.table.rows, model.head
@@ -93,9 +93,9 @@ class Scores(nn.Module):
             place, end = torch.arange(ids.shape[1]), length.unsqueeze(1)
             present = place < end
             if j >= plain:  # the newest events of a history
-                present = present & (place >= end - self.most)
+                present = present & (place >= end - self.maximum)
                 if (name := self.histories[j - plain]) in self.lists:
-                    newest = end - torch.arange(self.most, 0, -1)
+                    newest = end - torch.arange(self.maximum, 0, -1)
                     there = newest >= 0
                     last = torch.full_like(newest, ids.shape[1] - 1)
                     newest = torch.minimum(newest.clamp(min=0), last)
@@ -157,7 +157,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     graph = Graph()
     encoded = encode(graph, description, bundle / WORKFLOW, predictor.row_spec)
     size = vocabulary_bytes(graph)
-    if size > _MOST_VOCABULARY_BYTES:
+    if size > _MAX_VOCABULARY_BYTES:
         raise SettingsError(
             f"{bundle}: vocabularies of {size >> 20} MiB, and a file of ONNX has less than 2 GiB",
             "train with smaller ones: max_table_size, freq_threshold or hash_buckets",

@@ -40,21 +40,22 @@ class PublishSettings(Settings):
         excludes=("rollback",)
     )
     sample_rows: int = flag(
-        "number of first rows of --sample to compare on", 100_000, least=1, needs="--sample"
+        "number of first rows of --sample to compare on", 100_000, minimum=1, needs="--sample"
     )
     format: str | None = flag(
         "format of the file of --sample", None, choices=tuple(INPUT_FORMATS), needs="--sample"
     )
     max_auroc_drop: float = flag(
-        "by how much the AUROC may be lower", 0.005, least=0, needs="--sample"
+        "by how much the AUROC may be lower", 0.005, minimum=0, needs="--sample"
     )
     max_calibration_change: float = flag(
         "by how much further from 1 the calibration (mean prediction over mean label) may be", 0.05,
-        least=0, needs="--sample"
+        minimum=0, needs="--sample"
     )
     keep: int | None = flag(
         "remove all published bundles but the last N that were served, and nothing else; never the "
-        "one served or the one before it (default: keep all)", None, least=1, excludes=("rollback",)
+        "one served or the one before it (default: keep all)", None, minimum=1,
+        excludes=("rollback",)
     )
     allow_older: bool = flag(
         "publish a bundle of an earlier generation of the workflow than the served one", False,

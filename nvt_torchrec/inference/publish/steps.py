@@ -181,7 +181,7 @@ def _worse(served: Metrics, new: Metrics, settings: PublishSettings) -> list[str
 
 
 def score_labelled(
-    predictors: Mapping[str, Predictor], path: str, file_format: str | None, most: int
+    predictors: Mapping[str, Predictor], path: str, file_format: str | None, maximum: int
 ) -> dict[str, dict[str, Metrics]]:
     """Return the metrics of predictors of the same labels on the same labelled rows.
 
@@ -191,7 +191,7 @@ def score_labelled(
         predictors: Predictors of the same columns, by name.
         path: Path of the log: TSV, CSV or parquet.
         file_format: Its format; None for that of the training log, or parquet if the path ends so.
-        most: The number of rows to read, from the first on.
+        maximum: The number of rows to read, from the first on.
 
     Returns:
         The metrics by label and name.
@@ -215,11 +215,11 @@ def score_labelled(
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
     taken = 0
     with show_progress("evaluate") as bar:
-        while taken < most and (piece := next(pieces, None)) is not None:
+        while taken < maximum and (piece := next(pieces, None)) is not None:
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
-            count = min(most - taken, len(rows))
+            count = min(maximum - taken, len(rows))
             labels.append(first.labels_of(rows)[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])

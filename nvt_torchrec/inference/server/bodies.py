@@ -99,10 +99,11 @@ def read_json(body: bytearray, limits: ServerSettings) -> Any:
     values = body.count(b",") + body.count(b":")
     containers = body.count(b"[") + body.count(b"{")
     size = _VALUE_BYTES * values + _CONTAINER_BYTES * containers
-    if size > (most := _EXPANSION * limits.max_body_bytes):
+    if size > (maximum := _EXPANSION * limits.max_body_bytes):
         raise RefusedError(
             413,
-            f"the body's values may take {size >> 20} MiB of memory; the limit is {most >> 20} MiB",
+            f"the body's values may take {size >> 20} MiB of memory; the limit is "
+            f"{maximum >> 20} MiB",
             remedy="send fewer rows in a request, or raise the server's --max_body_mb",
         )
     try:
@@ -192,15 +193,15 @@ def check_shared(
         fields = {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
         for field, values in fields.items():
             if isinstance(values, list) and field in workflow.optional:
-                values = values[-workflow.most_events :]
+                values = values[-workflow.max_events :]
             number = len(values) if isinstance(values, list) else 1
             size += len(json.dumps(values, default=str)) + _SHARED_BYTES * number
     size *= count
-    if size > (most := _EXPANSION * limits.max_body_bytes):
+    if size > (maximum := _EXPANSION * limits.max_body_bytes):
         raise RefusedError(
             413,
             f"the fields that {count} rows share may take {size >> 20} MiB of memory; the limit is "
-            f"{most >> 20} MiB",
+            f"{maximum >> 20} MiB",
             remedy="send fewer rows or shorter lists, or raise the server's --max_body_mb",
         )
 

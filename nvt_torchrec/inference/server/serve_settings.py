@@ -45,21 +45,21 @@ class ServerSettings(Settings):
         "address to listen on; the default accepts local connections only (default: 127.0.0.1)",
         "127.0.0.1", metavar="HOST"
     )
-    port: int = flag("port to listen on; 0: any free one", 8000, least=0, most=65535)
-    workers: int = flag("number of server processes; they share a bundle's memory", 1, least=1)
-    max_rows: int = flag("largest number of rows of a request; 413 beyond it", 4096, least=1)
+    port: int = flag("port to listen on; 0: any free one", 8000, minimum=0, maximum=65535)
+    workers: int = flag("number of server processes; they share a bundle's memory", 1, minimum=1)
+    max_rows: int = flag("largest number of rows of a request; 413 beyond it", 4096, minimum=1)
     max_body_mb: float = flag("largest size of a request in MiB; 413 beyond it", 8.0, above=0)
     max_waiting_rows: int = flag(
         "rows that may wait for the model; a request that needs more than half of the room left "
-        "gets 503", 32768, least=2
+        "gets 503", 32768, minimum=2
     )
     timeout_s: float = flag(
-        "time from a request's headers to its answer; 408 or 503 beyond it", 5.0, least=0,
-        most=_LONG
+        "time from a request's headers to its answer; 408 or 503 beyond it", 5.0, minimum=0,
+        maximum=_LONG
     )
     drain_s: float = flag(
         "after SIGTERM, serve for this long while /ready returns 503 and answers close their "
-        "connections, so that balancers and clients go elsewhere", 1.0, least=0, most=_LONG
+        "connections, so that balancers and clients go elsewhere", 1.0, minimum=0, maximum=_LONG
     )
     # fmt: on
 

@@ -75,8 +75,8 @@ class StoredTensor:
                 0 <= at <= at + n <= size
                 for at, n, size in zip(chunk.offsets, chunk.sizes, self.size, strict=True)
             )
-            least = math.prod(chunk.sizes) * _DTYPES[self.dtype].itemsize
-            if not inside or chunk.length < least:
+            minimum = math.prod(chunk.sizes) * _DTYPES[self.dtype].itemsize
+            if not inside or chunk.length < minimum:
                 raise ValueError(
                     f"{chunk} is not a part of a tensor {self.dtype} {list(self.size)}"
                 )

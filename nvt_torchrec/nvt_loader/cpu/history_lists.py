@@ -22,12 +22,12 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 @compiled("int64(int32[::1], int32[::1], int32[::1], int64)")
-def count_events(lengths, keys, events, most):
+def count_events(lengths, keys, events, maximum):
     """Write how many events each row gets; return the first row whose pointer cannot be, or -1."""
     for row in range(len(keys)):
         if events[row] < 0 or (keys[row] < 0 and (keys[row] != -1 or events[row] != 0)):
             return row
-        lengths[row] = min(events[row], most)
+        lengths[row] = min(events[row], maximum)
     return -1
 
 
@@ -35,7 +35,7 @@ def count_events(lengths, keys, events, most):
     "int64(int32[::1], int64[::1], int64[::1], int32[::1], int32[::1], int64, int64, int64[::1],"
     " int32[::1], int64)"
 )
-def copy_events(values, starts, rows, keys, events, most, first, offsets, ids, size):
+def copy_events(values, starts, rows, keys, events, maximum, first, offsets, ids, size):
     """Copy the newest events of some rows, oldest first; return the first bad row, or -1.
 
     Args:
@@ -53,7 +53,7 @@ def copy_events(values, starts, rows, keys, events, most, first, offsets, ids, s
         begin, end = offsets[at], offsets[at + 1]
         if begin < 0 or end > len(ids) or begin > end or events[row] > end - begin:
             return row
-        count = min(np.int64(events[row]), most)
+        count = min(np.int64(events[row]), maximum)
         source, target = np.uint64(begin + events[row] - count), np.uint64(starts[row])
         largest = np.uint32(0)  # as unsigned numbers, negative ids are large
         for i in range(np.uint64(count)):

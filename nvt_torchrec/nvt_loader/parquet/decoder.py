@@ -85,14 +85,14 @@ class LazyRows:
     Attributes:
         dataset, opened: The data and the row group.
         part: Which rows of the row group.
-        most: The most rows that are decoded at a time.
+        maximum: The most rows that are decoded at a time.
         arrow: Decodes a slice, so many rows at a time, where ``opened`` cannot.
     """
 
     dataset: Dataset
     opened: OpenRowGroup
     part: RowGroupSlice
-    most: int
+    maximum: int
     arrow: Callable[[RowGroupSlice, int], Iterator[RowChunk]]
 
     @property
@@ -111,9 +111,9 @@ class LazyRows:
         rest = self.part
         with error_context(self.dataset, rest.row_group):
             while rest.begin < rest.end:
-                chunk = self.opened.read(min(self.most, rest.end - rest.begin))
+                chunk = self.opened.read(min(self.maximum, rest.end - rest.begin))
                 if chunk is None:
-                    yield from self.arrow(rest, self.most)
+                    yield from self.arrow(rest, self.maximum)
                     return
                 yield chunk
                 rest = dataclasses.replace(rest, begin=rest.begin + chunk.rows)

@@ -152,9 +152,9 @@ class ParquetFiles:
         file = pq.ParquetFile(
             source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
         )
-        most = max(1, min(rows, group.rows))
+        maximum = max(1, min(rows, group.rows))
         yield from file.iter_batches(
-            most, row_groups=[group.index], columns=columns, use_threads=False
+            maximum, row_groups=[group.index], columns=columns, use_threads=False
         )
 
 

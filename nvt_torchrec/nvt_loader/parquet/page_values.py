@@ -115,10 +115,10 @@ def _unpack(to, cursor, begin, count):
         for k in range(min(size - (bit >> 3), 5)):
             word |= np.uint64(memory[(bit >> 3) + k]) << np.uint64(8 * k)
         indices[i] = (word >> np.uint64(bit & 7)) & mask
-    most = np.uint32(0)
+    maximum = np.uint32(0)
     for i in range(count):
-        most = max(most, indices[i])
-    if np.int64(most) >= cursor.entries:
+        maximum = max(maximum, indices[i])
+    if np.int64(maximum) >= cursor.entries:
         return False
     words = numba.carray(pointer(cursor.words), (1,), np.uint32)
     for i in range(count):

@@ -31,7 +31,7 @@ CHUNKS, PAGES = numba.from_dtype(CHUNK)[::1], numba.from_dtype(PAGE)[::1]
 #: Kinds of pages and encodings, by parquet.thrift.
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
 #: Values and bytes that no page has: so many that sums and products stay in 64 bits.
-_MOST = 1 << 31
+_MAX_VALUE = 1 << 31
 PLAIN, RLE_DICTIONARY = 0, 8
 
 #: What is read of a page's header: its kind, bytes in the file, checksum; a data page's values and
@@ -73,7 +73,7 @@ def find_pages(pages, first_page, chunks):
             if not 0 <= size <= end - at:
                 return -1
             for value in (number, encoding):
-                if not 0 <= value < _MOST:
+                if not 0 <= value < _MAX_VALUE:
                     return -1
             if count < len(pages):
                 page = pages[count]

@@ -133,10 +133,10 @@ def largest_of(address, count, signed):
     """
     words = numba.carray(pointer(address), (1,), np.uint32)
     mask = np.uint32(0x7FFFFFFF if signed else 0xFFFFFFFF)
-    most = np.uint32(0)
+    maximum = np.uint32(0)
     for i in range(count):
-        most = max(most, words[i] & mask)
-    return np.uint64(most)
+        maximum = max(maximum, words[i] & mask)
+    return np.uint64(maximum)
 
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")

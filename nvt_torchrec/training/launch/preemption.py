@@ -18,7 +18,7 @@ from nvt_torchrec.training.launch.distributed import Group
 #: which --max-restarts restarts; Kubeflow's restartPolicy ExitCode retries it.
 EXIT_STATUS = 128 + signal.SIGTERM
 #: The ranks exchange their requests about this often, and at least after so many steps.
-_INTERVAL_SECONDS, _MOST_STEPS = 0.25, 16
+_INTERVAL_SECONDS, _MAX_STEPS = 0.25, 16
 
 
 class StopRequests:
@@ -86,7 +86,7 @@ class StopRequests:
             # computed from integers, so that all ranks get the same number
             seconds_per_step = milliseconds / 1000 / self._world_size / self._steps_measured
             steps = round(_INTERVAL_SECONDS / max(seconds_per_step, 1e-9))
-            self._steps_between = min(max(steps, 1), _MOST_STEPS)
+            self._steps_between = min(max(steps, 1), _MAX_STEPS)
         now = time.monotonic()
         self._sums: torch.Tensor = torch.tensor(
             [int(mine), round(1000 * (now - self._last_exchange))]

@@ -21,9 +21,9 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 log = logging.getLogger(__name__)
 
 #: The first strength of L2 that is tried, the factor to the next one, and the most trials of it.
-_FIRST_L2, _FACTOR, _MOST_L2_TRIALS = 0.015, 3.0, 4
+_FIRST_L2, _FACTOR, _MAX_L2_TRIALS = 0.015, 3.0, 4
 #: So many trials of L2 that are worse than those without it end them.
-_MOST_WORSE = 2
+_MAX_WORSE = 2
 #: The epochs of a trial with L2, and of a longer one with the best strength.
 _EPOCHS, _LONG_EPOCHS = 7, 15
 #: Layers over the interaction, but for the last one, that rows of many numbers gain by.
@@ -78,12 +78,12 @@ def choose_regularization(
     trials.try_out(normalized)
     without_l2 = trials.best_loss
     strength, lowest, worse = _FIRST_L2, trials.regression_loss, 0
-    for _ in range(_MOST_L2_TRIALS):
+    for _ in range(_MAX_L2_TRIALS):
         loss = trials.try_out(_make_l2_run(strength, settings))
         if loss is None or loss >= lowest:
             break
         worse += loss >= without_l2
-        if worse == _MOST_WORSE:
+        if worse == _MAX_WORSE:
             break
         lowest = loss
         strength = round(_FACTOR * strength, 6)

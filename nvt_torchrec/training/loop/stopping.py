@@ -55,9 +55,9 @@ class Stopping:
         if patience and loss is not None:
             ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
             by_loss = self._settings.stop_by == "log_loss"
-            least = NATS / rows if by_loss and progress.step not in ends else 0.0
+            minimum = NATS / rows if by_loss and progress.step not in ends else 0.0
             worse = self.best["worse"] + 1 if self.best and not reached else 0
-            if self.best is None or reached or loss < self.best["loss"] - least:
+            if self.best is None or reached or loss < self.best["loss"] - minimum:
                 worse, state = 0, run.tensors()
                 self.state = copied({name: state[name] for name in ("model", "optimizer")})
                 self.best = {"loss": loss, "step": progress.step, "samples": progress.samples}

@@ -97,8 +97,8 @@ class Trials:
             start = self.baselines[0] if self.baselines else None
             with contextlib.suppress(SettingsError):  # a loss that is not finite, on all ranks
                 predictions = trainer.try_out(start)
-        loss, least_gain = from_rank_0(self._group, _compute_log_loss(predictions))
-        if loss is not None and loss < self.best_loss - least_gain:
+        loss, min_gain = from_rank_0(self._group, _compute_log_loss(predictions))
+        if loss is not None and loss < self.best_loss - min_gain:
             self.best, self.best_loss = dict(chosen), loss
         if self._group.rank == 0:
             seconds = time.perf_counter() - begin

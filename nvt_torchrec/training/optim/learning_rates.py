@@ -29,7 +29,7 @@ from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
-_WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
+_WARMUP_SHARE, _MIN_WARMUP, _MAX_WARMUP = 0.05, 10, 200
 #: The rates of tables and dense layers in a continued run, as shares of those of a first training.
 #: At the full rates the last batches of a day move the whole model up or down.
 _CONTINUED = 0.4, 1 / 6
@@ -95,7 +95,7 @@ def default_rates(
 
 def default_warmup(epoch_steps: int) -> int:
     """Return the steps over which the learning rate grows from 0, at most half of the epoch."""
-    warmup = max(_WARMUP_LEAST, min(_WARMUP_MOST, round(_WARMUP_SHARE * epoch_steps)))
+    warmup = max(_MIN_WARMUP, min(_MAX_WARMUP, round(_WARMUP_SHARE * epoch_steps)))
     return min(warmup, epoch_steps // 2)
 
 

@@ -252,11 +252,11 @@ class LearningCheck:
         """Return the likely cause of a model that is worse than it should be, and the remedy."""
         losses = [] if self._settings.early_stopping else self._losses.get(label, [])
         for last, step in losses[-1:]:
-            least, best = min(losses)
-            if step > self._epoch_steps and last > _RISEN * least:
+            minimum, best = min(losses)
+            if step > self._epoch_steps and last > _RISEN * minimum:
                 return (
-                    f"overfitting: the log loss of valid was {least:.4f} after step {best} and is "
-                    f"{last:.4f} now; give --early_stopping 8, which keeps the model of then"
+                    f"overfitting: the log loss of valid was {minimum:.4f} after step {best} and "
+                    f"is {last:.4f} now; give --early_stopping 8, which keeps the model of then"
                 )
         if self._settings.shuffle_training_set:
             return self._remedies.at_end

@@ -30,7 +30,7 @@ class Size:
         least_rows: The number of training rows from which ``--size auto`` chooses it.
     """
 
-    least_rows: int
+    min_rows: int
     optimizer: str
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
@@ -77,12 +77,12 @@ class TrainFields(Settings):
         aliases=("dataset", "in_memory_binary_criteo_path")
     )
     batch_size: int | None = _data(
-        "samples per step and rank (default: by the number of training rows)", None, least=1,
+        "samples per step and rank (default: by the number of training rows)", None, minimum=1,
         aliases=("batchsize",)
     )
     test_batch_size: int | None = _data(
-        "samples per step and rank of evaluations (default: --batch_size, if given)", None, least=1,
-        aliases=("batchsize_eval",)
+        "samples per step and rank of evaluations (default: --batch_size, if given)", None,
+        minimum=1, aliases=("batchsize_eval",)
     )
     shuffle_training_set: bool | None = _data(
         "read the rows of the training set in a new order every epoch (default: if the data are "
@@ -92,13 +92,13 @@ class TrainFields(Settings):
     drop_last_training_batch: bool = _data(
         "leave out the last training step of an epoch when it is not full", False
     )
-    limit_train_batches: int | None = _data("largest number of steps of an epoch", None, least=1)
+    limit_train_batches: int | None = _data("largest number of steps of an epoch", None, minimum=1)
     limit_val_batches: int | None = _data(
-        "largest number of steps of an evaluation of valid", None, least=1,
+        "largest number of steps of an evaluation of valid", None, minimum=1,
         aliases=("max_eval_batches",)
     )
     limit_test_batches: int | None = _data(
-        "largest number of steps of an evaluation of test", None, least=1
+        "largest number of steps of an evaluation of test", None, minimum=1
     )
     days: str | None = _data(
         "days of the training set to read: all; new, those that the checkpoint of --continue_from "
@@ -106,11 +106,11 @@ class TrainFields(Settings):
         metavar="all|new|LIST", needs="--mode train"
     )
     undersampling_rate: float | None = _data(
-        "share of the training rows with label 0 to keep", None, above=0, most=1
+        "share of the training rows with label 0 to keep", None, above=0, maximum=1
     )
     loader_memory: int | None = _data(
         "MiB that the loader of each split may hold (default: 256, with cuDF 1024; up to four "
-        "times that if large batches or many columns need it)", None, least=1
+        "times that if large batches or many columns need it)", None, minimum=1
     )
     loader: str | None = _data(
         "what reads the training set: KJTLoader or Merlin's Loader (default: kjt)", None,
@@ -118,7 +118,7 @@ class TrainFields(Settings):
     )
     max_events: int | None = _data(
         "most events of a history in a row, the newest ones; 0: no histories (default: 50)", None,
-        least=0
+        minimum=0
     )
     sequences: tuple[str, ...] | None = _model(
         "histories whose newest --max_events events the model gets one by one, beside their means "
@@ -129,7 +129,7 @@ class TrainFields(Settings):
         "(default: the main one)", None, metavar="NAME[,NAME…]"
     )
     seed: int = _data(
-        "seed of the initial weights and of the shuffling", 0, least=0, most=2**63 - 1
+        "seed of the initial weights and of the shuffling", 0, minimum=0, maximum=2**63 - 1
     )
 
     size: str = _model(
@@ -144,14 +144,14 @@ class TrainFields(Settings):
         "arguments of that function; values are JSON, or else text", None, needs="--model"
     )
     num_embeddings: int | None = _model(
-        "rows of every embedding table (default: from the data)", None, least=1,
+        "rows of every embedding table (default: from the data)", None, minimum=1,
         excludes=("num_embeddings_per_feature", "max_table_size")
     )
     num_embeddings_per_feature: tuple[int, ...] | None = _model(
-        "rows of each embedding table (default: from the data)", None, least=1
+        "rows of each embedding table (default: from the data)", None, minimum=1
     )
     max_table_size: int | None = _model(
-        "most rows of a table, for tables that do not fit; needs --hash_indices", None, least=4,
+        "most rows of a table, for tables that do not fit; needs --hash_indices", None, minimum=4,
         needs="--hash_indices"
     )
     hash_indices: bool | None = _model(
@@ -159,15 +159,15 @@ class TrainFields(Settings):
         "their number; the reserved ids 0, 1 and 2 keep their own", None
     )
     embedding_dim: int | None = _model(
-        "width of the embedding tables (default: by --size)", None, least=1, aliases=("ev_size",)
+        "width of the embedding tables (default: by --size)", None, minimum=1, aliases=("ev_size",)
     )
     dense_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers for the dense features; ends with embedding_dim (default: by --size)", None,
-        least=1, aliases=("bottom_mlp_sizes",)
+        minimum=1, aliases=("bottom_mlp_sizes",)
     )
     over_arch_layer_sizes: tuple[int, ...] | None = _model(
         "layers above the interaction; ends with the number of labels (default: by --size)", None,
-        least=1, aliases=("top_mlp_sizes",)
+        minimum=1, aliases=("top_mlp_sizes",)
     )
     batch_norm: bool | None = _model(
         "normalize hidden layers over the rows of a step, before the ReLU (default: chosen on "
@@ -175,7 +175,7 @@ class TrainFields(Settings):
     )
     dropout: float | None = _model(
         "share of the results of hidden layers that a training step sets to 0 (default: 0)", None,
-        least=0, most=0.99
+        minimum=0, maximum=0.99
     )
     interaction_type: str = _model(
         "dot products of pairs (DLRM), or a low-rank cross network (DCN v2)", "original",
@@ -186,30 +186,30 @@ class TrainFields(Settings):
     vector_scale: float | None = _model(
         "factor for the embedding vectors before the model gets them, beside the first-order term "
         "(default: the model's own; for a model of yours found from its module; 1 with sgd)", None,
-        above=0, most=MAX_VECTOR_SCALE,
+        above=0, maximum=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
         "weight of the first-order (linear, wide) term, which is added to the logit and starts as "
         "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns)",
-        None, least=0
+        None, minimum=0
     )
 
     dense_bins: int | None = _model(
         "bins of each dense column, over which its vector and its weight are piecewise linear; 0: "
         "the model has the value alone (default: 8 to 64, by the number of training rows)", None,
-        least=0, most=1024
+        minimum=0, maximum=1024
     )
 
     epochs: int | None = _optimization(
         "passes over the training set, at most (default: by --size; 1 with --max_steps, "
-        "--load_checkpoint_path or --continue_from)", None, least=1
+        "--load_checkpoint_path or --continue_from)", None, minimum=1
     )
     early_stopping: int | None = _optimization(
         "stop after so many evaluations of valid without a better one, by its log loss, and keep "
-        "the best model; 0: off (default: by --size; 0 with --epochs)", None, least=0
+        "the best model; 0: off (default: by --size; 0 with --epochs)", None, minimum=0
     )
     stop_at_auroc: float | None = _optimization(
-        "stop when each label's AUROC of valid is at least this", None, above=0, most=1,
+        "stop when each label's AUROC of valid is at least this", None, above=0, maximum=1,
         needs="--mode train",
         aliases=("auc_threshold", "validation_auroc")
     )
@@ -218,7 +218,7 @@ class TrainFields(Settings):
         "log_loss", choices=("log_loss", "auroc")
     )
     max_steps: int | None = _optimization(
-        "stop after this many steps", None, least=1, needs="--mode train",
+        "stop after this many steps", None, minimum=1, needs="--mode train",
         aliases=("max_iter",)
     )
     learning_rate: float | None = _optimization(
@@ -244,11 +244,11 @@ class TrainFields(Settings):
     )
     embedding_l2: float | None = _optimization(
         "L2 regularization of the tables: half of it times the squares of all their weights is "
-        "added to the loss (default: chosen on valid, or 0)", None, least=0,
+        "added to the loss (default: chosen on valid, or 0)", None, minimum=0,
         aliases=("embedding_regularizer",)
     )
     weight_decay: float = _optimization(
-        "L2 regularization of the layers' matrices, likewise", 0.0, least=0,
+        "L2 regularization of the layers' matrices, likewise", 0.0, minimum=0,
         aliases=("net_regularizer",)
     )
     tune: str | None = _optimization(
@@ -261,28 +261,28 @@ class TrainFields(Settings):
         "change the learning rate at --lr_change_point", False, needs="--learning_rate"
     )
     lr_change_point: float = _optimization(
-        "share of all steps, over all epochs, after which the learning rate changes", 0.80, least=0,
-        most=1, needs="--change_lr"
+        "share of all steps, over all epochs, after which the learning rate changes", 0.80,
+        minimum=0, maximum=1, needs="--change_lr"
     )
     lr_after_change_point: float = _optimization(
         "the learning rate from that point on", 3.0, above=0, needs="--change_lr"
     )
     lr_warmup_steps: int | None = _optimization(
         "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
-        "none with --continue_from or --change_lr)", None, least=0,
+        "none with --continue_from or --change_lr)", None, minimum=0,
         aliases=("warmup_steps",)
     )
     dense_decay: float | None = _optimization(
         "share of all steps, at the end, over which the dense layers' learning rate falls to 0, "
         "with sgd and adam that of the tables as well (default: 0.5; 0 with "
-        "--continue_from or another schedule)", None, least=0, most=1
+        "--continue_from or another schedule)", None, minimum=0, maximum=1
     )
     lr_decay_start: int = _optimization(
-        "step at which the decay begins", 0, least=0, needs="--lr_decay_steps",
+        "step at which the decay begins", 0, minimum=0, needs="--lr_decay_steps",
         aliases=("decay_start", "decay_start_step")
     )
     lr_decay_steps: int = _optimization(
-        "steps that the decay takes; 0: no decay", 0, least=0,
+        "steps that the decay takes; 0: no decay", 0, minimum=0,
         aliases=("decay_steps",)
     )
 
@@ -323,21 +323,21 @@ class TrainFields(Settings):
         choices=("fp32", "fp16", "bf16")
     )
     plan_only: int | None = _sharding(
-        "print the plan for so many GPUs of --hbm_gib and stop; needs no GPU", None, least=1
+        "print the plan for so many GPUs of --hbm_gib and stop; needs no GPU", None, minimum=1
     )
 
     throughput_check_freq_within_epoch: int | None = _reporting(
         "steps between two lines of progress; one more ends each epoch (default: a twentieth of an "
-        "epoch, at most 1000)", None, least=1,
+        "epoch, at most 1000)", None, minimum=1,
         aliases=("print_freq", "display_interval")
     )
     validation_freq_within_epoch: int | None = _reporting(
         "steps between two evaluations of valid; one more ends each epoch; test follows at the end "
-        "(default: a quarter of an epoch, at most 10000)", None, least=1,
+        "(default: a quarter of an epoch, at most 10000)", None, minimum=1,
         aliases=("test_freq", "eval_interval")
     )
     benchmark_warmup_steps: int = _reporting(
-        "number of first steps that the throughput at the end leaves out", 0, least=0
+        "number of first steps that the throughput at the end leaves out", 0, minimum=0
     )
     gauc_column: str | None = _reporting(
         "id column, such as the user: evaluations also give the mean AUROC of the rows of each id",
@@ -370,7 +370,7 @@ class TrainFields(Settings):
     keep: int | None = _checkpoints(
         "number of the newest checkpoints to keep: of --checkpoint_dir (default: 3), and of "
         "--save_checkpoint_path with those beside it that it continues (default: all)", None,
-        least=1
+        minimum=1
     )
     load_checkpoint_path: str | None = _checkpoints(
         "checkpoint whose weights to start from, or to test", None, metavar="PATH"
@@ -386,7 +386,7 @@ class TrainFields(Settings):
     )
     checkpoint_freq: int | None = _checkpoints(
         "steps between two checkpoints (default: as between two evaluations of valid)", None,
-        least=1, needs="--checkpoint_dir"
+        minimum=1, needs="--checkpoint_dir"
     )
     resume: bool = _checkpoints(
         "continue from the newest checkpoint in --checkpoint_dir, if there is one", False,

@@ -30,7 +30,7 @@ RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay
 #: A flag as the README of TorchRec's example writes it.
 THREE_DASHES = "---adagrad"
 #: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
-_STEPS, _LEAST_BATCH, _MOST_BATCH = 350, 32, 16_384
+_STEPS, _MIN_BATCH, _MAX_BATCH = 350, 32, 16_384
 #: The fewest and the most bins of a dense column, by default.
 _BINS = 8, 64
 #: The samples of a step of an evaluation, at least, where no batch size is given.
@@ -180,19 +180,19 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
 
 def size_for(rows: int) -> str:
     """Return the largest size that so many training rows can train."""
-    return [name for name, size in SIZES.items() if size.least_rows <= rows][-1]
+    return [name for name, size in SIZES.items() if size.min_rows <= rows][-1]
 
 
 def bins_for(rows: int) -> int:
     """Return the bins of each dense column for so many training rows."""
-    least, most = _BINS
-    return max(least, min(most, round(2 * rows ** (1 / 3))))
+    minimum, maximum = _BINS
+    return max(minimum, min(maximum, round(2 * rows ** (1 / 3))))
 
 
 def global_batch_for(rows: int) -> int:
     """Return the samples of a step, on all ranks: a power of two."""
-    most = 1 << max(0, (rows // _STEPS).bit_length() - 1)
-    return max(_LEAST_BATCH, min(most, _MOST_BATCH))
+    maximum = 1 << max(0, (rows // _STEPS).bit_length() - 1)
+    return max(_MIN_BATCH, min(maximum, _MAX_BATCH))
 
 
 def _check_layers(settings: TrainSettings) -> None:

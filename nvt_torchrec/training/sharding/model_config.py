@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 #: The factor of the first-order term, and the largest one times the columns that it sums. With
 #: more, SGD diverges on the demo's log, and other logs end an epoch below the regression that they
 #: start from, by up to 0.0017 of AUROC with a factor of 1.7.
-_FIRST_ORDER, _MOST_FIRST_ORDER = 0.2, 5.0
+_FIRST_ORDER, _MAX_FIRST_ORDER = 0.2, 5.0
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
@@ -96,7 +96,7 @@ def _first_order(settings: TrainSettings, columns: Columns) -> float:
         return settings.first_order
     if settings.embedding_l2:  # which would keep down weights that are multiplied by less
         return 1.0
-    return min(_FIRST_ORDER, round(_MOST_FIRST_ORDER / max(len(columns.vectors), 1), 3))
+    return min(_FIRST_ORDER, round(_MAX_FIRST_ORDER / max(len(columns.vectors), 1), 3))
 
 
 def _vector_scale(settings: TrainSettings) -> float:

@@ -33,7 +33,7 @@ _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: products of these may make at most: DeepFM on the demo's log is best with 1.0, and diverges with
 #: 60; on ``crossed`` of ``benchmarks.regression`` it is best with 0.4, and loses .002 of AUROC with
 #: 1.5 and .009 with 6. Cross networks and others gain up to there.
-_LEARNED, _MOST_CHANGE = 0.2, 1.25
+_LEARNED, _MAX_CHANGE = 0.2, 1.25
 _ROWS = 256
 
 
@@ -70,7 +70,7 @@ def find_scale(config: ModelConfig, build: Build, seed: int) -> float:
         inputs = _make_inputs(module, config.columns, config.first_order_width, seed)
         found = _SCALES[0]
         for scale in _SCALES:
-            if not _measure_products(module, inputs, scale) <= _MOST_CHANGE:  # nor if not finite
+            if not _measure_products(module, inputs, scale) <= _MAX_CHANGE:  # nor if not finite
                 break
             found = scale
     return found

@@ -57,12 +57,12 @@ _WHOLE = ShardingType.DATA_PARALLEL.value
 _FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 #: The most weights of tables that each rank has whole by default: a step takes time for each.
-_MOST_WHOLE = 1 << 22
+_MAX_WHOLE = 1 << 22
 #: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
 DEFAULT_HBM_GIB = 80.0
 GPUS_PER_MACHINE = 8
 #: FBGEMM's backward on GPUs numbers the rows of all tables of a rank in the type of the ids.
-_MOST_INT32_ROWS = 2**31 - 1
+_MAX_INT32_ROWS = 2**31 - 1
 #: The share of a rank's memory that is not for tables: dense layers, activations, batches.
 _RESERVED = 0.25
 
@@ -135,11 +135,11 @@ def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -
         return settings
     chosen = settings.sharding or "auto"
     needed = settings.embedding_l2 or not fused
-    if chosen == "auto" and needed and possible and weights <= _MOST_WHOLE:
+    if chosen == "auto" and needed and possible and weights <= _MAX_WHOLE:
         chosen = _WHOLE
     if chosen != _WHOLE and not fused:
         raise SettingsError(
-            f"--optimizer {name}: on CPUs it trains tables of up to {_MOST_WHOLE:,} weights, these "
+            f"--optimizer {name}: on CPUs it trains tables of up to {_MAX_WHOLE:,} weights, these "
             f"have {weights:,}",
             f"give --optimizer adagrad, train on a GPU, or give --sharding {_WHOLE}, whose steps "
             "take time for every row",
@@ -167,7 +167,7 @@ def sharder(
     """
     tables = [table for part in plan.plan.values() for table in part.values()] if plan else []
     cached = any(table.compute_kernel == _UVM for table in tables)
-    few = sum(config.tables.values()) <= _MOST_INT32_ROWS and not cached
+    few = sum(config.tables.values()) <= _MAX_INT32_ROWS and not cached
     ids = torch.int32 if few else torch.int64
     lookups: dict[str, Any] = {
         "embedding_table_index_type": ids,
@@ -354,7 +354,7 @@ def plan_only(settings: TrainSettings) -> str:
     sizes = settings.num_embeddings_per_feature
     ranks = settings.plan_only or 1
     if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
-        settings = fill_sizes(settings, SIZES["large"].least_rows, ranks)
+        settings = fill_sizes(settings, SIZES["large"].min_rows, ranks)
         names = tuple(f"cat_{i}" for i in range(len(sizes)))
         schema = TableSchema(("label",), tuple(f"int_{i}" for i in range(13)), names, sizes)
     else:

@@ -35,7 +35,7 @@ from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 
 #: Events of a history that are looked up, where no model says how many it takes.
-MOST_EVENTS = 50
+MAX_EVENTS = 50
 _AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
 
@@ -97,7 +97,7 @@ class CompiledWorkflow:
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
     histories: tuple[StoredHistory, ...] = ()
-    most_events: int = MOST_EVENTS
+    max_events: int = MAX_EVENTS
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -105,11 +105,11 @@ class CompiledWorkflow:
         return tuple(self.row_spec.categorical_names[len(self.spec.categorical) :])
 
     def take_histories(
-        self, histories: Sequence[StoredHistory], most: int = MOST_EVENTS
+        self, histories: Sequence[StoredHistory], maximum: int = MAX_EVENTS
     ) -> CompiledWorkflow:
         """Return the workflow that encodes lists of the values of histories as well.
 
-        Where a row has none, the newest ``most`` events of ``events`` take their place.
+        Where a row has none, the newest ``maximum`` events of ``events`` take their place.
         """
         shared = [name for history in histories for name in history.columns]
         places = [self.spec.categorical_names.index(name) for name in shared]
@@ -127,7 +127,7 @@ class CompiledWorkflow:
             self,
             row_spec=dataclasses.replace(self.spec, categorical=categorical),
             histories=tuple(histories),
-            most_events=most,
+            max_events=maximum,
             _places=self._places[[*range(len(self.spec.categorical)), *places]],
         )
 
@@ -165,7 +165,7 @@ class CompiledWorkflow:
         if self.events is not None and rows.groups is not None and self.histories:
             sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
             ids = self.events.add_histories(
-                ids, rows.groups, self.histories, sizes, self.most_events, rows.times
+                ids, rows.groups, self.histories, sizes, self.max_events, rows.times
             )
         return EncodedRows(
             labels=rows.labels.astype(np.float32),

@@ -81,7 +81,7 @@ class DensePlan:
         fill: Replaces missing values.
         center, scale: See :func:`normalization`.
         looked_up: The columns whose results for integers are looked up, int64.
-        least: The smallest integer in the table of each of these, int64.
+        minimum: The smallest integer in the table of each of these, int64.
         table: Their results for the integers from there on, float32 [looked up, integers].
     """
 
@@ -92,15 +92,15 @@ class DensePlan:
         self.center, self.scale = normalization(spec, statistics)
         minima = {j: t.minimum for j, t in enumerate(self.transforms) if t.minimum is not None}
         self.looked_up = np.array(list(minima), np.int64)
-        self.least = np.array(list(minima.values()), np.int64)
+        self.minimum = np.array(list(minima.values()), np.int64)
         numbers = range(len(self.transforms))
         self._all = _Columns.arrange(numbers, self)
         # those that are calculated where integers are looked up
         self._rest = _Columns.arrange([j for j in numbers if j not in minima], self)
         integers = min(_INTEGERS, _TABLE_CELLS // max(1, len(minima)))
         self.table = np.empty((len(minima), integers), np.float32)
-        for k, (j, least) in enumerate(minima.items()):
-            self.table[k] = self.calculate(j, np.arange(least, least + integers))
+        for k, (j, minimum) in enumerate(minima.items()):
+            self.table[k] = self.calculate(j, np.arange(minimum, minimum + integers))
 
     def transform(self, values: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
         """Fill ``out``, float32 [columns, n].
@@ -112,7 +112,7 @@ class DensePlan:
         """
         from_table = values.dtype == np.int32 and len(self.looked_up) > 0
         if from_table:
-            where = self.fill, self.looked_up, self.least, self.table
+            where = self.fill, self.looked_up, self.minimum, self.table
             beyond = _look_up(values, missing, *where, out)
             for k in np.flatnonzero(beyond):
                 j = int(self.looked_up[k])
@@ -210,13 +210,13 @@ def _look_up(values, missing, fill, columns, minima, table, out):
             bits = np.ascontiguousarray(missing[word])
         column, of_column, result = np.ascontiguousarray(values[j]), table[k], out[j]
         bit, of_fill = np.uint64(1) << np.uint64(j & 63), np.int32(fill[j])
-        least = np.int32(minima[k])
-        most = np.int32(minima[k] + table.shape[1] - 1)
+        minimum = np.int32(minima[k])
+        maximum = np.int32(minima[k] + table.shape[1] - 1)
         above = 0
         for i in range(len(bits)):
             x = of_fill if bits[i] & bit else column[i]
-            above += np.int32(x > most)
-            places[i] = min(max(x, least), most) - least
+            above += np.int32(x > maximum)
+            places[i] = min(max(x, minimum), maximum) - minimum
         for i in range(len(bits)):
             result[i] = of_column[np.uint32(places[i])]
         beyond[k] = above

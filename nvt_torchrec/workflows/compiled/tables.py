@@ -71,7 +71,7 @@ def eight_bytes(typing_context, array, index):
 
 #: Words of a cache line, at which tables begin and end.
 LINE_WORDS = 8
-_LEAST_SLOTS = 1 << 10
+_MIN_SLOTS = 1 << 10
 AHEAD = 16  # how many rows ahead a slot is prefetched; 8 is slower, 32 is no faster
 _CACHED_WORDS = 1 << 14  # tables up to this size stay in the cache and need no prefetching
 
@@ -88,7 +88,7 @@ NULL_ID32, OOV_ID32 = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
 
 def slots_for(values: int) -> int:
     """Return the number of slots of a table; small tables have more room for each value."""
-    return max(_LEAST_SLOTS, (8 if values <= 4096 else 2) * values)
+    return max(_MIN_SLOTS, (8 if values <= 4096 else 2) * values)
 
 
 def words_for(slots: int, *, wide: bool) -> int:

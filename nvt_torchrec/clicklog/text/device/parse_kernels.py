@@ -20,7 +20,7 @@ _ZERO, _NINE = 48, 57
 SPAN_BYTES = 64
 #: Numbers stop growing here, however many digits follow.
 _BEYOND_INT32 = 2**40
-_LEAST_INT32, _MOST_INT32 = -(2**31), 2**31 - 1
+_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
 _HEX_DIGITS = 8
 
 
@@ -107,7 +107,7 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
             absent |= np.uint64(1) << np.uint64(j)
         if negative:
             value = -value
-        if value < _LEAST_INT32 or value > _MOST_INT32:
+        if value < _MIN_INT32 or value > _MAX_INT32:
             malformed[0] = 1
             return
         dense[j, line] = value

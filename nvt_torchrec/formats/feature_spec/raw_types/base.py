@@ -57,9 +57,10 @@ class RawType:
             Arrow arrays.
         placeholder: The value that stands in ``RawRows`` where the column is missing.
         syntax: The error message for a value that is not of this type.
-        beyond: That for a number below ``least`` or above ``most``; "" for one that names both.
-        least: The smallest value; 0 for strings, which have no limits.
-        most: The largest value; 0 for strings.
+        beyond: That for a number below ``minimum`` or above ``maximum``; "" for one that names
+            both.
+        minimum: The smallest value; 0 for strings, which have no limits.
+        maximum: The largest value; 0 for strings.
         dense: Whether dense columns can have this type.
         categorical: Whether categorical columns can have it.
         has_point: Whether its text may have a decimal point, for which ``decimal`` applies.
@@ -75,8 +76,8 @@ class RawType:
     placeholder: ClassVar[int | float | str] = 0
     syntax: ClassVar[str]
     beyond: ClassVar[str] = ""
-    least: ClassVar[int | float] = 0
-    most: ClassVar[int | float] = 0
+    minimum: ClassVar[int | float] = 0
+    maximum: ClassVar[int | float] = 0
     dense: ClassVar[bool] = False
     categorical: ClassVar[bool] = False
     has_point: ClassVar[bool] = False
@@ -89,7 +90,7 @@ class RawType:
     @property
     def range(self) -> str:
         """The error message for a number that is too small or too large."""
-        limits = f"expected an integer from {self.least} to {self.most} or a missing value"
+        limits = f"expected an integer from {self.minimum} to {self.maximum} or a missing value"
         return self.beyond or limits
 
     @property
@@ -104,7 +105,7 @@ class RawType:
 
     def contains(self, number: int | float | decimal.Decimal) -> bool:
         """Return whether a number lies within the limits; NaN does not."""
-        return self.least <= number <= self.most
+        return self.minimum <= number <= self.maximum
 
     def message(self, code: int) -> str:
         """Return the error message of a code."""
@@ -141,7 +142,7 @@ class RawType:
     def from_arrow(self, array: pa.Array, read: Read) -> ParsedText:
         """Convert values that :meth:`as_texts` does not change to texts."""
         numbers, missing = as_numbers(array, read.nulls)
-        wrong = (numbers < self.least) | (numbers > self.most)
+        wrong = (numbers < self.minimum) | (numbers > self.maximum)
         code = np.where(wrong, RANGE, 0).astype(np.uint8)
         if self.is_whole and numbers.dtype == np.float64:
             code[~wrong & (numbers != np.floor(numbers))] = SYNTAX

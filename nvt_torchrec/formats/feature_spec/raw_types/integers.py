@@ -44,10 +44,10 @@ class Integer(RawType):
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
-        return parse_integers(texts, missing, read, self.least, self.most, self.dtype)
+        return parse_integers(texts, missing, read, self.minimum, self.maximum, self.dtype)
 
     def from_python(self, value: Any) -> int | None:
-        if type(value) is int and self.least <= value <= self.most:
+        if type(value) is int and self.minimum <= value <= self.maximum:
             return value
         if is_missing(value):
             return None
@@ -81,7 +81,7 @@ class Int32(Integer):
     """32-bit integers of dense columns."""
 
     name, dtype, dense = "int32", "int32", True
-    least, most = -(2**31), 2**31 - 1
+    minimum, maximum = -(2**31), 2**31 - 1
     keys = 'nulls, trim, lenient or raw = "float"'
     wider = "float"
 
@@ -90,10 +90,10 @@ class Int(Integer):
     """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
 
     name, dtype, categorical = "int", "int64", True
-    least, most = -(2**53), 2**53
+    minimum, maximum = -(2**53), 2**53
     keys = 'nulls, trim, lenient or raw = "string"'
     wider = "string"
-    probes = (least, most, -1, 0)
+    probes = (minimum, maximum, -1, 0)
 
 
 class Hex32(Integer):
@@ -101,11 +101,11 @@ class Hex32(Integer):
 
     name, dtype, categorical, has_point = "hex32", "uint32", True, False
     syntax = "expected 1 to 8 hexadecimal digits or a missing value"
-    least, most = 0, 2**32 - 1
+    minimum, maximum = 0, 2**32 - 1
     keys = 'nulls, trim, raw = "int" or raw = "string"'
     wider = "int"
     takes_text = True
-    probes: ClassVar[tuple[Any, ...]] = (least, most, 0x9E3779B9)
+    probes: ClassVar[tuple[Any, ...]] = (minimum, maximum, 0x9E3779B9)
 
     def log_text(self, value: Any) -> str:
         return f"{value:08x}"
@@ -143,7 +143,7 @@ class Bool(Integer):
 
     name, dtype, categorical, has_point = "bool", "int64", True, False
     syntax = beyond = "expected true or false (also 1 or 0), or a missing value"
-    least, most = 0, 1
+    minimum, maximum = 0, 1
     keys = 'nulls, trim or raw = "string"'
     takes_text = True
     probes = (0, 1)
@@ -175,6 +175,6 @@ def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray,
         return None
     missing = np.isnan(numbers)
     numbers[missing] = 0
-    if len(numbers) and (numbers.min() < kind.least or numbers.max() > kind.most):
+    if len(numbers) and (numbers.min() < kind.minimum or numbers.max() > kind.maximum):
         return None
     return numbers.astype(kind.dtype), missing

@@ -27,7 +27,7 @@ class Float(base.RawType):
     name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
     syntax = "expected a number or a missing value"
     beyond = "expected a finite number that fits float32"
-    least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
+    minimum, maximum = -LARGEST_FLOAT32, LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, or decimal in [input]"
 
@@ -46,7 +46,7 @@ class Float(base.RawType):
             number = float(value)
         except OverflowError:
             number = math.inf
-        if abs(number) > self.most:
+        if abs(number) > self.maximum:
             raise ValueError(self.range)
         return number
 
@@ -59,7 +59,7 @@ class Float(base.RawType):
 class Weight(Float):
     """The weight of a row, which may not be missing."""
 
-    name, dense, least = "weight", False, 0
+    name, dense, minimum = "weight", False, 0
     syntax = "expected a weight, a number of at least 0"
     keys = "decimal in [input]"
 
@@ -81,7 +81,7 @@ class Label(base.RawType):
 
     name, dtype, has_point = "label", "uint8", True
     syntax = beyond = "expected a label of 0 or 1"
-    least, most = 0, 1
+    minimum, maximum = 0, 1
     arrow_kinds = Float.arrow_kinds
     keys = "positive, threshold or trim in [label]"
 

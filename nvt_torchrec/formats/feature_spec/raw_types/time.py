@@ -101,7 +101,7 @@ class Time(base.RawType):
     name, dtype = "time", "int64"
     syntax = "expected a time or a missing value"
     beyond = "expected a time of the years 1 to 9999 or a missing value"
-    least, most = -62_135_596_800_000_000, 253_402_300_799_999_999
+    minimum, maximum = -62_135_596_800_000_000, 253_402_300_799_999_999
     keys = "time_format, nulls or trim"
     takes_text = True
 
@@ -143,7 +143,7 @@ def _to_microseconds(
     numbers: np.ndarray, missing: np.ndarray, unit: int, kind: Time
 ) -> base.ParsedText:
     """Return times given as numbers since 1970, in units of so many microseconds."""
-    wrong = (numbers < kind.least // unit) | (numbers > kind.most // unit)
+    wrong = (numbers < kind.minimum // unit) | (numbers > kind.maximum // unit)
     numbers = np.where(wrong, 0, numbers)
     if numbers.dtype == np.float64:
         numbers = np.floor(numbers * unit).astype(np.int64)
@@ -184,7 +184,7 @@ def parse_times(
         good = np.ones(len(texts), bool)
         if values is None:
             values, good = _match_pattern(texts, pattern_of(time_format))
-        fits = (values >= kind.least) & (values <= kind.most)  # not by its offset, perhaps
+        fits = (values >= kind.minimum) & (values <= kind.maximum)  # not by its offset, perhaps
     code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
     values, code = values[places], code[places]
@@ -206,7 +206,7 @@ def _since_1970(
     shift, good = _SHIFTS[time_format], np.ones(len(texts), bool)
     numbers = _decimals(texts, shift)
     if numbers is not None:
-        return numbers, good, (numbers >= kind.least) & (numbers <= kind.most)
+        return numbers, good, (numbers >= kind.minimum) & (numbers <= kind.maximum)
     values, fits = np.zeros(len(texts), np.int64), good.copy()
     for row, text in enumerate(texts.to_pylist()):
         number = exact(text, shift)
@@ -244,11 +244,11 @@ def pattern_of(time_format: str) -> str:
         if not directive:
             parts.append(re.escape(text))
             continue
-        most = DIRECTIVES[directive]
+        maximum = DIRECTIVES[directive]
         digits_follow = literal[:1].isdigit() or bool(DIRECTIVES.get(following))
         # as many digits as there are, which is not sought again if the rest does not fit
-        least = most if directive in "Yy" or digits_follow else 1
-        group = _LETTERS.get(directive, f"[0-9]{{{least},{most}}}")
+        minimum = maximum if directive in "Yy" or digits_follow else 1
+        group = _LETTERS.get(directive, f"[0-9]{{{minimum},{maximum}}}")
         parts.append(f"(?P<{directive}>{group})")
     return f"(?s)^{''.join(parts)}$"
 

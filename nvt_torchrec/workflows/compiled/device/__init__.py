@@ -102,7 +102,8 @@ class DeviceWorkflow:
         counts = arrays.zeros(len(dense), np.int64)
         device.launch(
             kernels.look_up_dense, len(dense) * device.lanes, device.lanes,
-            dense, missing, self._integer_fill, int(self._plan.least[0]), self._table, out, counts,
+            dense, missing, self._integer_fill, int(self._plan.minimum[0]), self._table, out,
+            counts,
         )  # fmt: skip
         for j in np.flatnonzero(device.download(counts)).tolist():
             absent = (missing >> np.uint64(j)) & np.uint64(1) != 0

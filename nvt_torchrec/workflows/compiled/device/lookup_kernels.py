@@ -79,7 +79,7 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
 
 
 @kernel
-def look_up_dense(lanes, values, missing, fill, least, table, out, beyond):
+def look_up_dense(lanes, values, missing, fill, minimum, table, out, beyond):
     """Transform integers by the table of results.
 
     Args:
@@ -87,7 +87,7 @@ def look_up_dense(lanes, values, missing, fill, least, table, out, beyond):
         values: int32 [columns, n].
         missing: uint64 [n], with bit j set where column j is missing.
         fill: int64 [columns], the values of missing ones.
-        least: The smallest integer in the table; smaller ones count as it.
+        minimum: The smallest integer in the table; smaller ones count as it.
         table: float32 [columns, integers], the results from there on.
         out: The result, float32 [columns, n]; undefined for integers beyond the table.
         beyond: int64 [columns], to which the number of integers beyond the table is added.
@@ -102,7 +102,7 @@ def look_up_dense(lanes, values, missing, fill, least, table, out, beyond):
         value = np.int64(values[column, row])
         if (missing[row] >> bit) & _ONE != 0:
             value = fill[column]
-        place = max(value, least) - least
+        place = max(value, minimum) - minimum
         if place < table.shape[1]:
             out[column, row] = table[column, place]
         else:
