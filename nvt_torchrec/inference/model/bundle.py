@@ -229,7 +229,7 @@ def export_own_head(model: ServingModel) -> ServingModel:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SettingsError(
             f"--model {config.model} cannot be exported to ONNX: {type(error).__name__}: {reason}",
-            "docs/training.md says what a model of your own may compute",
+            "docs/models.md says what a model of your own may compute",
         ) from error
     return ServingModel.make(model.table, config, head)
 

@@ -128,7 +128,7 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
             lines = [f"{forward.co_filename}:{forward.co_firstlineno}"]
         where = f" ({lines[-1]})" if lines else ""
         known = (remedy for pattern, remedy in _BY_TEXT.items() if re.search(pattern, text))
-        remedy = _REMEDIES.get(stage, "correct the model; docs/training.md says what it is given")
+        remedy = _REMEDIES.get(stage, "correct the model; docs/models.md says what it is given")
         raise SettingsError(
             f"--model {name}: {stage}{where}: {type(error).__name__}: {text}", next(known, remedy)
         ) from error

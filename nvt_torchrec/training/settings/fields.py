@@ -138,7 +138,7 @@ class TrainFields(Settings):
     )
     model: str = _model(
         "model of this project, or one of your own: a function that Python can import from here "
-        "(docs/training.md)", DEFAULT_MODEL, metavar=f"{'|'.join(MODELS)}|MODULE:FUNCTION"
+        "(docs/models.md)", DEFAULT_MODEL, metavar=f"{'|'.join(MODELS)}|MODULE:FUNCTION"
     )
     model_settings: Mapping[str, Any] | None = _model(
         "arguments of that function; values are JSON, or else text", None, needs="--model"
@@ -223,7 +223,7 @@ class TrainFields(Settings):
     )
     learning_rate: float | None = _optimization(
         "learning rate of tables and dense layers (default: one for each of them, by optimizer, "
-        "global batch and layers; docs/training.md)", None, above=0,
+        "global batch and layers; docs/learning.md)", None, above=0,
         aliases=("lr",)
     )
     dense_learning_rate: float | None = _optimization(
