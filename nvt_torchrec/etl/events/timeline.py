@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from nvt_torchrec.workflows.event_sums import BEFORE_ALL
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
+#: How many times of a chunk are looked at to find where chunks end.
+_SAMPLES_OF_CHUNK = 256
 #: How many arrays are mapped at once.
 _OPEN = 256
 
@@ -47,10 +50,10 @@ class EarlierEvents:
         empty = np.empty(0, np.int64)
         return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
 
-    def take(self, places: slice | np.ndarray) -> EarlierEvents:
-        """Return the events at some places."""
-        counts = np.ascontiguousarray(self.counts[:, places])
-        return EarlierEvents(self.key[places], self.known[places], self.happened[places], counts)
+    def take(self, indices: slice | np.ndarray) -> EarlierEvents:
+        """Return some of the events."""
+        counts = np.ascontiguousarray(self.counts[:, indices])
+        return EarlierEvents(self.key[indices], self.known[indices], self.happened[indices], counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +74,9 @@ class EventBlock:
     numbers: np.ndarray
     ids: np.ndarray | None = None
 
-    def take(self, places: slice | np.ndarray) -> EventBlock:
-        """Return the events at some places."""
-        return EventBlock(*(column[..., places] for column in self.columns))
+    def take(self, indices: slice | np.ndarray) -> EventBlock:
+        """Return some of the events."""
+        return EventBlock(*(column[..., indices] for column in self.columns))
 
     @property
     def columns(self) -> list[np.ndarray]:
@@ -89,8 +92,9 @@ class EventChunk:
     """Events of several blocks.
 
     Attributes:
-        pieces: The number of each block, and the places of its events.
-        order: The order of the events, of the pieces one after the other.
+        pieces: The number of each block, and the indices of the chunk's events in it.
+        order: The events in the order of time: indices into the pieces, one after the other. A
+            slice of all of them where they are in this order already.
     """
 
     pieces: list[tuple[int, slice | np.ndarray]]
@@ -103,7 +107,9 @@ class EventChunk:
 
     def take(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Return the values of the events, which are in arrays of their blocks, [.., n]."""
-        parts = [a[..., places] for a, (_, places) in zip(arrays, self.pieces, strict=True)]
+        parts = []
+        for array, (_, indices) in zip(arrays, self.pieces, strict=True):
+            parts.append(array[..., indices])
         values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return np.ascontiguousarray(values[..., self.order])
 
@@ -114,14 +120,14 @@ class EventChunk:
             ordered[..., self.order] = values
             values = ordered
         begin = 0
-        for array, (_, places) in zip(arrays, self.pieces, strict=True):
-            count = places.stop - places.start if isinstance(places, slice) else len(places)
-            array[..., places] = values[..., begin : begin + count]
+        for array, (_, indices) in zip(arrays, self.pieces, strict=True):
+            count = indices.stop - indices.start if isinstance(indices, slice) else len(indices)
+            array[..., indices] = values[..., begin : begin + count]
             begin += count
 
 
 def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[EventChunk]:
-    """Yield all events in the order of time; of the same time, in the order of the blocks.
+    """Yield all events in the order of time; ties keep the order of the blocks.
 
     All events of one time are in one chunk. Blocks of which a chunk has no event are not read.
 
@@ -129,20 +135,27 @@ def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[Event
         blocks: How many blocks there are.
         read: Returns the times of a block's events, int64 [n], rising.
     """
-    step = max(1, CHUNK_ROWS // 256)
+    # Chunks end at times that divide a sample of all times into equal parts: blocks may overlap in
+    # time by any amount, and a chunk shall have about CHUNK_ROWS events whatever they do.
+    step = max(1, CHUNK_ROWS // _SAMPLES_OF_CHUNK)
     sample = np.sort(np.concatenate([read(number)[::step] for number in range(blocks)]))
     bounds = np.unique(sample[:: CHUNK_ROWS // step])[1:]
-    cuts = [
-        np.concatenate([[0], np.searchsorted(read(number), bounds), [len(read(number))]])
-        for number in range(blocks)
-    ]
-    for begins, ends in zip(np.stack(cuts, 1)[:-1], np.stack(cuts, 1)[1:], strict=True):
-        there = np.flatnonzero(ends > begins).tolist()
-        if there:
-            chunk = EventChunk([(i, slice(begins[i], ends[i])) for i in there], slice(None))
-            times = chunk.take([read(i) for i in there])
-            order = slice(None) if is_rising(times) else np.argsort(times, kind="stable")
-            yield dataclasses.replace(chunk, order=order)
+    cuts = []
+    for number in range(blocks):
+        times = read(number)
+        cuts.append(np.concatenate([[0], np.searchsorted(times, bounds), [len(times)]]))
+    for begins, ends in itertools.pairwise(np.stack(cuts, axis=1)):
+        numbers = np.flatnonzero(ends > begins).tolist()
+        if not numbers:
+            continue
+        pieces: list[tuple[int, slice | np.ndarray]] = []
+        for number in numbers:
+            pieces.append((number, slice(begins[number], ends[number])))
+        chunk = EventChunk(pieces, slice(None))
+        times = chunk.take([read(number) for number in numbers])
+        if not is_rising(times):
+            chunk = dataclasses.replace(chunk, order=np.argsort(times, kind="stable"))
+        yield chunk
 
 
 class EventLog:
@@ -180,7 +193,9 @@ class EventLog:
     def bounds_of(self, name: str) -> tuple[int, int, int]:
         """Return how many rows a block has, and the first and the last time; 0 without rows."""
         times = self.map(self.files.times(name))[0]
-        return (len(times), int(times.min()), int(times.max())) if len(times) else (0, 0, 0)
+        if not len(times):
+            return 0, 0, 0
+        return len(times), int(times.min()), int(times.max())
 
     def block(self, group: int, number: int, *, with_ids: bool = False) -> EventBlock:
         """Map the events of a block."""
@@ -199,26 +214,29 @@ class EventLog:
 
     def iterate_rows(self) -> Iterator[EventChunk]:
         """Yield the rows in the order of their times."""
-        by_time = [
-            self.files.time_order(name) if self._exists(self.files.time_order(name)) else None
-            for name in self.names
-        ]
+        # A block whose rows do not lie by time has a file with its times in order, [0], and the
+        # rows that have them, [1].
+        sorted_files: list[Path | None] = []
+        for name in self.names:
+            file = self.files.time_order(name)
+            sorted_files.append(file if self._exists(file) else None)
 
-        def read(number: int) -> np.ndarray:
-            file = by_time[number]
-            return self.map(file or self.files.times(self.names[number]))[0]
+        def read_times(number: int) -> np.ndarray:
+            file = sorted_files[number] or self.files.times(self.names[number])
+            return self.map(file)[0]
 
-        for chunk in cut_chunks(len(self.names), read):
-            pieces = [
-                (number, places if (file := by_time[number]) is None else self.map(file)[1, places])
-                for number, places in chunk.pieces
-            ]
+        for chunk in cut_chunks(len(self.names), read_times):
+            pieces: list[tuple[int, slice | np.ndarray]] = []
+            for number, indices in chunk.pieces:
+                by_time = sorted_files[number]
+                rows = indices if by_time is None else self.map(by_time)[1, indices]
+                pieces.append((number, rows))
             yield dataclasses.replace(chunk, pieces=pieces)
 
     def iterate_events(
         self, group: int, before: Sequence[EventBlock], *, with_ids: bool = False
     ) -> Iterator[EventBlock]:
-        """Yield the events in the order in which they are known; of the same time, as they lie.
+        """Yield the events in the order in which they are known; ties keep the order of the log.
 
         Args:
             group: The group.
@@ -238,8 +256,9 @@ class EventLog:
             return self.map(self.files.times(self.names[number - first]))[-1]
 
         for chunk in cut_chunks(first + len(self.names), read_known):
-            columns = zip(*(read(number).columns for number in chunk.blocks), strict=True)
-            yield EventBlock(*(chunk.take(column) for column in columns))
+            blocks = [read(number).columns for number in chunk.blocks]
+            # each column of the chunk is made of that column of its blocks
+            yield EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))
 
 
 def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
@@ -250,23 +269,25 @@ def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -
         earlier: Of each group, the events of days before.
         threads: How many blocks are in work at once.
     """
-    every = []
+    keys_by_group = []
     for group, before in enumerate(earlier):
-        names = (log.files.block_keys(name, group) for name in log.names)
-        row_keys = _merge_keys(map(map_array, names))
-        every.append(_merge_keys([row_keys, before.key]))
+        files = [log.files.block_keys(name, group) for name in log.names]
+        row_keys = _merge_keys(map_array(file) for file in files)
+        keys = _merge_keys([row_keys, before.key])
+        keys_by_group.append(keys)
         write_array(log.files.row_keys(group), row_keys)
-        write_array(log.files.keys(group), every[-1])
+        write_array(log.files.keys(group), keys)
 
-    def number(name: str) -> None:
-        for group, keys in enumerate(every):
-            of_block = map_array(log.files.block_keys(name, group))
-            places = np.searchsorted(keys, of_block).astype(np.int32)
-            places[of_block == 0] = -1
+    def number_block(name: str) -> None:
+        for group, keys in enumerate(keys_by_group):
+            block_keys = map_array(log.files.block_keys(name, group))
+            numbers = np.searchsorted(keys, block_keys).astype(np.int32)
+            numbers[block_keys == 0] = -1  # no key
+            # an event has the index of its key among those of its block
             codes = map_array(log.files.codes(name, group))
-            write_array(log.files.numbers(name, group), places[codes])
+            write_array(log.files.numbers(name, group), numbers[codes])
 
-    for _ in map_in_order(number, log.names, threads, "events"):
+    for _ in map_in_order(number_block, log.names, threads, "events"):
         pass
 
 
@@ -276,14 +297,16 @@ def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
     for keys in several:
         waiting.append(keys)
         size += len(keys)
-        if size > max(len(merged), 1 << 20):  # so that each is sorted a few times only
+        # Merged when as many wait as there are: so a key is sorted a few times only, and what waits
+        # takes no more memory than what is kept.
+        if size > max(len(merged), 1 << 20):
             merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
     merged = np.unique(np.concatenate([merged, *waiting]))
     return merged[merged != 0]
 
 
 def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
-    """Return the places of events with a key by rising key; of one key, in their order.
+    """Return the indices of events that have a key, by rising key; ties keep their order.
 
     Args:
         numbers: int32 [n], those of their keys; negative without one.
@@ -291,12 +314,13 @@ def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
     """
     counts = np.bincount(numbers[numbers >= 0], minlength=keys)
     order = np.empty(counts.sum(), np.int64)
-    _place_events(numbers, np.cumsum(counts) - counts, order)
+    _write_order(numbers, np.cumsum(counts) - counts, order)
     return order
 
 
 @compiled()
-def _place_events(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
+def _write_order(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
+    # a counting sort: begins[key] is where the next event of a key goes
     for event in range(len(numbers)):
         if numbers[event] >= 0:
             order[begins[numbers[event]]] = event
