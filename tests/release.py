@@ -74,7 +74,9 @@ def build(folder: Path) -> Path:
     subprocess.run(["tar", "-x", "-C", source], input=archive.stdout, check=True)
     sdist = folder / _call_backend("build_sdist", source, folder)
     with tarfile.open(sdist) as packed:
-        packed.extractall(folder / "unpacked", filter="data")
+        # a filter is an argument from Python 3.11.4 on
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder / "unpacked")
     [unpacked] = (folder / "unpacked").iterdir()
     return folder / _call_backend("build_wheel", unpacked, folder)
 

@@ -22,7 +22,9 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The files of a release."""
     folder = tmp_path_factory.mktemp("kept")
     with tarfile.open(DATA / f"{request.param}.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+        # a filter is an argument from Python 3.11.4 on
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)
     return folder
 
 

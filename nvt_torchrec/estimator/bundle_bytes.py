@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
-import tarfile
+import zipfile
 from pathlib import Path
 
 
 def pack_bundle(bundle: Path) -> bytes:
-    """Return the files of a bundle as an uncompressed tar archive."""
+    """Return the files of a bundle as an uncompressed zip archive."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.add(bundle, arcname=".")
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for file in sorted(bundle.rglob("*")):
+            archive.write(file, file.relative_to(bundle))
     return packed.getvalue()
 
 
 def unpack_bundle(packed: bytes, bundle: Path) -> None:
-    """Write the files of :func:`pack_bundle` into a new directory."""
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(bundle, filter="data")
+    """Write the files of :func:`pack_bundle` into a new directory, and none outside of it."""
+    # not a tar archive: Python 3.11.3 and older cannot keep its files inside of the directory
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        archive.extractall(bundle)
