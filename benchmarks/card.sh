@@ -14,8 +14,8 @@ WORK=${WORK:-/dev/shm/card}
 export WORK PYTHONPATH=$PWD:${PYTHONPATH:-}
 mkdir -p "$WORK"
 data=$WORK/OUT/criteo_binary/split
-dd_blocks=128 rows=60000 max_table_rows=40000000 batch=65536
-[ -n "${REHEARSE:-}" ] && dd_blocks=8 rows=3000 max_table_rows=1000 batch=1024
+dd_blocks=128 rows=60000 max_table_rows=40000000 batch=65536 warm_up=10 steps=30
+[ -n "${REHEARSE:-}" ] && dd_blocks=8 rows=3000 max_table_rows=1000 batch=256 warm_up=1 steps=3
 
 # step SECONDS NAME COMMAND...: run a command within its limit and within what is left.
 step() {
@@ -89,7 +89,7 @@ if [ -n "${NCCL_LIB:-}${REHEARSE:-}" ]; then
     unset NCCL_MULTI_RANK_GPU_ENABLE NCCL_NVLS_ENABLE NCCL_MAX_CTAS
 fi
 
-train="python -m benchmarks.train --max_table_rows $max_table_rows --batch_sizes $batch --warm_up 10 --steps 30"
+train="python -m benchmarks.train --max_table_rows $max_table_rows --batch_sizes $batch --warm_up $warm_up --steps $steps"
 train="$train --repeats 1 -- --amp"
 step 75 "a step of MLPerf's DLRM" $train
 step 75 "by defaults of --size large" $train --optimizer rowwise_adagrad --first_order 0.192 --dense_bins 64
