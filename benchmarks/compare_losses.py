@@ -7,18 +7,19 @@ missing, has another number of steps, or a loss that differs by more than ``--to
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
+
+from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE
+from nvt_torchrec.training.reporting.page import read_events
 
 
 def read_losses(log: Path) -> list[float]:
     """Return the losses of a run's steps; none without its metrics.jsonl."""
-    file = log / "metrics.jsonl"
+    file = log / METRICS_FILE
     if not file.is_file():
         return []
-    events = [json.loads(line) for line in file.read_text().splitlines()]
-    return [event["loss"] for event in events if event["event"] == "train"]
+    return [event["loss"] for event in read_events(file) if event["event"] == "train"]
 
 
 def main() -> int:

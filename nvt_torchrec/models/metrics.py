@@ -76,6 +76,19 @@ class Metrics:
 ByLabel: TypeAlias = dict[str, Metrics]
 
 
+def sum_log_losses(metrics: ByLabel | None) -> float | None:
+    """Return the sum of the labels' log losses; None if no row has a label."""
+    losses = [of_label.log_loss or 0.0 for of_label in (metrics or {}).values()]
+    return sum(losses) or None
+
+
+def count_effective_rows(metrics: ByLabel | None) -> float:
+    """Return the number of rows, of weighted ones the effective number; 0 without a label."""
+    for of_label in (metrics or {}).values():
+        return sum(of_label.effective_counts)
+    return 0.0
+
+
 def to_json(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return a JSON-ready form of metrics by label, see :func:`unwrap_single_label`."""
     return unwrap_single_label({label: of_label.to_dict() for label, of_label in metrics.items()})
@@ -122,7 +135,8 @@ def compute_metrics(
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
 
-    log_loss = mean(compute_log_losses(x, y))
+    # -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)), without overflow
+    log_loss = mean(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
     rate = mean(y)
     normalized = None
     if 0 < rate < 1:
@@ -146,18 +160,6 @@ def compute_metrics(
         gauc=grouped[0],
         gauc_samples=grouped[1],
     )
-
-
-def compute_log_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the log loss of each row, float64, without overflow.
-
-    -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)).
-
-    Args:
-        logits: The logits, float64.
-        labels: The labels, 0 or 1, of the same shape.
-    """
-    return np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
 
 
 def _effective(rows: np.ndarray, weights: np.ndarray | None) -> float:

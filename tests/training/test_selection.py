@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import shutil
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.metrics import Metrics
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import selection, trials
-from nvt_torchrec.training.loop.evaluate import Predictions
 from nvt_torchrec.training.loop.selection import is_open
 from nvt_torchrec.training.loop.train import train
+from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from tests.plays import SHARE, write_plays
 from tests.training.runs import written_to
@@ -76,9 +76,9 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
             given.append("long" if settings.epochs == 15 else tried)
 
         def try_out(self, start):
-            """Return predictions for 1,000 clicks, whose loss is the next one."""
-            each = np.full((1, 1000), next(left))
-            return Predictions(-np.log(np.expm1(each)), np.ones_like(each), None)
+            """Return metrics of 1,000 rows with the next log loss."""
+            found = Metrics(1000, 400, log_loss=next(left), effective_counts=(400, 600))
+            return {"label": found}
 
     regression = Metrics(1000, 1000, log_loss=0.8)
     baselines = "start", {("valid", "logistic regression"): {"label": regression}}
@@ -110,16 +110,17 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     flags = [f"--binary_path={data}", "--no-boosted_trees", *written_to(tmp_path)]
     flags += [f"--checkpoint_dir={tmp_path / 'steps'}"]
     settings = parse_settings(flags)
-    measured = trials.compute_log_losses
+    try_out = Trainer.try_out
 
-    def prefer(logits, labels):
-        """Return losses that are lower with L2, or without; L2 follows two trials without."""
-        calls.append(len(calls))
-        losses = measured(logits, labels)
-        return losses if (len(calls) > len(FIRST)) == regularized else losses + 1
+    def prefer(trainer, start):
+        """Return metrics whose loss is lower with L2, or without."""
+        metrics = try_out(trainer, start)
+        if bool(trainer.settings.embedding_l2) == regularized:
+            return metrics
+        [(name, of_label)] = metrics.items()
+        return {name: dataclasses.replace(of_label, log_loss=of_label.log_loss + 1)}
 
-    calls = []
-    monkeypatch.setattr(trials, "compute_log_losses", prefer)
+    monkeypatch.setattr(Trainer, "try_out", prefer)
     monkeypatch.setattr(selection, "_EPOCHS", 3)
     monkeypatch.setattr(selection, "_LONG_EPOCHS", 6)
     monkeypatch.setattr(selection, "_MAX_L2_TRIALS", 2)

@@ -4,7 +4,7 @@ Row groups have 128 Ki rows. Columns of few values are indices of a dictionary, 
 nothing is compressed. The files are larger than with Snappy and dictionaries everywhere, but they
 are written and decoded faster: Snappy saves little on indices, which are packed bits, and makes
 plain pages slow to decode. Page checksums turn a flipped bit into an error instead of a wrong id.
-:mod:`nvt_torchrec.base.parquet` writes them, in less than half of the CPU time that Arrow takes.
+:mod:`nvt_torchrec.base.parquet` writes them, in less CPU time than Arrow.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,19 +13,6 @@ from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.launch.distributed import gather_rows
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.sharding.build import Pipeline
-
-
-class Predictions(NamedTuple):
-    """A model's predictions for rows, in the order of the ranks that read them.
-
-    Attributes:
-        logits, labels: Float32 [labels, rows].
-        weights: Float32 [rows]; None if rows have none.
-    """
-
-    logits: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray | None
 
 
 def evaluate(
@@ -59,8 +45,9 @@ def evaluate(
     all_groups = gather_rows(run.group, np.concatenate(groups)) if group_by else None
     if rows is None:
         return None
-    rest = rows.weights, all_groups
-    each = zip(run.config.labels, rows.logits, rows.labels, strict=True)
+    logits, truth, weights = rows
+    rest = weights, all_groups
+    each = zip(run.config.labels, logits, truth, strict=True)
     return {label: compute_metrics(scores, values, *rest) for label, scores, values in each}
 
 
@@ -69,10 +56,14 @@ def predict(
     run: RunState,
     batches: Iterator[TrainBatch],
     after_step: Callable[[], None] = lambda: None,
-) -> Predictions | None:
-    """Return the predictions for all ranks' rows on rank 0, None on the others (collective).
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """Return logits and labels [labels, rows] and weights [rows] of all ranks' rows (collective).
 
     The arguments, and the error, are those of :func:`evaluate`.
+
+    Returns:
+        Float32, in the order of the ranks, on rank 0; None on the others. Weights are None if rows
+        have none.
     """
     run.model.eval()
     outputs: list[list[torch.Tensor]] = []
@@ -100,7 +91,7 @@ def predict(
             f"{bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    return Predictions(logits, truth, weights[0] if len(weights) else None)
+    return logits, truth, weights[0] if len(weights) else None
 
 
 def _collect(

@@ -66,8 +66,9 @@ def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
     shifts: list[float] = []
     found = predict(pipeline, run, padded_batches(loader, run.group))
     if found is not None:
-        for logits, labels in zip(found.logits, found.labels, strict=True):
-            shifts.append(find_shift(logits, labels, found.weights))
+        all_logits, all_labels, weights = found
+        for logits, labels in zip(all_logits, all_labels, strict=True):
+            shifts.append(find_shift(logits, labels, weights))
         log.info("bias %s, fitted to training rows", ", ".join(f"{s:+.4f}" for s in shifts))
     with torch.no_grad():
         bias.add_(torch.tensor(from_rank_0(run.group, shifts)).to(bias))

@@ -15,7 +15,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.baselines.baselines import Baselines
 from nvt_torchrec.training.launch.distributed import Group
-from nvt_torchrec.training.loop.trials import Trials, format_flags
+from nvt_torchrec.training.loop.trials import Trials, format_flags, make_l2_run
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def choose_regularization(
     without_l2 = trials.best_loss
     strength, lowest, worse = _FIRST_L2, trials.regression_loss, 0
     for _ in range(_MAX_L2_TRIALS):
-        loss = trials.try_out(_make_l2_run(strength, settings))
+        batch_size = _BATCHES * settings.batch_size
+        loss = trials.try_out(make_l2_run(strength, _EPOCHS, batch_size))
         if loss is None or loss >= lowest:
             break
         worse += loss >= without_l2
@@ -94,14 +95,3 @@ def choose_regularization(
     if group.rank == 0:
         log.info("chosen on valid: %s", format_flags(chosen))
     return trials.fill(chosen), trials.baselines
-
-
-def _make_l2_run(strength: float, settings: TrainSettings) -> dict[str, Any]:
-    """Return what a run with L2 regularization is given."""
-    return {
-        "embedding_l2": strength,
-        "optimizer": "adam",
-        "batch_norm": True,
-        "epochs": _EPOCHS,
-        "batch_size": _BATCHES * settings.batch_size,
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from nvt_torchrec.models.metrics import ByLabel, Metrics
+from nvt_torchrec.models.metrics import ByLabel, count_effective_rows, sum_log_losses
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.launch.run_state import RunState, copied
 from nvt_torchrec.training.optim.learning_rates import period
@@ -49,9 +49,8 @@ class Stopping:
             return
         values = list((metrics or {}).values())
         reached = bool(target and values and min(m.auroc or 0.0 for m in values) >= target)
-        rows = sum(values[0].effective_counts) if values else 0.0
-        loss = self._loss(values)
-        loss, rows, reached = from_rank_0(self._group, (loss, rows, reached))
+        found = self._loss(metrics), count_effective_rows(metrics), reached
+        loss, rows, reached = from_rank_0(self._group, found)
         if patience and loss is not None:
             ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
             by_loss = self._settings.stop_by == "log_loss"
@@ -66,12 +65,13 @@ class Stopping:
         if reached:
             progress.total_steps = progress.step
 
-    def _loss(self, values: list[Metrics]) -> float | None:
+    def _loss(self, metrics: ByLabel | None) -> float | None:
         """Return what should be low, summed over the labels; None if no row has a label."""
-        if self._settings.stop_by == "auroc":
-            areas = [m.auroc for m in values if m.auroc is not None]
-            return sum(1 - area for area in areas) if areas else None
-        return sum(m.log_loss or 0.0 for m in values) or None
+        if self._settings.stop_by == "log_loss":
+            return sum_log_losses(metrics)
+        values = (metrics or {}).values()
+        areas = [m.auroc for m in values if m.auroc is not None]
+        return sum(1 - area for area in areas) if areas else None
 
     def finish(self, progress: Progress, run: RunState) -> None:
         """Go back to the best evaluation, if there is one."""

@@ -26,7 +26,7 @@ from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_lo
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
-from nvt_torchrec.training.loop.evaluate import Predictions, evaluate, predict
+from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
 from nvt_torchrec.training.loop.stopping import Stopping
 from nvt_torchrec.training.optim import learning_rates
@@ -114,12 +114,12 @@ class Trainer:
             log.info("%s", metrics_table(self.metrics))
         return self._result()
 
-    def try_out(self, start: Start | None) -> Predictions | None:
-        """Train from rank 0's ``start``, keep nothing; return the predictions of valid there."""
+    def try_out(self, start: Start | None) -> ByLabel | None:
+        """Train from rank 0's ``start``, and keep nothing; return the metrics of valid there."""
         check_length(self.settings, self.progress.total_steps)
         self._start(self._prepare(start))
         self._train_all()
-        return predict(self.pipeline, self.run, padded_batches(self.loaders["valid"], self.group))
+        return self._evaluate("valid")
 
     def train(self, known: Baselines | None = None) -> TrainResult:
         """Train, evaluate, and write the checkpoints.

@@ -10,12 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.models.metrics import compute_log_losses
+from nvt_torchrec.models.metrics import count_effective_rows, sum_log_losses
 from nvt_torchrec.training.baselines.baselines import (
     REGRESSION,
     Baselines,
@@ -23,7 +21,6 @@ from nvt_torchrec.training.baselines.baselines import (
 )
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
-from nvt_torchrec.training.loop.evaluate import Predictions
 from nvt_torchrec.training.loop.stopping import NATS
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -71,7 +68,8 @@ class Trials:
         if group.rank == 0:
             files = choices.choose_days(settings, None).files
             self.baselines = compute_baselines(settings, model_config(settings, schema), files)
-        self.regression_loss = from_rank_0(group, _sum_regression_losses(self.baselines))
+        metrics = self.baselines[1].get(("valid", REGRESSION)) if self.baselines else None
+        self.regression_loss = from_rank_0(group, sum_log_losses(metrics) or math.inf)
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run that is given ``chosen`` as well."""
@@ -91,14 +89,15 @@ class Trials:
         settings = self.fill({**chosen, **more})
         config = model_config(settings, self._schema)
         settings = choose_sharding(settings, config, self._group.device.type)
-        predictions = None
+        metrics = None
         with _silence_messages():
             trainer = Trainer(settings, config, self._group, keeps_log=False)
             start = self.baselines[0] if self.baselines else None
             with contextlib.suppress(SettingsError):  # a loss that is not finite, on all ranks
-                predictions = trainer.try_out(start)
-        loss, min_gain = from_rank_0(self._group, _compute_log_loss(predictions))
-        if loss is not None and loss < self.best_loss - min_gain:
+                metrics = trainer.try_out(start)
+        measured = sum_log_losses(metrics), count_effective_rows(metrics)
+        loss, rows = from_rank_0(self._group, measured)
+        if loss is not None and loss < self.best_loss - NATS / rows:
             self.best, self.best_loss = dict(chosen), loss
         if self._group.rank == 0:
             seconds = time.perf_counter() - begin
@@ -107,29 +106,18 @@ class Trials:
         return loss
 
 
-def _compute_log_loss(predictions: Predictions | None) -> tuple[float | None, float]:
-    """Return the log loss, summed over the labels, and by how much a better one must be lower.
+def make_l2_run(strength: float, epochs: int, batch_size: int) -> dict[str, Any]:
+    """Return what a run with L2 regularization of its tables is given.
 
-    The log loss is None without rows, and on other ranks than 0.
+    Batch normalization scales up the vectors that L2 keeps small: neither is of use alone.
     """
-    if predictions is None:
-        return None, 0.0
-    weights = predictions.weights
-    if weights is None:
-        weights = np.ones(predictions.labels.shape[1])
-    if not weights.any():
-        return None, 0.0
-    losses = compute_log_losses(predictions.logits.astype(np.float64), predictions.labels).sum(0)
-    effective_rows = weights.sum() ** 2 / np.sum(weights**2)
-    return float(np.average(losses, weights=weights)), NATS / effective_rows
-
-
-def _sum_regression_losses(baselines: Baselines | None) -> float:
-    if baselines is None:
-        return math.inf
-    metrics = baselines[1].get(("valid", REGRESSION), {})
-    losses = [found.log_loss for found in metrics.values() if found.log_loss is not None]
-    return sum(losses) if losses else math.inf
+    return {
+        "embedding_l2": strength,
+        "optimizer": "adam",
+        "batch_norm": True,
+        "epochs": epochs,
+        "batch_size": batch_size,
+    }
 
 
 def format_flags(chosen: Mapping[str, Any]) -> str:

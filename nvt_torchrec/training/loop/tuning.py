@@ -1,6 +1,6 @@
 """Search settings on valid for a given time, by Optuna's tree-structured Parzen estimator.
 
-Each trial is a complete training, as in :mod:`.selection`, whose candidates come first.
+Each trial is a complete training, as in :mod:`.selection`; the first are like candidates there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
 from nvt_torchrec.training.baselines.baselines import Baselines
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
-from nvt_torchrec.training.loop.trials import Trials, format_flags
+from nvt_torchrec.training.loop.trials import Trials, format_flags, make_l2_run
 from nvt_torchrec.training.optim.learning_rates import default_rates
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
@@ -77,7 +77,7 @@ def tune(
         loss = trials.try_out(from_rank_0(group, chosen))
         if study is not None and trial is not None:
             # a trial that fails teaches the sampler nothing
-            study.tell(trial, values=loss, state=None if loss else _failed())
+            study.tell(trial, values=loss, state=_failed() if loss is None else None)
         is_over = from_rank_0(group, time.monotonic() > end)
     if trials.best is None:
         raise SettingsError(
@@ -158,10 +158,6 @@ def _suggest_regularization(trial: optuna.Trial, batch_size: int) -> dict[str, A
     if kind != "l2":
         return {"batch_norm": kind == "batch_norm"}
     strength = trial.suggest_float("embedding_l2", _MIN_L2, _MAX_L2, log=True)
-    return {
-        "embedding_l2": float(f"{strength:.2g}"),
-        "optimizer": "adam",
-        "batch_norm": True,
-        "epochs": trial.suggest_categorical("epochs", _EPOCHS),
-        "batch_size": batch_size * trial.suggest_categorical("batches", _BATCHES),
-    }
+    epochs = trial.suggest_categorical("epochs", _EPOCHS)
+    batch_size *= trial.suggest_categorical("batches", _BATCHES)
+    return make_l2_run(float(f"{strength:.2g}"), epochs, batch_size)

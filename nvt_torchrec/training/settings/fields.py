@@ -27,7 +27,7 @@ class Size:
     """A value of ``--size``; its other fields are the settings of these names.
 
     Attributes:
-        least_rows: The number of training rows from which ``--size auto`` chooses it.
+        min_rows: The number of training rows from which ``--size auto`` chooses it.
     """
 
     min_rows: int

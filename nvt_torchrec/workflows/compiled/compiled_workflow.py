@@ -81,7 +81,7 @@ class CompiledWorkflow:
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
         histories: The histories whose lists ``row_spec`` has.
-        most_events: How many events of a history are taken at most.
+        max_events: How many events of a history are taken at most.
     """
 
     spec: FeatureSpec
