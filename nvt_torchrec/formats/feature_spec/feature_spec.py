@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -17,12 +18,15 @@ from nvt_torchrec.formats.feature_spec.columns import (
     CategoricalColumn,
     DenseColumn,
     InputFormat,
+    check_name,
+    check_shared_vocabulary,
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_split
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.plan_reads import make_read_plan
+from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, ReadPlan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec.tables import TableRule
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 
 #: The most dense and the most categorical columns. Nothing depends on this number; it is how far
@@ -48,6 +52,7 @@ class FeatureSpec:
         events: When the events happened that aggregates and histories are made of; None if there
             are neither.
         histories: The histories.
+        tables: The tables that columns are joined from.
     """
 
     label: str
@@ -60,6 +65,7 @@ class FeatureSpec:
     split: Split = BY_DAYS
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
+    tables: tuple[TableRule, ...] = ()
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
@@ -78,7 +84,7 @@ class FeatureSpec:
                 )
         names = self.columns
         for name in (*names, *self.vocabularies):
-            _check_name(name)
+            check_name(name)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -90,8 +96,9 @@ class FeatureSpec:
                     "leave it out: the model would see what it has to predict",
                 )
         self._check_events()
+        self._check_tables()
         for name, columns in self.vocabularies.items():
-            _check_shared(name, columns)
+            check_shared_vocabulary(name, columns)
             if name in names and name not in {column.name for column in columns}:
                 raise SettingsError(
                     f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
@@ -122,6 +129,25 @@ class FeatureSpec:
                 ("columns", set(rule.columns) <= single, "name categorical columns of one value"),
                 ("where", rule.where in ("", *self.labels), one_of(self.labels)),
             )
+
+    def _check_tables(self) -> None:
+        names = [rule.name for rule in self.tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SettingsError(f"tables of the same name: {', '.join(twice)}")
+        for column in self.features:
+            if column.table and column.table not in names:
+                remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
+                raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
+
+    def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
+        """Return the columns that are joined from a table, the dense ones first."""
+        return [column for column in self.features if column.table == table]
+
+    @functools.cached_property
+    def joined_tables(self) -> list[TableRule]:
+        """The tables that have columns."""
+        return [rule for rule in self.tables if self.columns_of(rule.name)]
 
     @functools.cached_property
     def aggregates(self) -> list[DenseColumn]:
@@ -172,59 +198,14 @@ class FeatureSpec:
 
     @functools.cached_property
     def _plans(self) -> dict[bool, ReadPlan]:
-        return {label: self._make_plan(label=label) for label in (False, True)}
-
-    def _make_plan(self, *, label: bool) -> ReadPlan:
-        reads: dict[Read, int] = {}
-
-        def place(read: Read) -> int:
-            if self.input.decimal != "." and RAW_TYPES[read.raw].has_point:
-                read = dataclasses.replace(read, decimal=self.input.decimal)
-            return reads.setdefault(read, len(reads))
-
-        labels: tuple[int, ...] = ()
-        times: tuple[int, ...] = ()
-        weight = key = None
-        if label:
-            rules = self.label_rules or (LabelRule(self.label),)
-            labels = tuple(
-                place(Read(rule.column, "label", trim=rule.trim, label=rule)) for rule in rules
-            )
-            weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
-            if self.split.column:
-                raw = "time" if self.split.by == "time" else "string"
-                read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
-                key = place(read)
-            times = tuple(map(place, self._time_reads()))
-        return ReadPlan(
-            dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
-            categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
-            groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
-            times=times if label else tuple(map(place, self._time_reads()[:1])),
-            reads=tuple(reads),  # after all places
-            labels=labels,
-            weight=weight,
-            key=key,
-        )
-
-    def _time_reads(self) -> list[Read]:
-        """Return how the times of an event are read: its own, and from when it is known."""
-        if not self.events:
-            return []
-        sources = filter(None, (self.events.time, self.events.source))
-        how = self.events.time_format
-        return [Read(source, "time", trim=True, time_format=how) for source in sources]
-
-    def _key_read(self, name: str) -> Read:
-        """Return how a column of a key is read: as its feature is, else as text."""
-        named = [read for column in self.key_features for read in _reads(column)]
-        return next((r for r in named if r.source == name), Read(name, "string", trim=True))
+        return {label: make_read_plan(self, label=label) for label in (False, True)}
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
-        """The columns whose values, one in each row, are keys of events."""
+        """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.groups for name in key}
-        plain = [c for c in self.categorical if not (c.derive or c.multi_hot)]
+        keys |= {name for rule in self.joined_tables for name in rule.key}
+        plain = [c for c in self.categorical if not (c.derive or c.multi_hot or c.table)]
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 
     def sources(self, *, label: bool) -> list[str]:
@@ -236,7 +217,8 @@ class FeatureSpec:
         reads = plan.reads
         if not self.needs_time(label=label):
             needed = {plan.weight, plan.key, *plan.labels}
-            needed |= {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
+            of_features = (*plan.dense, *plan.categorical, *plan.groups, *plan.tables)
+            needed |= {*itertools.chain(*of_features)}
             reads = tuple(read for index, read in enumerate(reads) if index in needed)
         return list(dict.fromkeys(read.source for read in reads))
 
@@ -307,7 +289,7 @@ class FeatureSpec:
         one hex32 value in each row, and a mask of missing values is one word.
         """
         line, separator = self.input.max_line_kb, self.input.list_separator
-        ruled = self.label_rules or self.weight or self.split.column or self.events
+        ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
         return (
             not ruled
             and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
@@ -326,6 +308,23 @@ class FeatureSpec:
         """Return the spec with aggregates that are read, as a program without their state does."""
         dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
         return dataclasses.replace(self, dense=dense, events=None, histories=())
+
+    def drop_tables(self, names: Collection[str] | None = None) -> FeatureSpec:
+        """Return the spec with columns of tables that are read from the rows, as others are.
+
+        Args:
+            names: The names of these columns; None: all of them.
+        """
+
+        def drop(column: Any) -> Any:
+            is_read = names is None or column.name in names
+            return dataclasses.replace(column, table="") if column.table and is_read else column
+
+        return dataclasses.replace(
+            self,
+            dense=tuple(map(drop, self.dense)),
+            categorical=tuple(map(drop, self.categorical)),
+        )
 
     def replace_policy(self, **policy: int) -> FeatureSpec:
         """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
@@ -347,47 +346,11 @@ class FeatureSpec:
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]
+        if not self.tables:
+            del value["tables"]
+            for column in (*value["dense"], *value["categorical"]):
+                del column["table"]
         return value
-
-
-def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
-    """Return what a column is read or derived from; nothing for an aggregate."""
-    if isinstance(column, DenseColumn) and column.aggregate:
-        return []
-    reading = column.reading
-    return [
-        Read(
-            source,
-            column.derive.reads if column.derive else column.raw,
-            isinstance(column, CategoricalColumn) and column.multi_hot,
-            reading.nulls,
-            reading.trim,
-            column.derive.time_format if column.derive else "",
-            lenient=reading.lenient,
-        )
-        for source in reading.sources or (column.name,)
-    ]
-
-
-def _check_name(name: str) -> None:
-    """Check a name of a column or vocabulary, which is used in names of files."""
-    good = isinstance(name, str) and name.isprintable() and "/" not in name
-    if not good or not name or name.startswith("."):
-        raise SettingsError(
-            f"{name!r} cannot be the name of a column or a vocabulary",
-            "use printable characters, no '/', and no '.' at the beginning",
-        )
-
-
-def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
-    first = columns[0]
-    for column in columns[1:]:
-        if (column.raw, column.policy) != (first.raw, first.policy):
-            raise SettingsError(
-                f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
-                "but their raw types or policies differ",
-                "give them the same raw, freq_threshold, max_table_size and num_buckets",
-            )
 
 
 def did_you_mean(name: str, known: Any) -> str:

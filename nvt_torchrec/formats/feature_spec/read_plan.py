@@ -117,8 +117,10 @@ class ReadPlan:
             it is known. Without labels, that of the time of a row, which may lack; () of a spec
             without events.
         groups: Those of the columns of the key of each group of events.
-        dense: Those of the sources of each dense column; () for an aggregate.
-        categorical: Those of the sources of each categorical column.
+        tables: Those of the columns of the key of each table that has columns.
+        dense: Those of the sources of each dense column; () for an aggregate and for a column of
+            a table.
+        categorical: Those of the sources of each categorical column; likewise.
     """
 
     reads: tuple[Read, ...]
@@ -129,3 +131,4 @@ class ReadPlan:
     categorical: tuple[tuple[int, ...], ...]
     times: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()

@@ -78,7 +78,14 @@ All keys of a spec; those that are optional say so, or show their default::
     where = "clicked"             # optional: only events with this label
     kept = 1000                   # events of a key kept for further days and inference
 
+    [[table]]                     # docs/tables.md: what is known of the key of a row
+    name = "items"
+    path = "items.csv"            # a file or a glob in the directory of the log
+    key = "item"                  # columns of the log; {item = "item_id"} where names differ
+    # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
+
     # in [[dense]] and [[categorical]], all optional:
+    table = "items"               # the column is one of this table, of the row with the same key
     from = "age"                  # the column of the file; default: the name
     nulls = ["?", "NA"]           # texts that mean a missing value
     trim = true                   # remove spaces and tabs around values
@@ -150,6 +157,7 @@ from nvt_torchrec.formats.feature_spec.events import (
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split, spec_key
+from nvt_torchrec.formats.feature_spec.tables import TableRule
 from nvt_torchrec.formats.splits import SPLITS
 
 T = TypeVar("T")
@@ -225,7 +233,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history",
+        "events", "aggregate", "history", "table",
     }  # fmt: skip
     _check_keys(value, known, source)
     given = value.get("input", {})
@@ -250,7 +258,25 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         split=split,
         events=_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(_history(block, source) for block in value.get("history", [])),
+        tables=tuple(_table(block, source) for block in value.get("table", [])),
     )
+
+
+def _table(block: Any, source: str) -> TableRule:
+    """Return the rule of a ``[[table]]``."""
+    _check_keys(block, _fields(TableRule) - {"key_names"}, source)
+    options = dict(block)
+    key = options.get("key", "")
+    if isinstance(key, dict):
+        options["key"] = [*key]
+        options["key_names"] = [*key.values()]
+    else:
+        options["key"] = _list(key)
+    if "input" in options:
+        where = f"table {options.get('name', '')}: "
+        _check_keys(options["input"], _fields(InputFormat), source)
+        options["input"] = _make(InputFormat, options["input"], where)
+    return _make(TableRule, options, "table: ")
 
 
 def _events(block: Any, split: Split, source: str) -> Events:
