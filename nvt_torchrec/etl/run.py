@@ -14,7 +14,7 @@ from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import already_finished, plan_record
-from nvt_torchrec.etl.tables.sources import (
+from nvt_torchrec.etl.tables.table_sources import (
     all_paths,
     describe_sources,
     find_tables,

@@ -31,7 +31,7 @@ from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stage_timer import StageTimer
 from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
-from nvt_torchrec.etl.tables.sources import TableSources
+from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.etl.units.writing import UnitResult, recorded
@@ -107,7 +107,7 @@ class Stages:
 
     def _store_tables(self, plan: UnitPlan) -> None:
         """Store the tables that columns are joined from, and check that the log has their keys."""
-        from nvt_torchrec.etl.tables.prepare import check_keys, store_tables
+        from nvt_torchrec.etl.tables.prepare_tables import check_keys, store_tables
 
         settings = self.settings
         with self.timer("tables"), show_progress("tables") as bar:
@@ -225,7 +225,7 @@ class Stages:
         results = [by_unit[unit] for unit in plan.units]
         quarantine(results, self.settings, self.work, self.target.rejected)
         if self.settings.spec.joined_tables:
-            from nvt_torchrec.etl.tables.prepare import keep_rejected
+            from nvt_torchrec.etl.tables.prepare_tables import keep_rejected
 
             keep_rejected(self.settings.spec, self.work, self.target.rejected)
         return results

@@ -27,7 +27,7 @@ from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.state.output import EVENTS, FIT
-from nvt_torchrec.etl.tables.prepare import open_stored
+from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit

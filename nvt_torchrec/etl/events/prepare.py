@@ -33,7 +33,7 @@ from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_la
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
 from nvt_torchrec.etl.state.output import EVENTS
-from nvt_torchrec.etl.tables.prepare import open_stored
+from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR

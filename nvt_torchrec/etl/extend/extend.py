@@ -32,7 +32,7 @@ from nvt_torchrec.etl.state.run_record import (
     fingerprint,
     plan_record,
 )
-from nvt_torchrec.etl.tables.sources import describe_sources, find_tables, parse_paths
+from nvt_torchrec.etl.tables.table_sources import describe_sources, find_tables, parse_paths
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats import day_names

@@ -11,9 +11,8 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.feature_spec.plan_reads import key_read
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
-from nvt_torchrec.formats.feature_spec.tables import TableRule
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
 #: A table has no label; the name that a spec must have is that of no column.
 _NO_LABEL = "(a table has no label)"
@@ -33,7 +32,7 @@ def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpe
     columns = [dataclasses.replace(c, table="") for c in spec.columns_of(rule.name)]
     keys = []
     for name, own_name in zip(rule.key, rule.own_key, strict=True):
-        read = key_read(spec, name)
+        read = spec.key_read(name)
         reading = Reading((own_name,), nulls=read.nulls, trim=read.trim, lenient=read.lenient)
         keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
     return FeatureSpec(

@@ -23,10 +23,15 @@ from nvt_torchrec.formats.feature_spec.columns import (
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_split
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
-from nvt_torchrec.formats.feature_spec.plan_reads import make_read_plan
-from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, ReadPlan
+from nvt_torchrec.formats.feature_spec.plan_reads import (
+    PlannedReads,
+    column_reads,
+    label_reads,
+    time_reads,
+)
+from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
-from nvt_torchrec.formats.feature_spec.tables import TableRule
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule, check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 
 #: The most dense and the most categorical columns. Nothing depends on this number; it is how far
@@ -96,7 +101,7 @@ class FeatureSpec:
                     "leave it out: the model would see what it has to predict",
                 )
         self._check_events()
-        self._check_tables()
+        check_tables(self.tables, self.features)
         for name, columns in self.vocabularies.items():
             check_shared_vocabulary(name, columns)
             if name in names and name not in {column.name for column in columns}:
@@ -129,16 +134,6 @@ class FeatureSpec:
                 ("columns", set(rule.columns) <= single, "name categorical columns of one value"),
                 ("where", rule.where in ("", *self.labels), one_of(self.labels)),
             )
-
-    def _check_tables(self) -> None:
-        names = [rule.name for rule in self.tables]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise SettingsError(f"tables of the same name: {', '.join(twice)}")
-        for column in self.features:
-            if column.table and column.table not in names:
-                remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
-                raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -198,7 +193,48 @@ class FeatureSpec:
 
     @functools.cached_property
     def _plans(self) -> dict[bool, ReadPlan]:
-        return {label: make_read_plan(self, label=label) for label in (False, True)}
+        return {label: self._make_plan(label=label) for label in (False, True)}
+
+    def _make_plan(self, *, label: bool) -> ReadPlan:
+        # the order in which reads are added is that of the fields of text without a header
+        reads = PlannedReads(self.input.decimal)
+        labels: tuple[int, ...] = ()
+        weight = key = None
+        times = time_reads(self.events)
+        if label:
+            labels = reads.indices(label_reads(self.label_rules or [LabelRule(self.label)]))
+            if self.weight:
+                weight = reads.index(Read(self.weight, "weight", trim=True))
+            if self.split.column:
+                raw = "time" if self.split.by == "time" else "string"
+                time_format = self.split.time_format
+                key = reads.index(Read(self.split.column, raw, trim=True, time_format=time_format))
+            time_indices = reads.indices(times)
+        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
+        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
+        groups = tuple(reads.indices(map(self.key_read, key)) for key in self.groups)
+        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        if not label:  # of a row to score, only its own time is known
+            time_indices = reads.indices(times[:1])
+        return ReadPlan(
+            reads=reads.in_order,
+            labels=labels,
+            weight=weight,
+            key=key,
+            dense=dense,
+            categorical=categorical,
+            times=time_indices,
+            groups=groups,
+            tables=tables,
+        )
+
+    def key_read(self, name: str) -> Read:
+        """Return how a column of a key is read: as its feature is, else as text."""
+        for column in self.key_features:
+            for read in column_reads(column):
+                if read.source == name:
+                    return read
+        return Read(name, "string", trim=True)
 
     @property
     def key_features(self) -> list[CategoricalColumn]:

@@ -136,31 +136,28 @@ ignored.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.validation import convert, read_regular
+from nvt_torchrec.base.files.validation import read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.events import (
-    AGGREGATE_VALUES,
-    DEFAULT_VALUES,
-    Aggregate,
-    Events,
-    HistoryRule,
-)
 from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split, spec_key
-from nvt_torchrec.formats.feature_spec.tables import TableRule
+from nvt_torchrec.formats.feature_spec.toml_events import (
+    read_aggregates,
+    read_events,
+    read_history,
+)
+from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
+from nvt_torchrec.formats.feature_spec.toml_tables import read_table
 from nvt_torchrec.formats.splits import SPLITS
 
-T = TypeVar("T")
 DEFAULT_SPEC = "criteo_1tb"
 #: Bytes of a file; a thousand columns of each kind take 200 KiB.
 _MAX_BYTES = 4 << 20
@@ -235,12 +232,12 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
         "events", "aggregate", "history", "table",
     }  # fmt: skip
-    _check_keys(value, known, source)
+    check_keys(value, known, source)
     given = value.get("input", {})
-    _check_keys(given, _fields(InputFormat) | set(_OF_ALL_COLUMNS), source)
+    check_keys(given, field_names(InputFormat) | set(_OF_ALL_COLUMNS), source)
     defaults = {key: given[key] for key in _OF_ALL_COLUMNS if key in given}
     given = {key: item for key, item in given.items() if key not in _OF_ALL_COLUMNS}
-    _check_keys(value.get("weight", {}), {"name"}, source)
+    check_keys(value.get("weight", {}), {"name"}, source)
     labels = _labels(value.get("label", {}), defaults.get("trim", False), source)
     split = _split(value.get("split", {}), source)
     plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
@@ -248,114 +245,45 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         label=labels[0].name,
         dense=(
             *_columns(value.get("dense", []), DenseColumn, defaults, source),
-            *_aggregates(value.get("aggregate", []), labels[0].name, source),
+            *read_aggregates(value.get("aggregate", []), labels[0].name, source),
         ),
         categorical=_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
         dense_transform=value.get("dense_transform", "log_normalize"),
-        input=_make(InputFormat, given),
+        input=make_part(InputFormat, given),
         label_rules=() if plain else labels,
         weight=value.get("weight", {}).get("name", ""),
         split=split,
-        events=_events(value["events"], split, source) if "events" in value else None,
-        histories=tuple(_history(block, source) for block in value.get("history", [])),
-        tables=tuple(_table(block, source) for block in value.get("table", [])),
+        events=read_events(value["events"], split, source) if "events" in value else None,
+        histories=tuple(read_history(block, source) for block in value.get("history", [])),
+        tables=tuple(read_table(block, source) for block in value.get("table", [])),
     )
-
-
-def _table(block: Any, source: str) -> TableRule:
-    """Return the rule of a ``[[table]]``."""
-    _check_keys(block, _fields(TableRule) - {"key_names"}, source)
-    options = dict(block)
-    key = options.get("key", "")
-    if isinstance(key, dict):
-        options["key"] = [*key]
-        options["key_names"] = [*key.values()]
-    else:
-        options["key"] = _list(key)
-    if "input" in options:
-        where = f"table {options.get('name', '')}: "
-        _check_keys(options["input"], _fields(InputFormat), source)
-        options["input"] = _make(InputFormat, options["input"], where)
-    return _make(TableRule, options, "table: ")
-
-
-def _events(block: Any, split: Split, source: str) -> Events:
-    """Return the rule of ``[events]``; the column of the split is read as the split reads it."""
-    _check_keys(block, {*_fields(Events) - {"source", "between", "optional"}, "from"}, source)
-    options = dict(block)
-    if split.by == "time" and options.get("time") == split.column:
-        options.setdefault("time_format", split.time_format)
-    if "from" in options:
-        options["source"] = options.pop("from")
-    return _make(Events, options, "events: ")
-
-
-def _aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
-    """Return the columns of ``[[aggregate]]``, one for each of its values."""
-    columns = []
-    for block in blocks:
-        _check_keys(block, {*_fields(Aggregate) - {"value", "key"}, "values", "of"}, source)
-        options = {key: value for key, value in block.items() if key not in ("values", "of")}
-        for value in _list(block.get("values", list(DEFAULT_VALUES))):
-            own = {"value": value, **options}
-            own.setdefault("label", label)
-            for key in ("label", "smoothing") if value != "rate" else ():
-                own.pop(key, None)
-            if value == "since":
-                own.pop("window", None)
-            aggregate = _make(Aggregate, {**own, "key": _list(block.get("of", ""))}, "aggregate: ")
-            transform, fill = AGGREGATE_VALUES[value]
-            columns.append(
-                DenseColumn(aggregate.name, fill, "float", transform=transform, aggregate=aggregate)
-            )
-    return columns
-
-
-def _history(block: Any, source: str) -> HistoryRule:
-    _check_keys(block, {*_fields(HistoryRule) - {"key"}, "of"}, source)
-    options = {key: value for key, value in block.items() if key != "of"}
-    options |= {"key": _list(block.get("of", [])), "columns": _list(block.get("columns", []))}
-    return _make(HistoryRule, options, f"history {block.get('name')}: ")
-
-
-def _make(kind: type[T], options: dict[str, Any], where: str = "") -> T:
-    """Make a part of a spec of values of any types. Raises :class:`SettingsError`."""
-    try:
-        return convert(kind, options)
-    except ValueError as error:
-        raise SettingsError(f"{where}{error}") from None
 
 
 def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
     """Return the rules of ``[label]`` or several ``[[label]]``."""
     rules = []
     for block in blocks if isinstance(blocks, list) else [blocks]:
-        _check_keys(block, {*_fields(LabelRule) - {"source"}, "from"}, source)
+        check_keys(block, {*field_names(LabelRule) - {"source"}, "from"}, source)
         options = {"name": "label", "trim": trim, **block}
         options["source"] = options.pop("from", "")
-        rules.append(_make(LabelRule, options, f"label {options['name']}: "))
+        rules.append(make_part(LabelRule, options, f"label {options['name']}: "))
     if not rules:
         raise SettingsError(f"{source}: no label", 'add [label] with name = "…"')
     return tuple(rules)
 
 
 def _split(block: Any, source: str) -> Split:
-    _check_keys(block, set(map(spec_key, _fields(Split))), source)
+    check_keys(block, set(map(spec_key, field_names(Split))), source)
     kind = "values" if block.get("by") == "values" else "files"
     options = {}
     for key, given in block.items():
         names = key == "train" or (key in SPLITS and isinstance(given, str | list))
-        options[f"{key}_{kind}" if names else key] = _list(given) if names else given
-    return _make(Split, options, "split: ")
-
-
-def _list(given: Any) -> Any:
-    """``"a"`` → ``["a"]``."""
-    return [given] if isinstance(given, str) else given
+        options[f"{key}_{kind}" if names else key] = as_list(given) if names else given
+    return make_part(Split, options, "split: ")
 
 
 def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
-    fields = _fields(kind) - {"name", "reading", "derive", "aggregate"}
+    fields = field_names(kind) - {"name", "reading", "derive", "aggregate"}
     allowed = {*fields, "names", *_READING, *_DERIVATION}
     if not isinstance(blocks, list):
         raise SettingsError(
@@ -363,7 +291,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
         )
     columns: list[Any] = []
     for block in blocks:
-        _check_keys(block, allowed, source)
+        check_keys(block, allowed, source)
         names = block.get("names", [])
         names = _expand(names) if isinstance(names, str) else list(names)
         if not names:  # otherwise a forgotten column goes unnoticed until training is done
@@ -378,7 +306,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
         where = f"column {names[0]}: "
         options = {key: value for key, value in block.items() if key in fields}
         options |= _how_to_read(block, defaults, where)
-        columns += [_make(kind, {"name": name, **options}, where) for name in names]
+        columns += [make_part(kind, {"name": name, **options}, where) for name in names]
     return tuple(columns)
 
 
@@ -386,15 +314,15 @@ def _how_to_read(block: dict[str, Any], defaults: dict[str, Any], where: str) ->
     """Return the fields ``reading``, ``derive`` and, of derived columns, ``raw`` of a column."""
     reading = {**defaults, **{key: block[key] for key in _READING if key in block}}
     if "from" in reading:
-        reading["sources"] = _list(reading.pop("from"))
+        reading["sources"] = as_list(reading.pop("from"))
     if "nulls" in reading:
-        reading["nulls"] = _list(reading["nulls"])
+        reading["nulls"] = as_list(reading["nulls"])
     derivation = {key: block[key] for key in _DERIVATION if key in block}
     try:
-        options: dict[str, Any] = {"reading": _make(Reading, reading)}
+        options: dict[str, Any] = {"reading": make_part(Reading, reading)}
         if "derive" in derivation:
             derivation["kind"] = derivation.pop("derive")
-            options["derive"] = _make(Derivation, derivation)
+            options["derive"] = make_part(Derivation, derivation)
             options["raw"] = block.get("raw", options["derive"].gives)
         elif derivation:
             raise SettingsError(f"{', '.join(derivation)} without derive", 'add derive = "…"')
@@ -417,18 +345,3 @@ def _expand(pattern: str) -> list[str]:
     if int(last) - int(first) >= _MAX_NAMES:
         raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
-
-
-def _fields(kind: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
-
-
-def _check_keys(value: Any, allowed: set[str], source: str) -> None:
-    if not isinstance(value, dict):
-        raise SettingsError(
-            f"{source}: not a feature spec: {value!r:.60} instead of a table",
-            f"write a table with {', '.join(sorted(allowed))}",
-        )
-    for key in value:
-        if key not in allowed:
-            raise SettingsError(f"{source}: unknown key {key!r}", did_you_mean(key, allowed))

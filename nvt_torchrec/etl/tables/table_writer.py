@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.text.assemble import hash_keys
 from nvt_torchrec.etl.tables.table_spec import key_columns, make_table_spec
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.tables import TableRule
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing, repeat_lists
 from nvt_torchrec.formats.table_files import KEYS
 from nvt_torchrec.workflows.stored_tables import StoredTable

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from nvt_torchrec.formats.feature_spec.columns import InputFormat
-from nvt_torchrec.formats.feature_spec.field_checks import check
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +53,21 @@ class TableRule:
     def own_key(self) -> tuple[str, ...]:
         """The columns of the table with the key."""
         return self.key_names or self.key
+
+
+def check_tables(
+    rules: Sequence[TableRule], columns: Sequence[DenseColumn | CategoricalColumn]
+) -> None:
+    """Check that each table is there once, and that all that columns name are there.
+
+    Raises:
+        SettingsError: One is not.
+    """
+    names = [rule.name for rule in rules]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingsError(f"tables of the same name: {', '.join(twice)}")
+    for column in columns:
+        if column.table and column.table not in names:
+            remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
+            raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)

@@ -13,10 +13,9 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.state.output import TABLES
-from nvt_torchrec.etl.tables.sources import TableSources
-from nvt_torchrec.etl.tables.store import REJECTED_FILE, store_table
+from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.tables.table_writer import REJECTED_FILE, store_table
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.plan_reads import key_read
 from nvt_torchrec.formats.table_files import DIRECTORY, link_table
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
@@ -49,7 +48,7 @@ def store_tables(
         report: Called with the number of rows read since the last call.
 
     Raises:
-        BadRowError, BadInputError, OutputError: See :func:`.store.store_table`.
+        BadRowError, BadInputError, OutputError: See :func:`.table_writer.store_table`.
     """
     for rule in spec.joined_tables:
         directory = work / TABLES / rule.name
@@ -100,7 +99,7 @@ def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
             found[j] += np.count_nonzero(tables.by_name[rule.name].find(rows.table_keys[j]) >= 0)
     for rule, count in zip(spec.joined_tables, found.tolist(), strict=True):
         if count < _MIN_FOUND * num_rows:
-            kinds = ", ".join(f"{name} as {key_read(spec, name).raw}" for name in rule.key)
+            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in rule.key)
             raise SettingsError(
                 f"table {rule.name}: it has the keys of {count:,} of {num_rows:,} rows of the log",
                 f"correct the key of the table in the spec; both sides are read alike: {kinds}",

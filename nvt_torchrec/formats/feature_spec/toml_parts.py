@@ -1,0 +1,42 @@
+"""Helpers of those who read the tables of a spec's TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+
+T = TypeVar("T")
+
+
+def make_part(kind: type[T], options: dict[str, Any], where: str = "") -> T:
+    """Make a part of a spec of values of any types. Raises :class:`SettingsError`."""
+    try:
+        return convert(kind, options)
+    except ValueError as error:
+        raise SettingsError(f"{where}{error}") from None
+
+
+def field_names(kind: type) -> set[str]:
+    """Return the names of a dataclass's fields."""
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def as_list(given: Any) -> Any:
+    """Return a list of one text for a text, and anything else as it is."""
+    return [given] if isinstance(given, str) else given
+
+
+def check_keys(value: Any, allowed: set[str], source: str) -> None:
+    """Check that a value is a table and has no other keys. Raises :class:`SettingsError`."""
+    if not isinstance(value, dict):
+        raise SettingsError(
+            f"{source}: not a feature spec: {value!r:.60} instead of a table",
+            f"write a table with {', '.join(sorted(allowed))}",
+        )
+    for key in value:
+        if key not in allowed:
+            raise SettingsError(f"{source}: unknown key {key!r}", did_you_mean(key, allowed))
