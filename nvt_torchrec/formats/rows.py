@@ -239,6 +239,8 @@ class RawRows:
             it is missing. None if the spec has no events, or what happened before was added.
         table_keys: int64 [tables, n], the hash of the key of each table that has columns; 0 where a
             column of it is missing. None if the spec has no tables, or their columns were joined.
+        join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
+            have versions; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
         has_aggregates: Whether the aggregates of the rows were added.
@@ -258,6 +260,7 @@ class RawRows:
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
     table_keys: np.ndarray | None = None
+    join_times: np.ndarray | None = None
     pointers: np.ndarray | None = None
     has_aggregates: bool = False
 
@@ -339,6 +342,7 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         key=np.empty(0, np.int64) if label and spec.split.column else None,
         times=np.empty((1 + label, 0), np.int64) if spec.events else None,
         groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
+        join_times=np.empty(0, np.int64) if spec.join_time else None,
         table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
     )
 

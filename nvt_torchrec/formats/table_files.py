@@ -4,6 +4,8 @@ Layout of ``WORKFLOW/tables/NAME``; ``metadata.json`` of the workflow lists the 
 digests, and they are mapped, not read::
 
     keys.npy              int64 [rows], the hashes of the keys, rising
+    starts.npy            of a table with versions int64 [rows], from when each is known, in
+                          microseconds since 1970; of one key rising
     COLUMN.values.npy     [rows] of a column: float64 of a dense one; of categories int64 or uint32
                           (raw type hex32), of texts uint8, the UTF-8 bytes of all of them
     COLUMN.missing.npy    uint8 [rows], 1 where the column is missing
@@ -26,7 +28,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 
 #: In the directory of a workflow.
 DIRECTORY = "tables"
-KEYS = "keys.npy"
+KEYS, STARTS = "keys.npy", "starts.npy"
 
 
 def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype]:
@@ -45,6 +47,9 @@ def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype
 def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
     """Return the dtypes of all arrays of a table, by the names of their files."""
     arrays = {KEYS: np.dtype(np.int64)}
+    (rule,) = (rule for rule in spec.tables if rule.name == table)
+    if rule.valid_from:
+        arrays[STARTS] = np.dtype(np.int64)
     for column in spec.columns_of(table):
         arrays |= column_arrays(column)
     return arrays

@@ -138,6 +138,7 @@ class RowReader:
             *plan.groups,
             *plan.tables,
             plan.times,
+            () if plan.join_time is None else (plan.join_time,),
         ]
         indices = dict.fromkeys(index for reads in computed_of for index in reads)
         self._sources = {index: field(index, k) for k, index in enumerate(indices)}
@@ -182,6 +183,9 @@ class RowReader:
             in_order = [columns[j] for j in range(len(spec.categorical))]
             categorical = FlatColumns(spec.categorical, in_order, bits)
             self._check_histories(categorical)
+        join_times = None
+        if self._plan.join_time is not None:
+            join_times = times_of_rows(sources[self._plan.join_time])[0]
         return RawRows(
             labels=np.empty((0, count), np.uint8),
             dense=dense,
@@ -192,6 +196,7 @@ class RowReader:
             lines=count,
             times=times_of_rows(sources[self._plan.times[0]]) if self._plan.times else None,
             groups=hash_keys([[sources[i].parts for i in key] for key in self._plan.groups], count),
+            join_times=join_times,
             table_keys=hash_keys(
                 [[sources[i].parts for i in key] for key in self._plan.tables], count
             ),

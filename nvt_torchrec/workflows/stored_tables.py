@@ -16,12 +16,22 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_array
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, add_missing
-from nvt_torchrec.formats.table_files import DIRECTORY, KEYS, column_arrays, table_arrays
+from nvt_torchrec.formats.rows import NO_TIME, CategoryValues, Jagged, RawRows, add_missing
+from nvt_torchrec.formats.table_files import (
+    DIRECTORY,
+    KEYS,
+    STARTS,
+    column_arrays,
+    table_arrays,
+    table_files,
+)
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.event_sums import cut_times
 
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
@@ -36,6 +46,8 @@ class StoredTable:
 
     Attributes:
         keys: int64 [rows], the hashes of its keys, rising.
+        starts: int64 [rows], from when each version is known, rising for each key; None of a table
+            without versions.
 
     Raises:
         BadInputError: A file is missing or damaged.
@@ -49,6 +61,9 @@ class StoredTable:
                 file: MappedArray(directory / file, dtype, 1) for file, dtype in arrays.items()
             }
             self.keys = self._arrays[KEYS].values
+            self.starts = self._arrays[STARTS].values if STARTS in arrays else None
+            if self.starts is not None and len(self.starts) != len(self.keys):
+                raise ValueError(f"{STARTS} has {len(self.starts)} values")
             self._columns = {column.name: column for column in spec.columns_of(name)}
             for column in self._columns.values():
                 self._check_lengths(column)
@@ -79,13 +94,20 @@ class StoredTable:
         for array in self._arrays.values():
             array.check()
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    def find(self, keys: np.ndarray, cuts: np.ndarray | None = None) -> np.ndarray:
         """Return the row of each key, int64 [n]; -1 for a key that is missing or not there.
 
         Args:
             keys: The hashes of the keys, int64 [n], 0 where a key is missing.
+            cuts: Of a table with versions int64 [n], the time before which a version must have been
+                known: the newest of these is found. None: the newest of all.
         """
-        return _find_rows(self.keys, np.ascontiguousarray(keys))
+        keys = np.ascontiguousarray(keys)
+        if self.starts is None:
+            return _find_rows(self.keys, keys)
+        if cuts is None:
+            cuts = np.full(len(keys), np.iinfo(np.int64).max)
+        return _find_versions(self.keys, self.starts, keys, cuts)
 
     def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
         """Return the values of a column at some rows, and where they are missing, bool [n].
@@ -180,9 +202,26 @@ class StoredTables:
         }
 
     @classmethod
-    def of_workflow(cls, workflow: Path, spec: FeatureSpec) -> StoredTables | None:
-        """Open the tables beside a saved workflow; None for a spec without."""
-        return cls(workflow / DIRECTORY, spec) if spec.joined_tables else None
+    def open_beside(
+        cls, description: WorkflowDescription, *, verify: bool = False
+    ) -> StoredTables | None:
+        """Open the tables beside a saved workflow; None for a spec without.
+
+        Args:
+            description: Of the workflow; it lists the files.
+            verify: Read the files, and compare their digests.
+
+        Raises:
+            BadInputError: A file is missing or damaged.
+        """
+        spec = description.spec
+        if not spec.joined_tables:
+            return None
+        files = {name: description.files[name] for name in table_files(spec)}
+        check_sizes(description.path, files, _COPY_AGAIN)
+        if verify:
+            check_digests(description.path, files, _COPY_AGAIN)
+        return cls(description.path / DIRECTORY, spec)
 
     def join(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
         """Return rows with the columns of tables, missing where a table does not have the key.
@@ -196,11 +235,18 @@ class StoredTables:
         """
         if rows.table_keys is None:
             return rows
+        cuts = None
+        if rows.join_times is not None:
+            cuts = rows.join_times
+            if spec.events:
+                cuts = cut_times(spec, cuts)
+            # a row without a time takes what is known last
+            cuts = np.where(rows.join_times == NO_TIME, np.iinfo(np.int64).max, cuts)
         found = {}
         for rule, keys in zip(spec.joined_tables, rows.table_keys, strict=True):
             table = self.by_name[rule.name]
             table.check()
-            found[rule.name] = table.find(keys)
+            found[rule.name] = table.find(keys, cuts)
         dense, dense_missing = rows.dense.copy(), rows.dense_missing.copy()
         for j, column in enumerate(spec.dense):
             if column.table:
@@ -222,6 +268,7 @@ class StoredTables:
             categorical=categorical,
             categorical_missing=categorical_missing,
             table_keys=None,
+            join_times=None,
         )
 
     def join_all(self, pieces: Iterable[RawRows], spec: FeatureSpec) -> Iterator[RawRows]:
@@ -245,6 +292,25 @@ def _find_rows(sorted_keys, keys):
                 high = middle
         is_there = key != 0 and low < len(sorted_keys) and sorted_keys[low] == key
         found[i] = low if is_there else -1
+    return found
+
+
+@compiled()
+def _find_versions(sorted_keys, starts, keys, cuts):
+    """Find the newest version of each key that was known before a time, by binary search."""
+    found = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        key, cut = keys[i], cuts[i]
+        low, high = 0, len(sorted_keys)  # after all versions of the key that began before the cut
+        while low < high:
+            middle = (low + high) // 2
+            is_before = sorted_keys[middle] < key
+            if is_before or (sorted_keys[middle] == key and starts[middle] < cut):
+                low = middle + 1
+            else:
+                high = middle
+        is_there = key != 0 and low > 0 and sorted_keys[low - 1] == key
+        found[i] = low - 1 if is_there else -1
     return found
 
 

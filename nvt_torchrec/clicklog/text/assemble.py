@@ -70,7 +70,9 @@ def assemble(
     plan = spec.read_plan(label=label)
     converted: Any = list(columns)
     needs_time = spec.needs_time(label=label)
-    needed = (plan.weight, plan.key, *(plan.times if needs_time else ()))
+    needed: tuple[int | None, ...] = (plan.weight, plan.key)
+    if needs_time:
+        needed = (*needed, *plan.times, plan.join_time)
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
@@ -97,6 +99,9 @@ def assemble(
         first, end = spec.events.between
         outside = (times[0] < first) | (times[0] >= end)
         first_wrong[outside & (first_wrong < 0)] = plan.times[0]
+    join_times = None
+    if plan.join_time is not None:
+        join_times = times_of_rows(converted[plan.join_time])[0]
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -124,6 +129,7 @@ def assemble(
         key=key,
         times=times,
         groups=hash_keys([[converted[i].parts for i in key] for key in plan.groups], rows),
+        join_times=join_times,
         table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
@@ -147,7 +153,7 @@ def assemble(
             what = f"column {read.source}: {value}: the [split] of the spec does not name it"
             return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
         role = "weight" if index == plan.weight else "column by which rows are split"
-        if index in plan.times and index != plan.key:
+        if index in (*plan.times, plan.join_time) and index != plan.key:
             role = "time of an event"
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))

@@ -11,7 +11,7 @@ from nvt_torchrec.formats.feature_spec import (
     InputFormat,
 )
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
-from nvt_torchrec.formats.feature_spec.read_plan import Reading
+from nvt_torchrec.formats.feature_spec.read_plan import Read, Reading
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
 #: A table has no label; the name that a spec must have is that of no column.
@@ -41,7 +41,14 @@ def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpe
         categorical=(*(c for c in columns if isinstance(c, CategoricalColumn)), *keys),
         dense_transform=spec.dense_transform,
         input=rule.input or _guess_format(path, spec),
+        version_time=_version_time(rule),
     )
+
+
+def _version_time(rule: TableRule) -> Read | None:
+    if not rule.valid_from:
+        return None
+    return Read(rule.valid_from, "time", trim=True, time_format=rule.time_format)
 
 
 def key_columns(table_spec: FeatureSpec, rule: TableRule) -> range:

@@ -20,13 +20,20 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.clicklog.text.assemble import hash_keys
+from nvt_torchrec.clicklog.text.assemble import hash_keys, take
 from nvt_torchrec.etl.tables.table_spec import key_columns, make_table_spec
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, is_missing, repeat_lists
-from nvt_torchrec.formats.table_files import KEYS
+from nvt_torchrec.formats.rows import (
+    NO_TIME,
+    CategoryValues,
+    Jagged,
+    RawRows,
+    is_missing,
+    repeat_lists,
+)
+from nvt_torchrec.formats.table_files import KEYS, STARTS
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
 log = logging.getLogger(__name__)
@@ -46,12 +53,14 @@ class _Piece:
         first_line: The number of the first row, as messages count it.
         rows: The rows, without malformed ones.
         keys: int64 [n], the hashes of their keys.
+        starts: int64 [n], from when each is known; 0 without versions.
     """
 
     path: str
     first_line: int
     rows: RawRows
     keys: np.ndarray
+    starts: np.ndarray
 
 
 def store_table(
@@ -72,7 +81,8 @@ def store_table(
         spec: The columns of the log and of its tables.
         files: The files of the table; they may be none if there is an earlier one.
         directory: The directory.
-        earlier: The table as of the days before: rows whose keys are not in the files stay.
+        earlier: The table as of the days before: rows stay unless the files have another one of the
+            same key and, with versions, the same time.
         threads: How many pieces of a file are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
@@ -91,27 +101,28 @@ def store_table(
             pieces.append(piece)
             rejected += bad
             report(piece.rows.lines)
-    keys = np.concatenate([np.empty(0, np.int64), *(piece.keys for piece in pieces)])
-    order = np.argsort(keys, kind="stable")
-    _check_unique(rule, pieces, keys, order)
-    kept = np.empty(0, np.int64)
+    keys = [piece.keys for piece in pieces]
+    starts = [piece.starts for piece in pieces]
     if earlier is not None:
-        kept = np.flatnonzero(np.isin(earlier.keys, keys, invert=True))
-        keys = np.concatenate([keys, earlier.keys[kept]])
-        order = np.argsort(keys, kind="stable")
-    if not len(keys):
+        keys.append(earlier.keys)
+        starts.append(np.zeros_like(earlier.keys) if earlier.starts is None else earlier.starts)
+    every_key, every_start = np.concatenate(keys), np.concatenate(starts)
+    if not len(every_key):
         paths = ", ".join(file.source for file in files)
         raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
-    log.info("table %s: %d rows", rule.name, len(keys))
+    order = _order_rows(rule, pieces, every_key, every_start)
+    log.info("table %s: %d rows", rule.name, len(order))
     dense = [column for column in spec.columns_of(rule.name) if isinstance(column, DenseColumn)]
     with new_directory(directory) as temporary:
-        _save(temporary / KEYS, keys[order])
+        _save(temporary / KEYS, every_key[order])
+        if rule.valid_from:
+            _save(temporary / STARTS, every_start[order])
         for number, column in enumerate(spec.columns_of(rule.name)):
             is_dense = number < len(dense)
             j = number if is_dense else number - len(dense)
             read = [_column_of(piece.rows, j, is_dense=is_dense) for piece in pieces]
             if earlier is not None:
-                read.append(earlier.take(column.name, kept))
+                read.append(earlier.take(column.name, np.arange(len(earlier))))
             values = concatenate_values([values for values, _ in read])
             missing = np.concatenate([absent for _, absent in read])
             arrays = _to_arrays(column, take_values(values, order), missing[order])
@@ -135,48 +146,78 @@ def _read_file(
         ]
         keys = hash_keys([columns], len(rows))
         assert keys is not None
-        piece = _Piece(file.source, unparsed.first_line, rows, keys[0])
-        without_key = np.flatnonzero(piece.keys == 0)
-        if len(without_key) and not reject:
-            line = unparsed.first_line + int(rows.line[without_key[0]])
+        has_key = keys[0] != 0
+        rejected = _describe_rejected(rule, file.source, unparsed.first_line, rows, has_key)
+        if not has_key.all() and not reject:
+            line = unparsed.first_line + int(rows.line[np.argmin(has_key)])
             raise BadRowError(
-                f"{file.source}, {unparsed.format.unit} {line}: table {rule.name}: a row without "
-                f"its key, {', '.join(rule.own_key)}",
+                f"{file.source}, {unparsed.format.unit} {line}: {_describe_missing_key(rule)}",
                 "correct the file, or leave such rows out with --on_bad_rows quarantine",
             )
-        return piece, _describe_rejected(piece, without_key, rule)
+        kept = rows if has_key.all() else take(rows, has_key)
+        starts = np.zeros(len(kept), np.int64)
+        if kept.join_times is not None:
+            # without a time, a version counts from the beginning
+            is_dated = kept.join_times != NO_TIME
+            starts = np.where(is_dated, kept.join_times + rule.delay, NO_TIME)
+        piece = _Piece(file.source, unparsed.first_line, kept, keys[0][has_key], starts)
+        return piece, rejected
 
     pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
     yield from map_in_order(parse, pieces, threads, "tables")
 
 
-def _describe_rejected(piece: _Piece, without_key: np.ndarray, rule: TableRule) -> list[bytes]:
+def _describe_missing_key(rule: TableRule) -> str:
+    return f"table {rule.name}: a row without its key, {', '.join(rule.own_key)}"
+
+
+def _describe_rejected(
+    rule: TableRule, path: str, first_line: int, rows: RawRows, has_key: np.ndarray
+) -> list[bytes]:
     """Return a line of the file of rejected rows for each row that is left out."""
-    described = [(row.line, row.reason, row.text) for row in piece.rows.bad]
-    reason = f"a row without its key, {', '.join(rule.own_key)}"
-    described += [(int(piece.rows.line[row]), reason, b"") for row in without_key]
+    described = [(row.line, row.reason, row.text) for row in rows.bad]
+    for row in np.flatnonzero(~has_key).tolist():
+        described.append((int(rows.line[row]), _describe_missing_key(rule), b""))
     lines = []
-    for line, why, text in sorted(described):
+    for line, reason, text in sorted(described):
         shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")
-        source = f"{piece.path}\t{piece.first_line + line}\t{why}\t".encode()
-        lines.append(source + shown + b"\n")
+        lines.append(f"{path}\t{first_line + line}\t{reason}\t".encode() + shown + b"\n")
     return lines
 
 
-def _check_unique(
-    rule: TableRule, pieces: list[_Piece], keys: np.ndarray, order: np.ndarray
-) -> None:
-    """Check that no key is there twice. Raises :class:`BadInputError`."""
-    in_order = keys[order]
-    same = np.flatnonzero((in_order[1:] == in_order[:-1]) & (in_order[1:] != 0))
-    if not len(same):
-        return
-    first, second = sorted(order[same[0] : same[0] + 2].tolist())
-    raise BadInputError(
-        f"table {rule.name}: the key {', '.join(rule.own_key)} of {_place_of(pieces, first)} is "
-        f"that of {_place_of(pieces, second)}, too",
-        "keep one row for each key",
-    )
+def _order_rows(
+    rule: TableRule, pieces: list[_Piece], keys: np.ndarray, starts: np.ndarray
+) -> np.ndarray:
+    """Return the order of rows by key and start; of two alike, the later row is left out.
+
+    Args:
+        rule: The table.
+        pieces: The rows that were read.
+        keys: int64 [n], their keys, and behind them those of an earlier table.
+        starts: int64 [n], from when they are known.
+
+    Raises:
+        BadInputError: Two rows that were read are alike.
+    """
+    order = np.lexsort((starts, keys))  # is stable
+    is_repeated = np.zeros(len(order), np.bool_)
+    is_repeated[1:] = keys[order[1:]] == keys[order[:-1]]
+    is_repeated[1:] &= starts[order[1:]] == starts[order[:-1]]
+    num_read = sum(len(piece.keys) for piece in pieces)
+    read_twice = np.flatnonzero(is_repeated & (order < num_read))
+    if len(read_twice):
+        first, second = order[read_twice[0] - 1], order[read_twice[0]]
+        what = ", ".join(rule.own_key)
+        remedy = "keep one row for each key"
+        if rule.valid_from:
+            what = f"{what} and {rule.valid_from}"
+            remedy = "keep one row for each key and time"
+        raise BadInputError(
+            f"table {rule.name}: {what} of {_place_of(pieces, int(second))} are those of "
+            f"{_place_of(pieces, int(first))}, too",
+            remedy,
+        )
+    return order[~is_repeated]
 
 
 def _place_of(pieces: list[_Piece], row: int) -> str:

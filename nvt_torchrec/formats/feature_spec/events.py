@@ -19,7 +19,7 @@ from nvt_torchrec.formats.feature_spec.split import Split
 
 #: Microseconds of each unit of a duration.
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
-_DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
+DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
 #: By kind of value of an aggregate: its transform, and what replaces a missing one. ``since`` is
 #: missing without an event of the key before: ten years then; ``rate`` before the first hour of
@@ -72,7 +72,7 @@ class Events:
             self,
             "events: ",
             ("time", self.time, 'name the column of the time, such as time = "time"'),
-            ("known", not self.known or parse_duration(self.known), _DURATION),
+            ("known", not self.known or parse_duration(self.known), DURATION),
             ("known", not (self.known and self.source), "give it or from, not both"),
             ("cut", self.cut in CUTS, one_of(CUTS)),
         )
@@ -115,7 +115,7 @@ class Aggregate:
             ),
             ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
             ("value", self.value in AGGREGATE_VALUES, one_of(AGGREGATE_VALUES)),
-            ("window", not self.window or parse_duration(self.window), _DURATION),
+            ("window", not self.window or parse_duration(self.window), DURATION),
             ("window", self.value != "since" or not self.window, "since has no window"),
             ("label", bool(self.label) == (self.value == "rate"), "a rate has one, others none"),
             ("smoothing", self.smoothing >= 0, "give a number from 0 on"),

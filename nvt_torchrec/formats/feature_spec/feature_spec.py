@@ -58,6 +58,7 @@ class FeatureSpec:
             are neither.
         histories: The histories.
         tables: The tables that columns are joined from.
+        version_time: While a table with versions is read, how their times are read; no file has it.
     """
 
     label: str
@@ -71,6 +72,7 @@ class FeatureSpec:
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
     tables: tuple[TableRule, ...] = ()
+    version_time: Read | None = None
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
@@ -101,7 +103,8 @@ class FeatureSpec:
                     "leave it out: the model would see what it has to predict",
                 )
         self._check_events()
-        check_tables(self.tables, self.features)
+        has_times = self.events is not None or self.split.by == "time"
+        check_tables(self.tables, self.features, has_times=has_times)
         for name, columns in self.vocabularies.items():
             check_shared_vocabulary(name, columns)
             if name in names and name not in {column.name for column in columns}:
@@ -216,8 +219,11 @@ class FeatureSpec:
         tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
         if not label:  # of a row to score, only its own time is known
             time_indices = reads.indices(times[:1])
+        join_time = None
+        if self.join_time:
+            join_time = reads.index(self.join_time)
         return ReadPlan(
-            reads=reads.in_order,
+            reads=reads.ordered,
             labels=labels,
             weight=weight,
             key=key,
@@ -226,7 +232,20 @@ class FeatureSpec:
             times=time_indices,
             groups=groups,
             tables=tables,
+            join_time=join_time,
         )
+
+    @functools.cached_property
+    def join_time(self) -> Read | None:
+        """How the time of a row is read, by which versions of tables are chosen; None without."""
+        if self.version_time:
+            return self.version_time
+        if not any(rule.valid_from for rule in self.joined_tables):
+            return None
+        if self.events:
+            return time_reads(self.events)[0]
+        time_format = self.split.time_format
+        return Read(self.split.column, "time", trim=True, time_format=time_format)
 
     def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -276,6 +295,8 @@ class FeatureSpec:
     def optional_time(self) -> str:
         """The column of the time of rows, which those without labels may lack; "" for none."""
         name = self.events.time if self.events else ""
+        if self.join_time and not self.version_time:
+            name = self.join_time.source
         return "" if name in self.sources(label=False) else name
 
     def sources_of(self, name: str) -> list[str]:
@@ -382,6 +403,7 @@ class FeatureSpec:
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]
+        del value["version_time"]
         if not self.tables:
             del value["tables"]
             for column in (*value["dense"], *value["categorical"]):

@@ -33,7 +33,7 @@ class PlannedReads:
         return tuple(map(self.index, reads))
 
     @property
-    def in_order(self) -> tuple[Read, ...]:
+    def ordered(self) -> tuple[Read, ...]:
         """All reads, in the order in which they were added."""
         return tuple(self._indices)
 

@@ -118,6 +118,7 @@ class ReadPlan:
             without events.
         groups: Those of the columns of the key of each group of events.
         tables: Those of the columns of the key of each table that has columns.
+        join_time: That of the time of a row, if a table has versions; else None.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
             a table.
         categorical: Those of the sources of each categorical column; likewise.
@@ -132,3 +133,4 @@ class ReadPlan:
     times: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
+    join_time: int | None = None

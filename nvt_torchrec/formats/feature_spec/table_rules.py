@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.events import DURATION, parse_duration
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,10 @@ class TableRule:
         key_names: The columns of the table with the key, in the order of ``key``; (): the same
             names.
         input: The format of its files; None: by the ending of their names, text with a header.
+        valid_from: The column of the table with the time from which a row counts, so that a key has
+            versions; "": each key has one row.
+        time_format: Of ``valid_from``, see :func:`.raw_types.time.check_time_format`.
+        known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
     """
 
     name: str
@@ -29,6 +35,9 @@ class TableRule:
     key: tuple[str, ...]
     key_names: tuple[str, ...] = ()
     input: InputFormat | None = None
+    valid_from: str = ""
+    time_format: str = ""
+    known: str = ""
 
     def __post_init__(self) -> None:
         inside = not self.path.startswith("/") and ".." not in self.path.split("/")
@@ -47,7 +56,16 @@ class TableRule:
             ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
             ("key_names", len(names) == len(self.key), "name a column for each one of the log"),
             ("key_names", all(names) and len(set(names)) == len(names), "name each column once"),
+            ("time_format", self.valid_from or not self.time_format, "it is that of valid_from"),
+            ("known", not self.known or parse_duration(self.known), DURATION),
+            ("known", self.valid_from or not self.known, "it is counted from valid_from"),
         )
+        check_time_format(self.time_format, f"table {self.name}: ")
+
+    @property
+    def delay(self) -> int:
+        """Microseconds after which a version is known."""
+        return parse_duration(self.known)
 
     @property
     def own_key(self) -> tuple[str, ...]:
@@ -56,12 +74,20 @@ class TableRule:
 
 
 def check_tables(
-    rules: Sequence[TableRule], columns: Sequence[DenseColumn | CategoricalColumn]
+    rules: Sequence[TableRule],
+    columns: Sequence[DenseColumn | CategoricalColumn],
+    *,
+    has_times: bool,
 ) -> None:
     """Check that each table is there once, and that all that columns name are there.
 
+    Args:
+        rules: The tables.
+        columns: The columns of the spec.
+        has_times: Whether the rows of the log have a time.
+
     Raises:
-        SettingsError: One is not.
+        SettingsError: One is not; or a table has versions, and rows have no time.
     """
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -71,3 +97,9 @@ def check_tables(
         if column.table and column.table not in names:
             remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
             raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
+    for rule in rules:
+        if rule.valid_from and not has_times:
+            raise SettingsError(
+                f"table {rule.name}: valid_from = {rule.valid_from!r}, but rows have no time",
+                'add [events] with their time, or a [split] with by = "time"',
+            )

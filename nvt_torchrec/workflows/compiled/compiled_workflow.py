@@ -287,7 +287,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _places=places,
         _mapped=mapped,
         row_spec=description.spec,
-        tables=StoredTables.of_workflow(path, description.spec),
+        tables=StoredTables.open_beside(description, verify=verify),
     )
 
 
