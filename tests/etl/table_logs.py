@@ -48,7 +48,6 @@ raw = "int"
 [[categorical]]
 names = "country"
 raw = "string"
-trim = true
 [[categorical]]
 names = ["brand", "category"]
 raw = "string"

@@ -93,7 +93,8 @@ class CompiledWorkflow:
         columns = [self.spec.categorical[place] for place in places]
         lists = [
             dataclasses.replace(
-                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name, derive=None,
+                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name,
+                derive=None, table="",
                 reading=dataclasses.replace(column.reading, sources=(name,)),
             )
             for name, column in zip(names, columns, strict=True)
