@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,14 @@ import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
 from benchmarks.etl.systems import build_environment, etl, python_of
-from benchmarks.harness import Metric, System, Table, run_benchmark, run_etl
+from benchmarks.harness import (
+    Metric,
+    System,
+    Table,
+    describe_added,
+    run_benchmark,
+    run_etl,
+)
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
@@ -90,22 +96,8 @@ def _run(settings: EventsSettings) -> int:
     systems = [_ours(root, rows, case) for case in cases]
     systems += [_peer(root, name, case) for name in ("duckdb", "polars") for case in cases]
     table.measure(systems, repeats=settings.repeats)
-    table.notes += _added(table)
+    table.notes += describe_added(table, EVENTS, PLAIN)
     return table.finish()
-
-
-def _added(table: Table) -> list[str]:
-    """Return lines on the time that events add to each system, the median over the rounds."""
-    lines = ["", "added by events:"]
-    for name in ("ours", "duckdb", "polars"):
-        added = {}
-        for key in ("wall_s", "cpu_s"):
-            pairs = zip(*(table.values(name, case, key) for case in (EVENTS, PLAIN)), strict=False)
-            added[key] = [events - plain for events, plain in pairs]
-        if added["wall_s"]:
-            wall, cpu = map(statistics.median, added.values())
-            lines.append(f"  {name:6} {wall:5.2f} s, {cpu:5.2f} CPU s")
-    return lines
 
 
 def _make_log(root: Path, rows: int, columns: int) -> None:

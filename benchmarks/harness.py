@@ -215,6 +215,26 @@ def _value(run: Run, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def describe_added(table: Table, case: str, plain: str) -> list[str]:
+    """Return lines on the time that a case adds to each system, the median over the rounds.
+
+    Args:
+        table: The table, with its measurements.
+        case: The case.
+        plain: The case without what is added.
+    """
+    lines = ["", f"added by {case}:"]
+    for name in dict.fromkeys(system for system, _ in table.runs):
+        added = {}
+        for key in ("wall_s", "cpu_s"):
+            of_cases = [table.values(name, each, key) for each in (case, plain)]
+            added[key] = [more - less for more, less in zip(*of_cases, strict=False)]
+        if added["wall_s"]:
+            wall, cpu = map(statistics.median, added.values())
+            lines.append(f"  {name:6} {wall:5.2f} s, {cpu:5.2f} CPU s")
+    return lines
+
+
 def aligned(rows: list[list[str]], named: int) -> list[str]:
     """Return rows as lines; the first ``named`` columns are text, aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,0 +1,183 @@
+"""A log joined with tables, one of them as of a time, beside DuckDB and Polars; and without tables.
+
+The peers join the same columns, and write them as parquet, which is all that they do; ours is the
+whole ETL, which also fits and encodes. Without tables, the peers write the columns that they read.
+Below the table stands what the tables add.
+
+    python -m benchmarks.tables --rows 2000000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from benchmarks.data import make_once
+from benchmarks.etl.systems import build_environment, etl, python_of
+from benchmarks.harness import Metric, System, Table, describe_added, run_benchmark, run_etl
+from benchmarks.process import BUILD
+from nvt_torchrec.base.command_line import Settings, flag
+
+METRICS = (
+    Metric("rows_per_s", "rows/s"),
+    Metric("wall_s", "wall s", ".1f"),
+    Metric("cpu_s", "CPU s", ".1f"),
+    Metric("peak_rss_mb", "peak MB"),
+)
+TABLES, PLAIN = "tables", "no tables"
+DAYS, VERSIONS = 30, 10
+#: Of the log and without tables; ``_JOINED`` follows in the other case.
+_SPEC = """[input]
+format = "csv"
+[split]
+by = "time"
+column = "time"
+time_format = "epoch_s"
+valid_from = "1970-01-28"
+test_from = "1970-01-29"
+[[categorical]]
+names = ["user", "item"]
+raw = "int"
+"""
+_JOINED = """[[table]]
+name = "items"
+path = "items.csv"
+key = "item"
+valid_from = "changed"
+time_format = "epoch_s"
+[[table]]
+name = "users"
+path = "users.csv"
+key = "user"
+[[dense]]
+names = "price"
+raw = "float"
+table = "items"
+[[dense]]
+names = "age"
+table = "users"
+[[categorical]]
+names = ["brand", "category"]
+raw = "string"
+table = "items"
+[[categorical]]
+names = ["city", "job"]
+raw = "string"
+table = "users"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TablesSettings(Settings):
+    """The settings of the benchmark."""
+
+    rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
+    items: int = flag(f"items, of {VERSIONS} versions each", 100_000, minimum=100)
+    users: int = flag("users", 200_000, minimum=100)
+    repeats: int = flag("runs of each system", 3, minimum=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    return run_benchmark("tables", __doc__, TablesSettings, _run, argv)
+
+
+def _run(settings: TablesSettings) -> int:
+    rows, items, users = settings.rows, settings.items, settings.users
+    root = BUILD / f"tables-{rows}-{items}-{users}"
+    log = f"{rows:,} rows, {items:,} items of {VERSIONS} versions, {users:,} users"
+    make_once(root, f"a log with tables of {log}", lambda: _make_log(root, rows, items, users))
+    table = Table("tables", f"Tables: {log}", METRICS, base="polars")
+    systems = [_ours(root, case) for case in (TABLES, PLAIN)]
+    for name in ("duckdb", "polars"):
+        systems += [_peer(root, name, case) for case in (TABLES, PLAIN)]
+    table.measure(systems, repeats=settings.repeats)
+    table.notes += describe_added(table, TABLES, PLAIN)
+    return table.finish()
+
+
+def _make_log(root: Path, rows: int, items: int, users: int) -> None:
+    """Write a log in the order of time, and tables of its items and users."""
+    random = np.random.default_rng(0)
+    seconds = DAYS * 86_400
+    log = pa.table(
+        {
+            "time": np.sort(random.integers(0, seconds, rows)),
+            "user": random.integers(0, users, rows),
+            "item": np.minimum(random.zipf(1.3, rows), items) - 1,
+            "label": (random.random(rows) < 0.2).astype(np.int8),
+        }
+    )
+    pa_csv.write_csv(log, root / "log.csv")
+    versions = items * VERSIONS
+    texts = np.array([f"text number {i}" for i in range(5_000)])
+    changed = random.permutation(seconds)[:VERSIONS]
+    changed[0] = 0
+    of_items = {
+        "item": np.repeat(np.arange(items), VERSIONS),
+        "changed": np.tile(np.sort(changed), items),
+        "price": random.lognormal(3, 1, versions).round(2),
+        "brand": texts[random.integers(0, 5_000, versions)],
+        "category": texts[random.integers(0, 50, versions)],
+    }
+    pa_csv.write_csv(pa.table(of_items), root / "items.csv")
+    of_users = {
+        "user": np.arange(users),
+        "age": random.integers(15, 90, users),
+        "city": texts[random.integers(0, 3_000, users)],
+        "job": texts[random.integers(0, 100, users)],
+    }
+    pa_csv.write_csv(pa.table(of_users), root / "users.csv")
+    (root / "tables.toml").write_text(_SPEC + _JOINED)
+    (root / "plain.toml").write_text(_SPEC)
+
+
+def _ours(root: Path, case: str) -> System:
+    spec = "tables" if case == TABLES else "plain"
+    output = root / spec
+    flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
+    system = etl("ours", output, *flags)
+
+    def prepare() -> None:
+        """Compile what is cached; of the first rows alone there is no valid or test."""
+        system.before()
+        run_etl("run", *flags, "--output_path", output)
+
+    return dataclasses.replace(system, case=case, prepare=prepare)
+
+
+def _peer(root: Path, name: str, case: str) -> System:
+    output = root / f"{name}.parquet"
+    program = Path(__file__).with_name("tables_peers.py")
+    command = [
+        python_of("events"),
+        program,
+        name,
+        root,
+        output,
+        "join" if case == TABLES else "copy",
+    ]
+
+    def result() -> dict[str, float]:
+        import pyarrow.parquet as pq
+
+        return {"rows": pq.read_metadata(output).num_rows}
+
+    return System(
+        name,
+        case,
+        [str(part) for part in command],
+        prepare=lambda: build_environment("events"),
+        before=lambda: output.unlink(missing_ok=True),
+        result=result,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What DuckDB and Polars do for :mod:`benchmarks.tables`, in an environment of their own.
+
+python tables_peers.py duckdb|polars FOLDER OUTPUT join|copy
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def join_by_duckdb(folder: Path, output: Path) -> None:
+    """Join as of a time with ``ASOF JOIN``, whose ``>`` leaves out versions of the same second."""
+    import duckdb
+
+    duckdb.sql(f"""
+        COPY (
+            SELECT log.*, items.price, items.brand, items.category, users.age, users.city, users.job
+            FROM read_csv('{folder}/log.csv') log
+            ASOF LEFT JOIN read_csv('{folder}/items.csv') items
+                ON log.item = items.item AND log.time > items.changed
+            LEFT JOIN read_csv('{folder}/users.csv') users ON log.user = users.user
+        ) TO '{output}' (FORMAT parquet)
+    """)
+
+
+def copy_by_duckdb(folder: Path, output: Path) -> None:
+    """Write the log alone."""
+    import duckdb
+
+    duckdb.sql(f"COPY (SELECT * FROM read_csv('{folder}/log.csv')) TO '{output}' (FORMAT parquet)")
+
+
+def join_by_polars(folder: Path, output: Path) -> None:
+    """Join as of a time with ``join_asof``, without versions of the same second."""
+    import polars as pl
+
+    items = pl.scan_csv(folder / "items.csv").sort("changed")
+    users = pl.scan_csv(folder / "users.csv")
+    log = pl.scan_csv(folder / "log.csv").sort("time")
+    joined = log.join_asof(
+        items, left_on="time", right_on="changed", by="item", allow_exact_matches=False
+    ).join(users, on="user", how="left")
+    joined.sink_parquet(output)
+
+
+def copy_by_polars(folder: Path, output: Path) -> None:
+    """Write the log alone."""
+    import polars as pl
+
+    pl.scan_csv(folder / "log.csv").sink_parquet(output)
+
+
+if __name__ == "__main__":
+    name, folder, output, what = sys.argv[1:]
+    globals()[f"{what}_by_{name}"](Path(folder), Path(output))
+    print(json.dumps({"bytes": Path(output).stat().st_size}))
