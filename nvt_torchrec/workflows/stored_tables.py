@@ -18,7 +18,6 @@ from nvt_torchrec.base.arrays import string_array
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import NO_TIME, CategoryValues, Jagged, RawRows, add_missing
@@ -32,6 +31,14 @@ from nvt_torchrec.formats.table_files import (
 )
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.event_sums import cut_times
+from nvt_torchrec.workflows.table_kernels import (
+    copy_texts,
+    find_rows,
+    find_versions,
+    measure_values,
+    take_missing,
+    take_numbers,
+)
 
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
@@ -104,10 +111,10 @@ class StoredTable:
         """
         keys = np.ascontiguousarray(keys)
         if self.starts is None:
-            return _find_rows(self.keys, keys)
+            return find_rows(self.keys, keys)
         if cuts is None:
             cuts = np.full(len(keys), np.iinfo(np.int64).max)
-        return _find_versions(self.keys, self.starts, keys, cuts)
+        return find_versions(self.keys, self.starts, keys, cuts)
 
     def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
         """Return the values of a column at some rows, and where they are missing, bool [n].
@@ -120,9 +127,9 @@ class StoredTable:
             BadInputError: The file is damaged: values that are not there.
         """
         column = self._columns[name]
-        missing = _take_missing(self._array(name, "missing"), rows)
+        missing = take_missing(self._array(name, "missing"), rows)
         if isinstance(column, DenseColumn):
-            return _take_numbers(self._array(name, "values"), rows, missing), missing
+            return take_numbers(self._array(name, "values"), rows, missing), missing
         is_text = RAW_TYPES[column.raw].is_text
         offsets = None
         if column.multi_hot:
@@ -137,7 +144,7 @@ class StoredTable:
         if is_text:
             values = self._take_texts(name, rows, missing_items)
         else:
-            values = _take_numbers(self._array(name, "values"), rows, missing_items)
+            values = take_numbers(self._array(name, "values"), rows, missing_items)
         return (values if offsets is None else Jagged(offsets, values)), missing
 
     def _array(self, name: str, kind: str) -> np.ndarray:
@@ -153,7 +160,7 @@ class StoredTable:
         """
         ends = np.empty(len(rows), np.int64)
         lengths = np.empty(len(rows), np.int64)
-        if not _measure(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
+        if not measure_values(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
             raise self._damaged(name)
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -162,7 +169,7 @@ class StoredTable:
     def _take_texts(self, name: str, rows: np.ndarray, missing: np.ndarray) -> pa.StringArray:
         data = self._array(name, "values")
         ends, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        if not _measure(self._array(name, "texts"), len(data), rows, missing, ends, lengths):
+        if not measure_values(self._array(name, "texts"), len(data), rows, missing, ends, lengths):
             raise self._damaged(name)
         total = int(lengths.sum())
         if total > np.iinfo(np.int32).max:
@@ -173,7 +180,7 @@ class StoredTable:
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
         taken = np.empty(total, np.uint8)
-        _copy_texts(data, ends - lengths, offsets, taken)
+        copy_texts(data, ends - lengths, offsets, taken)
         return string_array(offsets, taken)
 
     def _damaged(self, name: str) -> BadInputError:
@@ -275,82 +282,3 @@ class StoredTables:
         """Yield pieces of rows with the columns of tables; see :meth:`join`."""
         for rows in pieces:
             yield self.join(rows, spec)
-
-
-@compiled()
-def _find_rows(sorted_keys, keys):
-    """Find keys by binary search; 0 stands for a missing key."""
-    found = np.empty(len(keys), np.int64)
-    for i in range(len(keys)):
-        key = keys[i]
-        low, high = 0, len(sorted_keys)
-        while low < high:
-            middle = (low + high) // 2
-            if sorted_keys[middle] < key:
-                low = middle + 1
-            else:
-                high = middle
-        is_there = key != 0 and low < len(sorted_keys) and sorted_keys[low] == key
-        found[i] = low if is_there else -1
-    return found
-
-
-@compiled()
-def _find_versions(sorted_keys, starts, keys, cuts):
-    """Find the newest version of each key that was known before a time, by binary search."""
-    found = np.empty(len(keys), np.int64)
-    for i in range(len(keys)):
-        key, cut = keys[i], cuts[i]
-        low, high = 0, len(sorted_keys)  # after all versions of the key that began before the cut
-        while low < high:
-            middle = (low + high) // 2
-            is_before = sorted_keys[middle] < key
-            if is_before or (sorted_keys[middle] == key and starts[middle] < cut):
-                low = middle + 1
-            else:
-                high = middle
-        is_there = key != 0 and low > 0 and sorted_keys[low - 1] == key
-        found[i] = low - 1 if is_there else -1
-    return found
-
-
-@compiled()
-def _take_missing(missing, rows):
-    """Return whether each row is none, or has no value."""
-    taken = np.empty(len(rows), np.bool_)
-    for i in range(len(rows)):
-        taken[i] = rows[i] < 0 or missing[rows[i]] != 0
-    return taken
-
-
-@compiled()
-def _take_numbers(values, rows, missing):
-    taken = np.zeros(len(rows), values.dtype)
-    for i in range(len(rows)):
-        if not missing[i]:
-            taken[i] = values[rows[i]]
-    return taken
-
-
-@compiled()
-def _measure(offsets, size, rows, missing, ends, lengths):
-    """Write the end and the length of the values of each row; return whether all are there.
-
-    The offsets are those of a file, and may be anything: no value may lie outside of ``size``.
-    """
-    for i in range(len(rows)):
-        if missing[i]:
-            ends[i] = lengths[i] = 0
-            continue
-        begin, end = offsets[rows[i]], offsets[rows[i] + 1]
-        if begin < 0 or end < begin or end > size:
-            return False
-        ends[i], lengths[i] = end, end - begin
-    return True
-
-
-@compiled()
-def _copy_texts(data, begins, offsets, taken):
-    for i in range(len(begins)):
-        length = offsets[i + 1] - offsets[i]
-        taken[offsets[i] : offsets[i + 1]] = data[begins[i] : begins[i] + length]

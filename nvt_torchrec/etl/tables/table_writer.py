@@ -261,18 +261,19 @@ def _save(file: Path, array: np.ndarray) -> None:
 
 def concatenate_values(pieces: Sequence[CategoryValues]) -> CategoryValues:
     """Return the values of pieces, one after the other; texts as large strings."""
-    first = pieces[0]
-    if isinstance(first, Jagged):
-        lists = [piece for piece in pieces if isinstance(piece, Jagged)]
+    lists = [piece for piece in pieces if isinstance(piece, Jagged)]
+    if lists:
         lengths = np.concatenate([np.diff(piece.offsets) for piece in lists])
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         items = concatenate_values([piece.values for piece in lists])
         assert not isinstance(items, Jagged)
         return Jagged(offsets, items)
-    if isinstance(first, np.ndarray):
-        return np.concatenate(pieces)
-    return pa.concat_arrays([piece.cast(pa.large_string()) for piece in pieces])
+    numbers = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if numbers:
+        return np.concatenate(numbers)
+    texts = [piece.cast(pa.large_string()) for piece in pieces if isinstance(piece, pa.Array)]
+    return pa.concat_arrays(texts)
 
 
 def take_values(values: CategoryValues, index: np.ndarray) -> CategoryValues:
