@@ -61,6 +61,8 @@ _LONG = (
     "tests/inference/test_follow.py",
     "tests/test_wheel.py",
 )
+#: The module that gives a rank its threads.
+_RANKS = "nvt_torchrec.training.launch.distributed"
 _TURNS = {name: turn for turn, name in enumerate(_LONG)}
 
 
@@ -76,8 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let collections of garbage leave out what was imported: a million objects, half a second."""
+    """Prepare for many small things.
+
+    Garbage is not looked for in what was imported: a million objects, which takes half a second. A
+    model is trained by one thread, as by the programs of ``warm.py``.
+    """
     gc.freeze()
+    if _RANKS in sys.modules:  # of a test file; to import it takes seconds
+        sys.modules[_RANKS].count_cores = lambda: 1
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ _IMPORTED = (
     "starlette.applications",
     "uvicorn",
     "torch.distributed.run",
-    "multiprocessing.spawn",  # keeps the interpreter's path, for processes that need its descriptors
+    "multiprocessing.spawn",  # keeps the path of an interpreter that imports
 )
 _CLIENT = """#!{python} -IS
 import json, os, resource, signal, socket, sys
