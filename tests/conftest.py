@@ -40,11 +40,16 @@ if _PROFILE == "same":
 #: Files that take most CPU come first, the longest before the others: at the end, one process would
 #: run them while the other has nothing to do.
 _LONG = (
+    "tests/test_examples.py",
     "tests/test_daily_docs.py",
     "tests/test_runbook.py",
+    "tests/etl/test_resume.py",
+    "tests/etl/test_extend_killed.py",
     "tests/etl/test_dask.py",
-    "tests/test_examples.py",
     "tests/training/test_resume.py",
+    "tests/demo/test_demo.py",
+    "tests/training/test_own_scale.py",
+    "tests/test_notebook.py",
     "tests/estimator/test_conventions.py",
     "tests/training/test_histories.py",
     "tests/training/test_plans.py",
@@ -56,8 +61,6 @@ _LONG = (
     "tests/training/test_continue.py",
     "tests/inference/test_histories.py",
     "tests/inference/test_workers.py",
-    "tests/etl/test_extend_killed.py",
-    "tests/etl/test_resume.py",
     "tests/inference/test_follow.py",
     "tests/test_wheel.py",
 )

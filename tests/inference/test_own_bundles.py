@@ -137,6 +137,7 @@ def with_another_output() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.usefixtures("warm_trials")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
