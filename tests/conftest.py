@@ -17,14 +17,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # isort: split
+import gc
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.warm import VARIABLE, start
+from tests.warm import VARIABLE, start, warm_python
 
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
 _OF_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -38,11 +40,16 @@ if _PROFILE == "same":
 #: Files that take most CPU come first, the longest before the others: at the end, one process would
 #: run them while the other has nothing to do.
 _LONG = (
+    "tests/test_examples.py",
     "tests/test_daily_docs.py",
     "tests/test_runbook.py",
+    "tests/etl/test_resume.py",
+    "tests/etl/test_extend_killed.py",
     "tests/etl/test_dask.py",
-    "tests/test_examples.py",
     "tests/training/test_resume.py",
+    "tests/demo/test_demo.py",
+    "tests/training/test_own_scale.py",
+    "tests/test_notebook.py",
     "tests/estimator/test_conventions.py",
     "tests/training/test_histories.py",
     "tests/training/test_plans.py",
@@ -54,11 +61,11 @@ _LONG = (
     "tests/training/test_continue.py",
     "tests/inference/test_histories.py",
     "tests/inference/test_workers.py",
-    "tests/etl/test_extend_killed.py",
-    "tests/etl/test_resume.py",
     "tests/inference/test_follow.py",
     "tests/test_wheel.py",
 )
+#: The module that gives a rank its threads.
+_RANKS = "nvt_torchrec.training.launch.distributed"
 _TURNS = {name: turn for turn, name in enumerate(_LONG)}
 
 
@@ -71,6 +78,23 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long files first. The order of the others, and that within a file, stays."""
     items.sort(key=lambda item: _TURNS.get(item.nodeid.partition("::")[0], len(_TURNS)))
+
+
+def pytest_collection_finish() -> None:
+    """Prepare for many small things.
+
+    Garbage is not looked for in what was imported: a million objects, which takes half a second. A
+    model is trained by one thread, as by the programs of ``warm.py``.
+    """
+    gc.freeze()
+    if _RANKS in sys.modules:  # of a test file; to import it takes seconds
+        sys.modules[_RANKS].count_cores = lambda: 1
+
+
+@pytest.fixture
+def warm_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes in which publish tries bundles have imported; see ``warm.py``."""
+    monkeypatch.setattr(sys, "executable", warm_python())
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -51,6 +52,7 @@ def fork(work: Callable[[], object]) -> int:
     It has imported and compiled what this process has, so that moments fall into the work. After
     :data:`HANGS_AFTER` seconds it shows what its threads do, and ends.
     """
+    gc.freeze()  # or the fork copies all pages of what was imported, to look for garbage in it
     child = os.fork()
     if child:
         return child

@@ -23,6 +23,7 @@ def test_it_goes_from_a_frame_to_a_served_score(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     for cell in notebook.cells:
         cell.source = cell.source.replace("PORT = 8123", f"PORT = {port}")
+        cell.source = cell.source.replace("rows_per_day=8000", "rows_per_day=3000")
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     pages = [out["data"]["text/html"] for out in outputs if "IFrame" in _text(out)]

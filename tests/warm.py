@@ -55,6 +55,7 @@ _IMPORTED = (
     "starlette.applications",
     "uvicorn",
     "torch.distributed.run",
+    "multiprocessing.spawn",  # keeps the path of an interpreter that imports
 )
 _CLIENT = """#!{python} -IS
 import json, os, resource, signal, socket, sys
@@ -138,6 +139,8 @@ def _serve(number: int) -> list[str]:
         logging.root.handlers.clear()  # of an import; commands set up their own
         # a rank would take all cores, which other tests want, for operations of microseconds
         sys.modules["nvt_torchrec.training.launch.distributed"].count_cores = lambda: 1
+        # a command that starts the interpreter, as publish does, starts one that has imported, too
+        sys.executable = str(Path(listener.getsockname()).with_name("warm-python"))
         gc.freeze()
         kept: dict[int, socket.socket] = {}  # connections by the processes that keep them
         while True:

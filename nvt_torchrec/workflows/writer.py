@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -118,7 +119,7 @@ def write_workflow(
             spec=spec,
             statistics=statistics,
             vocabularies=vocabularies,
-            versions=_versions(),
+            versions=dict(_versions()),
             digest=digest.result(),
             files=files,
             lineage=(*ancestors, Generation(len(ancestors), digest.result(), days, values)),
@@ -221,6 +222,7 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
     return digest.hexdigest()
 
 
+@functools.cache  # it reads the metadata of each package
 def _versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that fitted the workflow.
 

@@ -16,6 +16,7 @@ from tests.inference.serving import serving
 RULES = Path(__file__).parents[2] / "deploy" / "alerts.yml"
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_rules_name_metrics_of_the_server(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     publish(bundle, tmp_path / "served")

@@ -19,6 +19,7 @@ from pathlib import Path
 import nvt_torchrec.etl.run
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl import event_logs
 from tests.etl.runs import QUARANTINE, settings, tree
 from tests.etl.split_logs import SHARES_OF_TIME, spec_with, write
@@ -30,6 +31,43 @@ OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
 EVENT_BLOCK_BYTES = 4000
+SPEC_OF_FEW = """
+[input]
+format = "csv"
+[label]
+name = "clicked"
+[split]
+by = "days"
+[events]
+time = "time"
+time_format = "epoch_s"
+known = "1h"
+[[aggregate]]
+of = "user"
+values = ["rate", "count"]
+window = "12h"
+smoothing = 2
+[[aggregate]]
+of = ["user", "item"]
+values = ["count", "since"]
+[[history]]
+name = "recent"
+of = "user"
+columns = ["item", "shop"]
+[[categorical]]
+names = "item"
+raw = "string"
+[[categorical]]
+names = "shop"
+raw = "int"
+"""
+
+
+def spec_of_few(directory: Path) -> FeatureSpec:
+    """Return the spec of an event log with a file of each kind, but few of them."""
+    file = directory / "spec.toml"
+    file.write_text(SPEC_OF_FEW)
+    return load_spec(file)
 
 
 def attempt(
@@ -116,7 +154,7 @@ def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
         with open(directory / "day_0.csv", "a") as first:
             first.write("bad row\n" * 3)
     return {
-        "events": (events, event_logs.spec_of(root, event_logs.BY_DAYS, 'known = "1h"')),
+        "events": (events, spec_of_few(root)),
         "time": (by_time, spec_with(SHARES_OF_TIME)),
     }
 

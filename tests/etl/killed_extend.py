@@ -1,7 +1,8 @@
 """Extensions that end with SIGKILL before a write of each kind, and are resumed until they finish.
 
 ``python -m tests.etl.killed_extend DIRECTORY`` prints what it saw as JSON. For writes and their
-kinds see ``tests/forks.py``: all within the first switch are tried, and one of most other kinds.
+kinds see ``tests/forks.py``: all within the switch to a day are tried, and one of most other kinds.
+Some extensions have a second day, and end while it is added.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -23,18 +25,29 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.etl import event_logs
 from tests.etl.extended import add, content, copy_of, differences, make_base
+from tests.etl.killed import spec_of_few
 from tests.forks import draw_writes, kill_before, was_killed
+
+#: The name of the directory of the log without its last day.
+ONE_DAY = "one_day"
 
 
 def write_log(raw: Path) -> FeatureSpec:
-    """Write five days with events; return their spec, some of whose values wait for an id."""
+    """Write five days with events, and beside them the first four, from which one is added.
+
+    Returns:
+        Their spec, some of whose values wait for an id.
+    """
     raw.mkdir()
+    raw.with_name(ONE_DAY).mkdir()
     rows = event_logs.make_rows(200, 5, seed=4)
     for day in range(5):
         of_day = [row for row in rows if row.time // event_logs.DAY == day]
-        event_logs.write(raw / f"day_{day}.csv", of_day)
-    spec = event_logs.spec_of(raw.parent, event_logs.BY_DAYS, 'known = "1h"')
-    return spec.replace_policy(freq_threshold=2)
+        file = raw / f"day_{day}.csv"
+        event_logs.write(file, of_day)
+        if day < 4:
+            os.link(file, raw.with_name(ONE_DAY) / file.name)
+    return spec_of_few(raw.parent).replace_policy(freq_threshold=2)
 
 
 def attempt(output: Path, raw: Path, before_write: Callable[[str], object], **options) -> bool:
@@ -49,6 +62,7 @@ def attempt(output: Path, raw: Path, before_write: Callable[[str], object], **op
 
 def writes_of(base: Path, raw: Path, directory: Path) -> list[tuple[str, bool]]:
     """The kind of each write of an extension, and whether a switch is under way then."""
+    directory.mkdir()
     output, file = copy_of(base, directory), directory / "writes"
 
     def note(kind: str) -> None:
@@ -85,6 +99,17 @@ def visible(output: Path) -> dict[str, bytes]:
     }
 
 
+def generations_of(base: Path, log: Path, directory: Path) -> list[dict[str, bytes]]:
+    """Return what readers see of a base, and after each day of a log that is added to it."""
+    directory.mkdir()
+    output = copy_of(base, directory)
+    generations = [visible(output)]
+    for file in sorted(log.iterdir())[3:]:
+        add(output, file)
+        generations.append(visible(output))
+    return generations
+
+
 def without_previous(files: dict[str, bytes]) -> dict[str, bytes]:
     """A generation without ``.previous``, which is moved away just before a switch is recorded."""
     return {name: data for name, data in files.items() if not name.startswith(f"{PREVIOUS}/")}
@@ -95,25 +120,33 @@ def main(directory: Path) -> None:
     raw = directory / "raw"
     spec = write_log(raw)
     base = make_base(raw, directory / "base", spec)
+    one_day = raw.with_name(ONE_DAY)
+    # imports and compiles, here, before any fork
+    whole = {
+        log: generations_of(base, log, directory / f"{log.name}.whole") for log in (one_day, raw)
+    }
     output = copy_of(base, directory)
-    generations = [visible(output)]
-    for day in (3, 4):  # imports and compiles, here, before any fork
-        add(output, raw / f"day_{day}.csv")
-        generations.append(visible(output))
-    (directory / "first").mkdir()
-    chosen = choose_writes(writes_of(base, raw, directory / "first"))
+    chosen = [
+        (kind, number, one_day)
+        for kind, number in choose_writes(writes_of(base, one_day, directory / "first"))
+    ]
+    counts = collections.Counter(kind for kind, _ in writes_of(base, raw, directory / "both"))
+    # the last write of a kind is one for the second day
+    chosen += [(kind, counts[kind], raw) for kind in sorted(counts)[::5]]
     chance = random.Random(1)
     seen: dict = {"kills": collections.Counter(), "kinds": [], "wrong": []}
-    for turn, (kind, number) in enumerate(chosen):
-        moment = f"{kind}, {number}"
+    for turn, (kind, number, log) in enumerate(chosen):
+        moment = f"{kind}, {number} of {log.name}"
+        generations = whole[log]
+        last = len(generations) - 1
         shutil.rmtree(output)
         shutil.copytree(base, output)
-        if not attempt(output, raw, kill_before(number, kind)):
+        if not attempt(output, log, kill_before(number, kind)):
             continue
         seen["kinds"].append(kind)
         if turn % 3 == 1:  # and once more while it is resumed
             with contextlib.suppress(IndexError):
-                attempt(output, raw, kill_before(1 + chance.randrange(60)))
+                attempt(output, log, kill_before(1 + chance.randrange(60)))
         if (output / SWITCH_FILE).exists():
             where = "switch"
             try:
@@ -132,14 +165,14 @@ def main(directory: Path) -> None:
                 seen["wrong"].append(f"{moment}: no whole generation: {near}")
         seen["kills"][where] += 1
         options: dict[str, Any] = {}
-        if turn % 5 == 2 and where != "switch" and where != "generation 2":
+        if turn % 5 == 2 and where not in ("switch", f"generation {last}"):
             options = {"restart": True}
         if where == "generation 1" and "restart" in options:
             options["days"] = {4}
-        attempt(output, raw, lambda written: None, **options)
+        attempt(output, log, lambda written: None, **options)
         wrong = differences(generations[-1], content(output))
         seen["wrong"] += [f"{moment}: {name}" for name in wrong]
-    seen["undone"] = killed_undoings(output, generations[1], seen["wrong"])
+    seen["undone"] = killed_undoings(output, whole[raw][1], seen["wrong"])
     print(json.dumps(seen))
 
 

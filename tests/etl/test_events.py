@@ -222,6 +222,7 @@ def test_a_morning_scores_a_day_as_the_etl_writes_it(tmp_path: Path) -> None:
             assert looked_up == [row[-50:] for row in written]
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Path, caplog) -> None:
     """From the log to a score: aggregates and histories by the bundle's own state."""
     rows = make_rows(500, 4, seed=5)

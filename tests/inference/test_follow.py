@@ -150,6 +150,7 @@ def _info(server: Server) -> dict[str, float]:
     return {name: float(value) for name, value in lines if float(value)}
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_publications_are_noticed_and_named(two: Bundles, tmp_path: Path) -> None:
     to = tmp_path / "served"
     names = list(two.paths)

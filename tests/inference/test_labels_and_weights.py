@@ -196,6 +196,7 @@ def test_both_labels_in_bulk(both: Path, log: Log, tmp_path: Path, capsys) -> No
         assert_metrics(printed[label], weighted(expected[:, t], log.rows, label))
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> None:
     """As JSON, by Triton's client and in the metrics; a bundle of one label is not followed."""
     predictor = Predictor.load(both)
@@ -230,6 +231,7 @@ def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> Non
         publish(bought.bundle, served)
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_gates_hold_for_each_label(both: Path, log: Log, tmp_path: Path, capsys) -> None:
     """A model that is bad for one label is refused, and the label is named."""
     model, _ = read_checkpoint(log.directory / "two.checkpoint", torch.device("cpu"))

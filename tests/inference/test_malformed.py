@@ -112,6 +112,7 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
     assert main([*flags, "--output", str(tmp_path / "b.parquet"), "--skip_digests"]) == 0
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_a_byte_of_any_weight_is_noticed(bundle: Path, tmp_path: Path, capsys) -> None:
     """By each command; those of layers, which are read at once, also without ``check``."""
     for file in sorted((bundle / "weights").glob("*.npy")):

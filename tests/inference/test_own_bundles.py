@@ -137,6 +137,7 @@ def with_another_output() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.usefixtures("warm_trials")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -204,6 +205,7 @@ def divide(divisor: int | None) -> onnx.ModelProto:
     return make_model(nodes, *constants)
 
 
+@pytest.mark.usefixtures("warm_trials")
 @pytest.mark.parametrize(
     "make", [lambda: expand(10**12), lambda: expand(2 * 10**9)], ids=["10^12", "8 GB"]
 )

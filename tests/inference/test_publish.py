@@ -20,6 +20,8 @@ from tests.forks import seen_by
 from tests.inference.bundles import ROWS, make_bundle, publish
 from tests.mutations import expect_own_errors, flip_bit
 
+pytestmark = pytest.mark.usefixtures("warm_trials")
+
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

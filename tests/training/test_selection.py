@@ -106,7 +106,7 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
 
     A run that resumes has the same, and one that has finished is not repeated.
     """
-    data = write_plays(tmp_path, SHARE, rows=6_000, users=60, items=40, crossed=1.5)
+    data = write_plays(tmp_path, SHARE, rows=4_000, users=60, items=40, crossed=1.5)
     flags = [f"--binary_path={data}", "--no-boosted_trees", *written_to(tmp_path)]
     flags += [f"--checkpoint_dir={tmp_path / 'steps'}"]
     settings = parse_settings(flags)

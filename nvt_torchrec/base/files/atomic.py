@@ -166,6 +166,9 @@ def _sync_parent(path: Path) -> None:
 def _sync_in_threads(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
     """Sync items in threads: a file system writes its journal once for several of them."""
     items = list(items)
+    if len(items) == 1:
+        sync(items[0])  # a thread for it would take longer than the file
+        return
     with ThreadPoolExecutor(min(_SYNCS, len(items)) or 1, "sync") as pool:
         list(pool.map(sync, items))
 

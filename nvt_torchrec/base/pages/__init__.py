@@ -5,6 +5,7 @@ A page is rendered from its template, which extends ``page.html`` of this packag
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ def render(template: Path, **values: Any) -> str:
     return environment(template.parent).get_template(template.name).render(**values)
 
 
+@functools.cache  # it keeps templates once they are compiled, which takes longer than a page
 def environment(directory: Path) -> jinja2.Environment:
-    """Make the environment of the templates in ``directory``."""
+    """Return the environment of the templates in ``directory``, one for all pages of a process."""
     here = Path(__file__).parent
     result = jinja2.Environment(
         loader=jinja2.FileSystemLoader([directory, here]),
