@@ -59,7 +59,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-events bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -113,6 +113,9 @@ release: $(LINKED) ## sdist and wheel of the last commit in build/release, tried
 
 bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
+
+bench-parquet: $(LINKED) ## the ETL's writer of parquet beside Arrow's; minutes
+	@$(ON_PATH) python -m benchmarks.parquet_writer $(BENCH_FLAGS)
 
 bench-events: $(LINKED) ## aggregates and histories beside DuckDB and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.events $(BENCH_FLAGS)
