@@ -62,7 +62,7 @@ class EventFields:
         sources = {read.source for read in spec.read_plan(label=False).reads}
         self._histories = {h.name: set(h.columns) for h in histories if h.name not in sources}
         self._aggregates = {column.name: column for column in spec.aggregates}
-        self._rules = {column.name: column.aggregate for column in spec.aggregates}
+        self._rules = {c.name: c.aggregate for c in spec.aggregates if c.aggregate is not None}
         outer = {name.partition(".")[0] for name in sources} - self._histories.keys()
         read = {*spec.labels, spec.weight, *sources, *outer, *self._aggregates}
         self._known = frozenset(read)
