@@ -59,7 +59,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-events bench-tables bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -114,6 +114,9 @@ release: $(LINKED) ## sdist and wheel of the last commit in build/release, tried
 bench-etl: $(LINKED) ## the ETL beside NVTabular and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
 
+bench-parquet: $(LINKED) ## the ETL's writer of parquet beside Arrow's; minutes
+	@$(ON_PATH) python -m benchmarks.parquet_writer $(BENCH_FLAGS)
+
 bench-events: $(LINKED) ## aggregates and histories beside DuckDB and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.events $(BENCH_FLAGS)
 
@@ -135,25 +138,21 @@ bench-published: $(LINKED) ## every model on data sets with published tables; do
 bench-inference: $(LINKED) ## scoring beside NVTabular and TorchRec; BENCH_FLAGS names model and rows
 	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)
 
-# What --size large takes by default; the benchmark trains what TorchRec's example does.
-DEFAULTS := --optimizer rowwise_adagrad --first_order 0.192 --dense_bins 64
 # 21 GB of text, 22 names of one file.
 BIG_LOG := build/bench/gpu-log-of-22-days
-MLPERF := --max_table_rows 40000000 --warm_up 10 --steps 30 --repeats 1
 # Most valuable first, as a card is often lent for minutes; a step that fails or hangs costs its own time.
 bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU, step by step; half an hour
-	@export $(ON_PATH); step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
+	@export $(ON_PATH); . benchmarks/gpu_flags.sh; step() { echo "== $$*"; timeout "$$@" || echo "== failed, status $$?: $$*"; }; \
 	step 90 python -m etl doctor; \
 	step 900 make test-gpu; \
-	step 600 python -m benchmarks.train $(MLPERF) --batch_sizes 65536,8192 -- --amp; \
-	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --amp $(DEFAULTS); \
-	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 8192 -- --amp --compile_dense; \
-	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --allow_tf32; \
-	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536; \
-	step 300 python -m benchmarks.train $(MLPERF) --batch_sizes 65536 -- --amp --table_precision fp16; \
+	step 600 python -m benchmarks.train $$mlperf --batch_sizes 65536,8192 -- --amp; \
+	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536 -- --amp $$large_defaults; \
+	step 300 python -m benchmarks.train $$mlperf --batch_sizes 8192 -- --amp --compile_dense; \
+	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536 -- --allow_tf32; \
+	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536; \
+	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536 -- --amp --table_precision fp16; \
 	step 300 python -m benchmarks.loader --device cuda --cases B=65536 --repeats 1; \
-	[ -e $(BIG_LOG) ] || step 240 python -m etl synthesize --output_path $(BIG_LOG) --days 1 --rows_per_day 4000000; \
-	for day in $$(seq 21); do ln -f $(BIG_LOG)/day_0 $(BIG_LOG)/day_$$day; done; \
+	step 240 sh -c '. benchmarks/gpu_flags.sh; make_big_log $(BIG_LOG) 22'; \
 	for run in "dask 64" "cpu 64" "dask 256" "dask 512"; do \
 	    rm -rf build/bench/gpu-etl; \
 	    step 240 python -m etl run --engine $${run% *} --block_mb $${run#* } \

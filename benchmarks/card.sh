@@ -14,8 +14,9 @@ WORK=${WORK:-/dev/shm/card}
 export WORK PYTHONPATH=$PWD:${PYTHONPATH:-}
 mkdir -p "$WORK"
 data=$WORK/OUT/criteo_binary/split
-dd_blocks=128 rows=60000 max_table_rows=40000000 batch=65536 warm_up=10 steps=30
+dd_blocks=128 rows=60000 batch=65536
 [ -n "${REHEARSE:-}" ] && dd_blocks=8 rows=3000 max_table_rows=1000 batch=256 warm_up=1 steps=3
+. benchmarks/gpu_flags.sh
 
 # step SECONDS NAME COMMAND...: run a command within its limit and within what is left.
 step() {
@@ -89,16 +90,14 @@ if [ -n "${NCCL_LIB:-}${REHEARSE:-}" ]; then
     unset NCCL_MULTI_RANK_GPU_ENABLE NCCL_NVLS_ENABLE NCCL_MAX_CTAS
 fi
 
-train="python -m benchmarks.train --max_table_rows $max_table_rows --batch_sizes $batch --warm_up $warm_up --steps $steps"
-train="$train --repeats 1 -- --amp"
+train="python -m benchmarks.train $mlperf --batch_sizes $batch -- --amp"
 step 75 "a step of MLPerf's DLRM" $train
-step 75 "by defaults of --size large" $train --optimizer rowwise_adagrad --first_order 0.192 --dense_bins 64
+step 75 "by defaults of --size large" $train $large_defaults
 [ -n "${REHEARSE:-}" ] || step 75 "as CUDA graphs" $train --compile_dense
 
 # One cluster for all runs, so that its worker starts and compiles once.
 if [ -z "${REHEARSE:-}" ] && python -c 'import cudf, dask_cuda' 2>/dev/null; then
-    python -m nvt_torchrec.etl synthesize --output_path "$WORK/BIG" --days 1 --rows_per_day 4000000
-    for day in $(seq 10); do ln -f "$WORK/BIG/day_0" "$WORK/BIG/day_$day"; done
+    make_big_log "$WORK/BIG" 11
     dask scheduler --port 8786 >"$WORK/scheduler.log" 2>&1 &
     dask cuda worker tcp://127.0.0.1:8786 --rmm-pool-size 90GB --pre-import nvt_torchrec.nvt_compat >"$WORK/worker.log" 2>&1 &
     trap 'kill $(jobs -p)' EXIT

@@ -115,7 +115,8 @@ def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
         if name in schema.multi_hot:
             offsets = np.append(0, np.cumsum(rng.integers(0, 11, rows))).astype(np.int32)
             ids = pa.array(_ids(rng, int(offsets[-1]), size))
-            columns[name] = pa.ListArray.from_arrays(offsets, ids)
+            kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
+            columns[name] = pa.ListArray.from_arrays(offsets, ids, kind)
         else:
             columns[name] = _ids(rng, rows, size)
     for history in schema.histories:  # some of a key's events; its counts are those of write_rows

@@ -42,7 +42,7 @@ LINKS = ("etl", "inference", "nvt_loader", "workflows")
 
 #: The sub-rooms of each room, and which sub-rooms of the same room each may import.
 SUB_ROOMS: dict[str, dict[str, set[str]]] = {
-    "base": {"files": set(), "pages": set(), "parquet": set()},
+    "base": {"files": set(), "pages": set(), "parquet": {"files"}},
     "formats": {"feature_spec": set()},
     "clicklog": {
         "text": set(),

@@ -105,7 +105,7 @@ class EtlOutput:
         """Return how the size or footer of a part differs from what was written; "" if not."""
         import pyarrow as pa
 
-        from nvt_torchrec.base.parquet_footer import footer_digest  # compiles loops
+        from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
 
         path = self.splits / part.file
         try:

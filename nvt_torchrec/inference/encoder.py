@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.untraced import make_untraced
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.clicklog.in_memory.event_fields import EventFields
 from nvt_torchrec.clicklog.in_memory.frames import read_rows
@@ -103,7 +104,8 @@ class Encoder:
         """
         jagged_tensor = import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
         encoded = self.workflow.transform(self.read(rows))
-        sparse = jagged_tensor(
+        sparse = make_untraced(
+            jagged_tensor,
             list(self.workflow.row_spec.categorical_names),
             torch.from_numpy(np.concatenate(encoded.ids.columns)),
             lengths=torch.from_numpy(encoded.ids.lengths.reshape(-1)),

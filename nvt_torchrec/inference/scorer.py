@@ -91,8 +91,12 @@ def _split_batch(
         names += optional
     if missing := sorted(set(names) - set(ids.keys())):
         raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
-    lengths = np.stack([_array(ids[name].lengths()) for name in names])
-    return [_array(ids[name].values()) for name in names], lengths
+    # not ids[name], which copies lengths and offsets of each column, and is logged about by PyTorch
+    keys = ids.keys()
+    lengths = _array(ids.lengths()).reshape(len(keys), -1)
+    columns = np.split(_array(ids.values()), lengths.sum(1).cumsum()[:-1])
+    index = [keys.index(name) for name in names]
+    return [columns[j] for j in index], lengths[index]
 
 
 def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> _Given:

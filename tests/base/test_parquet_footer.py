@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.parquet_footer import CODEC, MISSING, columns_of_leaves, read_footer
+from nvt_torchrec.base.parquet.footer import CODEC, MISSING, columns_of_leaves, read_footer
 
 CODECS = {"none": 0, "snappy": 1, "gzip": 2, "zstd": 6}
 

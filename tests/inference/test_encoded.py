@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec import Encoder, KJTLoader, Predictor, Scorer
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
+from nvt_torchrec.formats.schema import TableSchema
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts
 from tests.logs import CRITEO
@@ -73,6 +75,30 @@ def test_a_batch_is_the_loaders(shop: Trained) -> None:
         ours, loaders = getattr(ids, part)(), getattr(batch.sparse_features, part)()
         assert torch.equal(ours, loaders), part
         assert ours.dtype == loaders.dtype
+
+
+def test_what_is_made_here_asks_nothing_of_torch_fx(
+    shop: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch logs a warning when it is asked, at the first KeyedJaggedTensor of a process."""
+    asked: list[str] = []
+    monkeypatch.setattr("torch.fx._symbolic_trace.is_fx_tracing_warning", lambda: asked.append(""))
+    encoder = Encoder.load(shop.workflow)
+    rows = read_dicts(shop.raw / "day_2.csv", encoder.spec)
+    dense, ids = encoder.encode(rows)
+    Scorer.load(shop.workflow, shop.checkpoint).predict(dense, ids)
+    for loader in (KJTLoader(shop.parquet / "valid", 64, device="cpu"), one_id_loader()):
+        assert len(list(loader)) > 1
+    assert not asked
+    KeyedJaggedTensor(["a"], torch.zeros(1), torch.ones(1))
+    assert asked  # as others make it
+
+
+def one_id_loader() -> KJTLoader:
+    """A loader of a table without lists."""
+    table = pa.table({"label": pa.array([0, 1] * 50, pa.float32()), "a": pa.array([3] * 100)})
+    schema = TableSchema("label", dense=(), categorical=("a",), table_sizes=(4,))
+    return KJTLoader(table, 64, schema=schema, device="cpu")
 
 
 def test_encoded_rows_score_as_raw_ones(trained: Trained, bundle: Path) -> None:

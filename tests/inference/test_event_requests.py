@@ -18,10 +18,11 @@ import pytest
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory import frames
-from nvt_torchrec.clicklog.in_memory.event_fields import EventFields, is_misspelt
+from nvt_torchrec.clicklog.in_memory.event_fields import EventFields, is_misspelt, is_named_for
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.events import Aggregate
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
@@ -172,6 +173,9 @@ def test_every_form_of_objects(predictor: Predictor) -> None:
         ({"user_cnt": 3}, "user_cnt", "like the aggregate user_count"),
         ({"User_Count": 3}, "User_Count", "like the aggregate user_count"),
         ({"user_count_7h": 3}, "user_count_7h", "like the aggregate user_count_12h"),
+        ({"user_rate": 0.3}, "user_rate", "like the aggregate user_clicked_rate"),
+        ({"recnt": {"item": ["i1"], "shop": [2]}}, "recnt", "like the history recent"),
+        ({"recnt.item": ["i1"]}, "recnt.item", "like the history recent"),
         ({"user_count": True}, "user_count", "True: expected a number"),
         ({"user_count": -5}, "user_count", "-5.0: expected a number of events"),
         ({"user_count": 2.5}, "user_count", "2.5: expected a number of events"),
@@ -302,6 +306,20 @@ def test_a_row_takes_few_calls(predictor: Predictor) -> None:
 )  # fmt: skip
 def test_names_that_are_meant_for_another(name: str, meant: bool) -> None:
     assert is_misspelt(name, "user_count") == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("user_rate", True), ("user_click_rate", True), ("user_clicks_rate", True),
+        ("user_rate_7d", True), ("user_clicked_rate_7d", True), ("User_Rate", True),
+        ("user_login_rate", False), ("user_rating", False), ("item_rate", False), ("rate", False),
+        ("user_count", False), ("user_rates_us", False), ("superuser_rate", False),
+    ],
+)  # fmt: skip
+def test_names_with_the_parts_of_an_aggregate(name: str, meant: bool) -> None:
+    assert is_named_for(name, Aggregate(("user",), "rate", label="clicked")) == meant
+    assert not is_named_for("user_login_count", Aggregate(("user",), "count"))
 
 
 def test_fields_that_nothing_is_read_from_are_ignored(predictor: Predictor) -> None:

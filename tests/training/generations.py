@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.hashing import murmur3_int
-from nvt_torchrec.base.parquet_footer import footer_digest
+from nvt_torchrec.base.parquet.footer import footer_digest
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.manifest import PartFile

@@ -10,11 +10,14 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.training.data.choices import TrainingDays, choose_days
 from nvt_torchrec.training.loop.trainer import TrainResult
 from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import SMALL, add, make_base, write_days
+from tests.etl.split_logs import SPLITS_OF_ROWS, spec_with, write
 from tests.training.generations import PARTS, write_output
 from tests.training.runs import train_here
 from tests.training.test_checkpoint import change_model_file
@@ -107,6 +110,26 @@ def test_rows_split_by_share(tmp_path):
     assert days == [0, 1, 2, 3]
     assert result.samples == manifest["by_day_and_split"]["3"]["train"]["rows"]
     assert result.metrics["test"]["samples"] == manifest["splits"]["test"]["rows"]
+
+
+def test_a_day_of_which_no_row_is_for_training(tmp_path: Path) -> None:
+    """Tables and ids are as they were, so the checkpoint is bundled with the extended workflow."""
+    spec = spec_with(SPLITS_OF_ROWS["time"])
+    write(tmp_path / "raw", {0: 90, 1: 70, 2: 60})
+    output = make_base(tmp_path / "raw", tmp_path / "out", spec)
+    data, checkpoint = EtlOutput(output).splits, tmp_path / "before"
+    trained = train(data, checkpoint)[1]
+    assert trained == [0, 1, 2]
+    write(tmp_path / "raw", {3: 30}, later=1000)
+    assert add(output, tmp_path / "raw" / "day_3.csv")["generation"] == 1
+    flags = parse_settings([f"--binary_path={data}", "--days=new", f"--continue_from={checkpoint}"])
+    with pytest.raises(SettingsError, match="no row of day 3 is for training") as caught:
+        choose_days(flags, trained)
+    command = f"bundle --workflow {output / 'workflow'} --checkpoint {checkpoint} --output BUNDLE"
+    assert command in caught.value.remedy
+    words = command.replace("BUNDLE", str(tmp_path / "bundle")).split()
+    assert main(words) == 0
+    assert inspect(tmp_path / "bundle" / "workflow").generation == 1
 
 
 def test_days_that_there_are_not(output):

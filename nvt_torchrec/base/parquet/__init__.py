@@ -1,1 +1,1 @@
-"""Write parquet files of numbers, faster than Arrow: uncompressed pages with checksums."""
+"""Parquet files: footers read without trust, and numbers written faster than Arrow writes them."""

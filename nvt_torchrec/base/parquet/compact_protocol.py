@@ -1,7 +1,7 @@
-"""Write Thrift's compact protocol, in which parquet files describe themselves.
+"""Thrift's compact protocol, in which parquet files describe themselves.
 
-A value is a pair: the number of its type, and its bytes. See apache/thrift:
-doc/specs/thrift-compact-protocol.md.
+Its types, and how values are written; :mod:`.footer` reads them. A value is a pair: the number of
+its type, and its bytes. See apache/thrift: doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TypeAlias
 #: The number of a type, and the bytes of a value.
 Value: TypeAlias = tuple[int, bytes]
 
-_TRUE, _FALSE = 1, 2
-_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+#: The numbers of the types.
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 #: Longer lists have their length in bytes of its own.
 _SHORT_LIST = 15
 
@@ -39,32 +39,32 @@ def _zigzag(number: int) -> bytes:
 
 def i32(number: int) -> Value:
     """Return an integer of 32 bits."""
-    return _I32, _zigzag(number)
+    return I32, _zigzag(number)
 
 
 def i64(number: int) -> Value:
     """Return an integer of 64 bits."""
-    return _I64, _zigzag(number)
+    return I64, _zigzag(number)
 
 
 def boolean(flag: bool) -> Value:
     """Return a truth value as the field of a struct."""
-    return (_TRUE if flag else _FALSE), b""
+    return (TRUE if flag else FALSE), b""
 
 
 def binary(content: bytes) -> Value:
     """Return bytes, or a text in UTF-8."""
-    return _BINARY, varint(len(content)) + content
+    return BINARY, varint(len(content)) + content
 
 
 def list_of(values: Sequence[Value]) -> Value:
     """Return a list of values of one type, without values one of structs."""
-    kind = values[0][0] if values else _STRUCT
+    kind = values[0][0] if values else STRUCT
     if len(values) < _SHORT_LIST:
         header = bytes([len(values) << 4 | kind])
     else:
         header = bytes([_SHORT_LIST << 4 | kind]) + varint(len(values))
-    return _LIST, header + b"".join(content for _, content in values)
+    return LIST, header + b"".join(content for _, content in values)
 
 
 def struct(fields: Mapping[int, Value]) -> Value:
@@ -73,4 +73,4 @@ def struct(fields: Mapping[int, Value]) -> Value:
     for number, (kind, content) in fields.items():
         parts += [_BYTES[(number - previous) << 4 | kind], content]
         previous = number
-    return _STRUCT, b"".join(parts) + b"\0"
+    return STRUCT, b"".join(parts) + b"\0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from nvt_torchrec.clicklog.in_memory.frames import check_aggregate, find_columns
 from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.events import Aggregate
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -26,6 +28,22 @@ _MAX_KEPT = 100
 _USUAL = {"count": (2.0**53, 1), "rate": (1.0, 0), "since": (2.0**53, 0)}
 #: How much of a name a shorter one must have to be an abbreviation of it.
 _MIN_ABBREVIATION = 0.75
+#: How much of the shorter of two words must begin both, so that they are forms of one: "clicks" and
+#: "clicked".
+_MIN_STEM = 0.75
+
+
+class _Refused(NamedTuple):
+    """Why a field is refused.
+
+    Attributes:
+        reason, remedy: What is wrong, and what to do.
+        columns: If not empty, the field is refused only if it holds objects with one of these.
+    """
+
+    reason: str
+    remedy: str
+    columns: frozenset[str] = frozenset()
 
 
 class EventFields:
@@ -44,6 +62,7 @@ class EventFields:
         sources = {read.source for read in spec.read_plan(label=False).reads}
         self._histories = {h.name: set(h.columns) for h in histories if h.name not in sources}
         self._aggregates = {column.name: column for column in spec.aggregates}
+        self._rules = {c.name: c.aggregate for c in spec.aggregates if c.aggregate is not None}
         outer = {name.partition(".")[0] for name in sources} - self._histories.keys()
         read = {*spec.labels, spec.weight, *sources, *outer, *self._aggregates}
         self._known = frozenset(read)
@@ -65,21 +84,34 @@ class EventFields:
                 continue
             # names are those of a client: only short ones are kept
             find = self._find_meant if len(str(name)) <= _MAX_KEPT else self._find_meant_field
-            meant = find(str(name))
-            if meant is not None:
-                raise fields.error(name, *meant)
+            refused = find(str(name))
+            if refused is None:
+                continue
+            if not refused.columns or _holds_objects(fields.find(name), refused.columns):
+                raise fields.error(name, refused.reason, refused.remedy)
 
-    def _find_meant_field(self, name: str) -> tuple[str, str] | None:
-        """Return why an unknown field is refused, and what to do; None for one that is ignored."""
-        history, _, column = name.partition(".")
-        if column and history in self._histories:
-            columns = ", ".join(f"{history}.{known}" for known in sorted(self._histories[history]))
-            return f"history {history} has no column {column!r}", f"pass {columns}"
-        for known in self._aggregates:
-            if is_misspelt(name, known):
-                what = f"not a column of the workflow, but like the aggregate {known}"
-                return what, f"did you mean {known!r}? else leave it out, or rename it"
-        return None
+    def _find_meant_field(self, name: str) -> _Refused | None:
+        """Return why an unknown field is refused; None for one that is ignored."""
+        outer, _, column = name.partition(".")
+        if column and outer in self._histories:
+            columns = ", ".join(f"{outer}.{known}" for known in sorted(self._histories[outer]))
+            return _Refused(f"history {outer} has no column {column!r}", f"pass {columns}")
+        remedy = "did you mean {!r}? else leave it out, or rename it"
+        for known, columns_of in self._histories.items():
+            if not is_misspelt(outer, known):
+                continue
+            reason = f"not a column of the workflow, but like the history {known}"
+            if column in columns_of:
+                return _Refused(reason, remedy.format(f"{known}.{column}"))
+            if not column:
+                return _Refused(reason, remedy.format(known), frozenset(columns_of))
+        # a misspelt name says which one is meant, where several have the same parts
+        like = [known for known in self._aggregates if is_misspelt(name, known)]
+        like += [known for known, rule in self._rules.items() if is_named_for(name, rule)]
+        if not like:
+            return None
+        reason = f"not a column of the workflow, but like the aggregate {like[0]}"
+        return _Refused(reason, remedy.format(like[0]))
 
     def _check_objects(self, name: str, columns: set[str], fields: RowFields) -> None:
         """Check that the fields of a history are objects with its columns, or missing."""
@@ -164,6 +196,33 @@ def _read_numbers(
     return column.values, column.missing
 
 
+def _holds_objects(field: RowField | None, columns: frozenset[str]) -> bool:
+    """Return whether a field holds objects with one of these fields."""
+    if field is None:
+        return False
+    if isinstance(field.values, list):
+        objects = [value for value in field.values if isinstance(value, Mapping)]
+        return any(columns & value.keys() for value in objects)
+    held = field.values.type
+    return pa.types.is_struct(held) and any(inner.name in columns for inner in held)
+
+
+def is_named_for(name: str, aggregate: Aggregate) -> bool:
+    """Return whether a name has the parts of an aggregate's name: its key and its kind of value.
+
+    Between them may be a form of the aggregate's label, and a window may follow: ``user_rate``,
+    ``user_clicks_rate`` and ``user_rate_7d`` are all named for ``user_clicked_rate``. Another word
+    between them makes it a name of something else: ``user_login_count``.
+    """
+    key = re.escape("_".join(aggregate.key or ["all"]).lower())
+    parts = re.fullmatch(rf"{key}_(?:(.+)_)?{aggregate.value}(?:_\d+[smhd])?", name.lower())
+    if parts is None:
+        return False
+    word, label = parts[1] or "", aggregate.label.lower()
+    shorter = min(len(word), len(label))
+    return not word or _count_same(word, label) > _MIN_STEM * shorter > 0
+
+
 def is_misspelt(name: str, known: str) -> bool:
     """Return whether a name is meant for another one.
 
@@ -182,10 +241,16 @@ def is_misspelt(name: str, known: str) -> bool:
     return _differ_by_one_edit(name, known)
 
 
-def _differ_by_one_edit(first: str, second: str) -> bool:
+def _count_same(first: str, second: str) -> int:
+    """Return with how many same letters two texts begin."""
     same = 0
     while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
+    return same
+
+
+def _differ_by_one_edit(first: str, second: str) -> bool:
+    same = _count_same(first, second)
     first, second = first[same:], second[same:]
     exchanged = first[:2] == second[1::-1] and first[2:] == second[2:]
     replaced, added, dropped = first[1:] == second[1:], first == second[1:], first[1:] == second

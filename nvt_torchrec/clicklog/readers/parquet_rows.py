@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
-from nvt_torchrec.base.parquet_footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
+from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 

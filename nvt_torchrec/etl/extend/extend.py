@@ -348,13 +348,22 @@ def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
     """Refuse another file of a day that is there. Raises :class:`BadInputError`."""
     inputs = {file.day: file for file in manifest.inputs}
     file = inputs[day.day]
-    if fingerprint(day) != file.fingerprint and content_digest(day) != file.digest:
-        undo = "take that one back with `python -m etl extend --undo` first; or, "
-        raise BadInputError(
-            f"{day.path}: {output} has {day.name} already, of another file, {file.path}",
-            f"{undo * (day.day == max(inputs))}if this is a later day, call it "
-            f"{_following(inputs)}; or run the ETL again",
-        )
+    if fingerprint(day) == file.fingerprint or content_digest(day) == file.digest:
+        return
+    problem = f"{output} has {day.name} already, of another file, {file.path}"
+    later = f"if this is a later day, call it {_following(inputs)}"
+    undo = "take that one back with `python -m etl extend --undo` first"
+    may_undo = day.day == max(inputs)
+    if day_names.name_of(day.path) is None:
+        # the day was not chosen, so its number comes first, and not what replaces a day
+        problem = f"no number or date in its name, so it is {day.name}; {problem}"
+        remedy = f"{later}; if it replaces {file.path}, "
+        remedy += undo if may_undo else "run the ETL again"
+    elif may_undo:
+        remedy = f"{undo}; or, {later}; or run the ETL again"
+    else:
+        remedy = f"{later}; or run the ETL again"
+    raise BadInputError(f"{day.path}: {problem}", remedy)
 
 
 def check_not_repeated(day: DayFile, manifest: Manifest) -> None:

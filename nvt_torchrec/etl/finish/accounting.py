@@ -182,7 +182,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
     Raises:
         LostRowsError: a line is not accounted for.
     """
-    from nvt_torchrec.base.parquet_footer import footer_digest  # compiles loops
+    from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
 
     written = {}
     for result in results:

@@ -17,6 +17,7 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from nvt_torchrec.base.untraced import make_untraced
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
@@ -223,8 +224,8 @@ class BatchFactory:
         weights [B]."""
         size = labels.shape[0]
         if size not in self._samples:
-            self._samples[size] = KeyedJaggedTensor(
-                self._keys, ids.new_empty(0), **self._constants(size)
+            self._samples[size] = make_untraced(
+                KeyedJaggedTensor, self._keys, ids.new_empty(0), **self._constants(size)
             )
         # A copy with other values: the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
@@ -240,7 +241,8 @@ class BatchFactory:
         **parts: object,
     ) -> LoaderBatch:
         """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
-        sparse = KeyedJaggedTensor(
+        sparse = make_untraced(
+            KeyedJaggedTensor,
             keys=self._keys,
             values=values,
             stride=labels.shape[0],
@@ -268,7 +270,8 @@ class BatchFactory:
         if size == 0:  # KeyedJaggedTensor.to_dict fails without rows
             empty, zero = constant(torch.empty(0)), constant(torch.zeros(1))
             constants["jt_dict"] = {
-                key: JaggedTensor(empty, lengths=empty, offsets=zero) for key in self._keys
+                key: make_untraced(JaggedTensor, empty, lengths=empty, offsets=zero)
+                for key in self._keys
             }
         return constants
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.base.parquet_footer import Footer, columns_of_leaves
+from nvt_torchrec.base.parquet.footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: From this number on, the bits of a float32's magnitude mean infinity or NaN.

@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base import parquet_footer
 from nvt_torchrec.base.arrays import is_list
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.remote import RemoteFile, filesystem_of, open_file
 from nvt_torchrec.base.files.validation import strict_json
-from nvt_torchrec.base.parquet_footer import Footer
+from nvt_torchrec.base.parquet.footer import Footer, read_footer
 from nvt_torchrec.formats.day_names import natural_order
 from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
@@ -163,7 +162,7 @@ def _read_footer(path: Path | RemoteFile, schema: TableSchema) -> Footer:
 
     Raises as :func:`check_columns`, and :class:`BadInputError` if the file has no footer.
     """
-    footer = parquet_footer.read_footer(path, REWRITE)
+    footer = read_footer(path, REWRITE)
     check_columns(footer.schema, schema, str(path))
     return footer
 

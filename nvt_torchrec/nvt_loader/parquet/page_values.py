@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet_footer import varint
+from nvt_torchrec.base.parquet.footer import varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet_footer import MISSING, read_structs, structs_path
+from nvt_torchrec.base.parquet.footer import MISSING, read_structs, structs_path
 
 
 def int64_record(names: str) -> np.dtype:

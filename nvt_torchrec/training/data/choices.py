@@ -278,10 +278,22 @@ def _new_days(
     new = sorted(set(known) - set(trained))
     if new:
         return new
+    seen = f"--days new: {settings.continue_from} has been trained on {_text(trained)}"
+    output = EtlOutput.from_splits(settings.binary_path)
+    manifest = Manifest.read(output.manifest)
+    added = {extension.day for extension in manifest.extensions}
+    no_rows = sorted(added - set(known) - set(trained))
+    # split by days, the newest day is for training once the next one is there
+    if no_rows and manifest.split is not None:
+        raise SettingsError(
+            f"{seen}, and no row of {_text(no_rows)} is for training",
+            "this checkpoint needs no training: bundle it with the workflow of now, `python -m "
+            f"inference bundle --workflow {output.workflow} --checkpoint {settings.continue_from} "
+            "--output BUNDLE`; to train on newer rows, run the ETL again with later cuts in the "
+            "spec's [split]",
+        )
     raise SettingsError(
-        f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
-        f"training set has no other day",
-        "add a day with `python -m etl extend`",
+        f"{seen}, and the training set has no other day", "add a day with `python -m etl extend`"
     )
 
 

@@ -96,8 +96,18 @@ def test_digests_of_samples(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_day_in_its_name(raw, output, tmp_path: Path) -> None:
+    """The first remedy is to give it one, also where the newest day is day 0 as well."""
     shutil.copy(raw / "day_4", tmp_path / "clicks.tsv")
-    refused(output, tmp_path / "clicks.tsv", r"call it day_\d+")
+    no_number = r"clicks\.tsv: no number or date in its name, so it is day 0; .* has day 0 already"
+    advice = r".*\n  -> if this is a later day, call it day_{}; if it replaces .*/{}, {}"
+    again = advice.format(4, "day_0", "run the ETL again")
+    refused(output, tmp_path / "clicks.tsv", no_number + again)
+    (tmp_path / "new").mkdir()
+    shutil.copy(raw / "day_0", tmp_path / "new" / "log.tsv")
+    one_file = tmp_path / "one"
+    run(settings(tmp_path / "new" / "log.tsv", one_file, SMALL))
+    undo = advice.format(1, r"log\.tsv", "take that one back with `python -m etl extend --undo`")
+    refused(one_file, tmp_path / "clicks.tsv", no_number + undo)
 
 
 def test_an_older_day(tmp_path: Path) -> None:

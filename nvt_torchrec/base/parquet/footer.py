@@ -22,14 +22,23 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import RemoteFile, open_file
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.parquet.compact_protocol import (
+    BINARY,
+    BYTE,
+    DOUBLE,
+    FALSE,
+    I16,
+    LIST,
+    SET,
+    STRUCT,
+    TRUE,
+)
 
 #: A column chunk is a row of int64 of these: its codec, values, bytes decompressed and in the file,
 #: and where its first data page and its dictionary begin. What a footer does not say is MISSING.
 CODEC, VALUES, DECOMPRESSED, BYTES, DATA_PAGE, DICTIONARY = range(6)
 MISSING = -(1 << 63)
 
-#: Thrift's compact protocol: types of fields.
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 #: Structs and lists in each other, at most.
 _DEPTH = 12
 #: A path is the numbers of fields from the root on, each in so many bits; lists have no number.
@@ -92,8 +101,8 @@ def read_structs(memory, at, end, struct, wanted, numbers):
         kind, here = kinds[depth], paths[depth]
         if lefts[depth] > 0:
             lefts[depth] -= 1
-            if kind in (_TRUE, _FALSE):  # a byte each, in lists
-                kind = _BYTE
+            if kind in (TRUE, FALSE):  # a byte each, in lists
+                kind = BYTE
         else:
             byte = np.int64(memory[at])
             at += 1
@@ -112,12 +121,12 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                 fields[depth] = _signed(value)
             known = here >= 0 and 0 < fields[depth] < 1 << _PATH_BITS
             here = (here << _PATH_BITS) + fields[depth] if known else np.int64(-1)
-        if kind in (_STRUCT, _LIST, _SET):
+        if kind in (STRUCT, LIST, SET):
             depth += 1
             if depth == _DEPTH:
                 return -1, count
             paths[depth], fields[depth], lefts[depth] = here, 0, -1
-            if kind != _STRUCT:
+            if kind != STRUCT:
                 if at >= end:
                     return -1, count
                 byte = np.int64(memory[at])
@@ -130,13 +139,13 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                     lefts[depth] = value
             elif here == struct and count < len(numbers):
                 numbers[count] = MISSING
-        elif kind in (_BYTE, _DOUBLE):
-            at += 1 if kind == _BYTE else 8
-        elif _I16 <= kind <= _BINARY:
+        elif kind in (BYTE, DOUBLE):
+            at += 1 if kind == BYTE else 8
+        elif I16 <= kind <= BINARY:
             value, at = varint(memory, at, end)
             if at < 0:
                 return -1, count
-            if kind == _BINARY:
+            if kind == BINARY:
                 if value > np.uint64(end - at):
                     return -1, count
                 at += np.int64(value)
@@ -144,7 +153,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                 for i in range(len(wanted)):
                     if wanted[i] == here:
                         numbers[count, i] = _signed(value)
-        elif kind != _TRUE and kind != _FALSE:
+        elif kind != TRUE and kind != FALSE:
             return -1, count
 
 

@@ -1,0 +1,75 @@
+"""Write a part by one writer, and read it: a process of :mod:`benchmarks.parquet_writer`.
+
+Its arguments are the writer, the file whose rows are written, and the file to write. It prints the
+times as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.etl.units.part_files import ROW_GROUP_ROWS, PartWriter
+
+#: Rows that are written first, without being counted: compiled loops are loaded by then.
+_WARM_UP_ROWS = 1000
+
+
+def main() -> None:
+    """Run the writer that the command line names."""
+    name, source, path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    write, table = WRITERS[name], pq.read_table(source)
+    write(table.slice(0, _WARM_UP_ROWS), path)
+    _, writing = _measure(lambda: write(table, path))
+    read, reading = _measure(lambda: pq.read_table(path, use_threads=False))
+    if not read.equals(table):
+        raise ClickLogError(f"{name}: {path} does not hold the rows of {source}")
+    times = {f"write_{key}": value for key, value in writing.items()}
+    times |= {f"read_{key}": value for key, value in reading.items()}
+    print(json.dumps({"rows": len(table), "mb": path.stat().st_size / 1e6, **times}))
+    path.unlink()
+
+
+def _measure(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """Return what a call returns, and its seconds by the clock and of all threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return result, {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+
+
+def _write_ours(table: pa.Table, path: Path) -> None:
+    with PartWriter(path) as part:
+        part.write(table)
+
+
+def _write_arrow(table: pa.Table, path: Path) -> None:
+    """Write as the ETL does: uncompressed, the same row groups, pages with checksums."""
+    pq.write_table(
+        table,
+        path,
+        compression="none",
+        row_group_size=ROW_GROUP_ROWS,
+        write_page_checksum=True,
+    )
+
+
+def _write_arrow_snappy(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS)
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
+    "ours": _write_ours,
+    "arrow": _write_arrow,
+    "arrow, snappy": _write_arrow_snappy,
+}
+
+if __name__ == "__main__":
+    main()
