@@ -28,7 +28,7 @@ from nvt_torchrec.nvt_loader.cuda.device_rows import (
 )
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
-from nvt_torchrec.nvt_loader.parquet.files import FOOTERS
+from nvt_torchrec.nvt_loader.parquet.files import MAX_FOOTERS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
@@ -51,7 +51,7 @@ class CudfReader:
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
-        self._footer = functools.lru_cache(FOOTERS)(self._read_footer)
+        self._footer = functools.lru_cache(MAX_FOOTERS)(self._read_footer)
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
@@ -86,7 +86,7 @@ class CudfReader:
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
         """Decode row groups into consecutive rows; ``numbers`` are ascending."""
-        where, _ = self._dataset.place(numbers[0])
+        where, _ = self._dataset.locate(numbers[0])
         try:
             with error_context(self._dataset, numbers[0]):
                 rows = self._rows(self._read_columns(numbers), where)
