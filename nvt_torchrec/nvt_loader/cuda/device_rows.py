@@ -179,7 +179,8 @@ def arrange_rows(
     views = float_views(dataset, len(row_numbers), parts)
     if not dataset.jagged:
         return FlatBlock(*views, ids[row_numbers].transpose(1, 2).contiguous())
-    return JaggedBlock(*views, *_arrange_lists(dataset, chunks, ids, row_numbers))
+    values, lengths, offsets, bounds = _arrange_lists(dataset, chunks, ids, row_numbers)
+    return JaggedBlock(*views, values, lengths, offsets, bounds)
 
 
 def _arrange_lists(
