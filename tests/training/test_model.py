@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.loop.finish import _permute_column
-from nvt_torchrec.training.sharding import train_model as model_module
+from nvt_torchrec.training.sharding import initial_weights
 from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.train_model import build_model
 from tests import fake_cuda
@@ -19,7 +19,7 @@ CONFIG = dlrm(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1), 0.0
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(model_module, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(initial_weights, "BLOCK_ROWS", 32)
 
 
 def filled(rows: int, columns: int, offsets=(0, 0), table="t", seed=0) -> torch.Tensor:

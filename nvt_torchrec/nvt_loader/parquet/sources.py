@@ -33,7 +33,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Any:
-        """A value for JSON that changes with the rows: a state is loaded only if it is the same."""
+        """Return a value for JSON that changes with the rows; states are loaded on the same."""
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterable[pa.RecordBatch]:
         """Return the rows of a row group, each time the same in the same order.
