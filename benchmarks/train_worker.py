@@ -117,7 +117,7 @@ def _draw_on_device() -> None:
     from nvt_torchrec.training.sharding import build
 
     def fill(model: Any, config: object, seed: int) -> None:
-        for _, shard, _ in build._shards(model):
+        for _, shard, _ in build._iterate_shards(model):
             shard.uniform_(-0.01, 0.01)
 
     if cuda.is_available():

@@ -39,7 +39,7 @@ def _train(argv: list[str]) -> None:
         log.info("%s: read as --adagrad; the example's README has a dash too many", THREE_DASHES)
     prepare_torch()
     if settings.plan_only:
-        from nvt_torchrec.training.sharding.planning import plan_only
+        from nvt_torchrec.training.sharding.plan_only import plan_only
 
         print(plan_only(settings))
         return

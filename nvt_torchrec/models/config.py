@@ -1,4 +1,4 @@
-"""What a checkpoint or a bundle says of its model, and the run that trains it knows."""
+"""The configuration of a model, as a training run makes it and checkpoints and bundles store it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nvt_torchrec.models.registry import MAX_VECTOR_SCALE
 
 log = logging.getLogger(__name__)
 
-#: The most events of all lists of a row that a model gets one by one.
+#: The largest number of events of a row, over all lists, that a model gets one by one.
 _MAX_LISTED_EVENTS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnModel:
-    """What is known of the module of an own model (:mod:`.contract`).
+    """Facts about the module of an own model (:mod:`.contract`), stored instead of its code.
 
     Attributes:
         id_columns, length_columns: The columns whose ids and lengths it takes.
         widest: The width of its widest layer, by which learning rates are chosen.
-        digest: A digest of what it computes (:func:`.onnx_head.digest_graph`); "" if unknown.
+        digest: A digest of its operators (:func:`.onnx_head.digest_graph`); "" if unknown.
     """
 
     id_columns: tuple[str, ...] = ()
@@ -39,16 +39,17 @@ class OwnModel:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Columns):
-    """A model: its columns and tables, and what :func:`.head.build_head` makes its layers of.
+    """A model: its columns and tables, and the settings of its layers (:func:`.head.build_head`).
 
     Attributes:
-        first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0: none.
+        first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0 without it.
         model: A key of :data:`.registry.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
-        vector_scale: What the vectors are multiplied by that the module gets beside that term.
+        vector_scale: The factor of the vectors that the module gets, if there is a first-order
+            term.
         hash_indices: Whether ids beyond a table's rows share them (:func:`.contract.fold_ids`).
-        own: What is known of an own model, which is imported only where the caller names it; None
-            for a model of this project.
+        own: Facts about an own model, whose code is imported only if the caller names it; None for
+            a model of this project.
 
     Raises:
         SchemaError: The values do not make a model.
@@ -79,11 +80,13 @@ class ModelConfig(Columns):
             raise SchemaError(f"no model has vector_scale {self.vector_scale}")
         if not self.labels:
             raise SchemaError("a model without a label")
-        if unknown := set(self.features.values()) - set(self.categorical):
-            raise SchemaError(f"a history of {unknown}, which are no categorical columns")
-        if unknown := set(self.sequences) - {history.name for history in self.histories}:
-            raise SchemaError(f"sequences {unknown}, which are no histories")
-        if not self.max_events >= bool(self.histories):
+        unknown = set(self.features.values()) - set(self.categorical)
+        if unknown:
+            raise SchemaError(f"a history of {unknown}, which are not categorical columns")
+        unknown = set(self.sequences) - {history.name for history in self.histories}
+        if unknown:
+            raise SchemaError(f"sequences {unknown}, which are not histories")
+        if self.max_events < (1 if self.histories else 0):
             raise SchemaError(f"no model has max_events {self.max_events}")
         if len(self.lists) * self.max_events > _MAX_LISTED_EVENTS:
             raise SchemaError(
@@ -102,25 +105,25 @@ class ModelConfig(Columns):
 
     @property
     def columns(self) -> Columns:
-        """What ``build`` is given."""
-        names = (field.name for field in dataclasses.fields(Columns))
-        return Columns(**{name: getattr(self, name) for name in names})
+        """The columns alone, which ``build`` gets."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(Columns)}
+        return Columns(**values)
 
     @property
     def lookups(self) -> dict[str, str]:
-        """What is looked up in tables, each with the categorical column whose table it has.
+        """The keys of the lookups in tables, each with the categorical column whose table it uses.
 
-        They are the features, but for those of ``lists`` their positions, the newest event's last.
-        A position has one id or none, so that tables are sharded, trained and kept as without
-        lists.
+        A feature is a key. One of ``lists`` has a key for each position instead, that of the newest
+        event last. A position has one id or none, so that tables are sharded, trained and stored as
+        without lists.
         """
-        found = {}
+        columns = {}
         for name, column in self.features.items():
-            for key in self.keys_of(name):
-                found[key] = column
-        return found
+            for key in self.list_keys(name):
+                columns[key] = column
+        return columns
 
-    def keys_of(self, feature: str) -> list[str]:
+    def list_keys(self, feature: str) -> list[str]:
         """Return the keys of ``lookups`` of a feature."""
         if feature not in self.lists:
             return [feature]
@@ -177,7 +180,8 @@ class ModelConfig(Columns):
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
         value = dataclasses.asdict(self)
-        if not self.histories:  # older versions do not know them
+        # Keys that older versions do not know are left out where they have no effect.
+        if not self.histories:
             del value["histories"], value["max_events"]
         if not self.sequences:
             del value["sequences"]
@@ -203,9 +207,9 @@ class ModelConfig(Columns):
             raise SchemaError(f"not the configuration of a model: {error}") from None
 
     def differences(self, then: ModelConfig) -> str:
-        """Describe the values that were other ones in ``then``; "" if none were.
+        """Describe the values that differ from those in ``then``; "" if none does.
 
-        A label may have got another name.
+        Labels may have been renamed.
         """
         before, now = then._comparable(), self._comparable()
         return differences(before, {**dict.fromkeys(before), **now})
@@ -220,12 +224,14 @@ class ModelConfig(Columns):
         return value
 
     def warn_of_other_code(self, then: ModelConfig, path: Path | str) -> None:
-        """Warn if an own model computes something else than that of the checkpoint ``path``.
+        """Warn if an own model has other operators than that of the checkpoint ``path``.
 
-        It is not refused: another version of PyTorch may export the same code differently.
+        It is not refused, because another version of PyTorch may export the same code differently.
         """
-        digests = [config.own.digest for config in (self, then) if config.own]
-        if len(digests) == 2 and all(digests) and digests[0] != digests[1]:
+        if self.own is None or then.own is None:
+            return
+        is_known = self.own.digest and then.own.digest
+        if is_known and self.own.digest != then.own.digest:
             log.warning(
                 "%s: what --model %s computes has changed since: other code, or another version of "
                 "PyTorch", path, self.model,
@@ -233,7 +239,7 @@ class ModelConfig(Columns):
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describe the values of ``now`` that were other ones; "" if none were."""
+    """Describe the values of ``now`` that differ from those of ``then``; "" if none does."""
     changes = []
     for name, value in now.items():
         if then.get(name) != value:
@@ -242,7 +248,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _read_program(program: Any) -> dict[str, Any] | None:
-    """Return ``own`` of what older checkpoints have in its place: the steps of the module."""
+    """Return ``own`` for a checkpoint of an older version, which holds a program instead."""
     if not isinstance(program, dict):
         return None
     return {name: program.get(name, []) for name in ("id_columns", "length_columns")}

@@ -1,4 +1,4 @@
-"""What a model is: a function ``build(columns, **settings)`` that returns a ``torch.nn.Module``.
+"""The contract of a model: a function ``build(columns, **settings)`` that returns a torch module.
 
 ::
 
@@ -22,12 +22,17 @@ checkpoints record.
 
 - ``dense``, float32 [B, N]: the values of the dense columns as the ETL wrote them; [B, 0] without
   dense columns.
-- ``vectors``, float32 [B, V, D]: the embedding of each row in each categorical column, of a list
-  the sum; then for each column of each history the mean of the events' embeddings, which are those
-  of the categorical column, 0 without an event, times √max_events, because means are smaller; then
-  the vector of its value in each dense column (:mod:`.piecewise`), unless with ``--dense_bins 0``.
-  ``columns.vectors`` names them. With ``--table_precision`` and ``--amp`` they have been, or are
-  computed in, 16 bits.
+- ``vectors``, float32 [B, V, D], in the order of ``columns.vectors``:
+
+  - for each categorical column the embedding of the row's id, or the sum of those of its list;
+  - for each column of each history the mean of the embeddings of its events, 0 without an event,
+    times √max_events, because means are smaller. The embeddings are those of the categorical
+    column;
+  - for each dense column the vector of the row's value (:mod:`.piecewise`); none with
+    ``--dense_bins 0``.
+
+  With ``--table_precision`` their values have been stored, and with ``--amp`` they are computed,
+  in 16 bits.
 
 A module with an attribute ``id_columns`` or ``length_columns``, names of categorical columns, is
 called with ``ids=`` or ``lengths=`` as well:
@@ -44,31 +49,31 @@ With ``--sequences``, names of histories, it is called with ``lists=`` and ``pre
   column of each of these histories; ``columns.lists`` names the S columns, in the order that they
   have in ``columns.vectors``, and L is ``columns.max_events``. The newest event is always in the
   last position; positions without an event come first, and are 0.
-- ``present``, bool [B, S, L]: where there is an event. A list may have none.
+- ``present``, bool [B, S, L]: whether a position has an event. A list may have none.
 
-A parameter that is looked up by ids has a gradient of its own size, which all ranks add up in each
-step: TorchRec's tables are for large ones.
+A parameter of the module that is looked up by ids has a gradient of its own size, which all ranks
+add up in each step. So large tables should be TorchRec's, those of the categorical columns.
 
-Beside the first-order term vectors are multiplied by ``--vector_scale``: they begin small, and so
-would the effect of layers. By default a run finds it from the module
+If there is a first-order term, the vectors are multiplied by ``--vector_scale``: embeddings begin
+small, and so would the effect of layers. By default a run finds the scale from the module
 (:mod:`nvt_torchrec.training.sharding.own_scale`).
 
 The logit of a row depends on that row alone: rows are padded in training, and a server scores them
-one by one. So a layer must not compute statistics of a batch. ``nn.BatchNorm1d`` may: in training
-its statistics are those of the samples of all ranks, and a bundle has the running ones. The first
-dimension of its input must be the rows, or several positions of each row, one row after the other;
-and each step must reach it, on all ranks.
+one by one. So a layer must not compute statistics of a batch. ``nn.BatchNorm1d`` is an exception:
+in training its statistics are those of the samples of all ranks, and in a bundle the running ones.
+The first dimension of its input must be the rows, or several positions of each row, one row after
+the other; and every step must compute it, on all ranks.
 
 ``loss(logits, labels, weights)``, if the module has this method, returns the loss of each row,
 float [B]. ``logits`` and ``labels`` are [B, T], with one label [B]; ``weights`` are [B], or None
 where rows have none, and the method applies them. Otherwise the loss is binary cross-entropy,
 summed over the labels.
 
-If the module has an attribute ``sums_dense`` that is true, the vectors of the dense columns come
-summed, as one. If it has a method ``align_inputs()``, that is called before it computes on tensor
-cores, for layers of unaligned widths.
+If the module has an attribute ``sums_dense`` that is true, it gets the sum of the vectors of the
+dense columns, as one vector. If it has a method ``align_inputs()``, that is called before the
+module computes on tensor cores, so that it can pad layers of unaligned widths.
 
-Everything else is not the module's business: tables, their optimizers and sharding, lookups,
+The module is not concerned with anything else: tables, their optimizers and sharding, lookups,
 checkpoints, and the first-order term that is added to the logits. The same module trains, under
 TorchRec, and serves, on one joined table. It is built under the seed of the run, and keeps the
 initial values that it gives itself.
@@ -89,9 +94,9 @@ from torch import nn
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.histories import StoredHistory, list_features
 
-#: The most bins of a dense column.
+#: The largest number of bins of a dense column.
 MAX_BINS = 1024
-#: The attribute of a module that names the columns of a further argument of ``forward``.
+#: Further arguments of ``forward``, and the attribute of a module that names their columns.
 RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
 #: The ids of each table that belong to no value: padding, null and unknown.
 RESERVED_IDS = 3
@@ -101,7 +106,7 @@ Build: TypeAlias = Callable[..., nn.Module]
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """What a model is built for.
+    """The columns and tables that a model is built for.
 
     Attributes:
         dense: The names of the dense columns, in the order of the columns of ``dense``.
@@ -109,12 +114,12 @@ class Columns:
         num_embeddings: The rows of the table of each categorical column.
         embedding_dim: The width of all tables, D.
         labels: The names of the labels that are trained, in the order of the logits.
-        dense_bins: The bins of each dense column; 0: there are no vectors of dense columns.
+        dense_bins: The bins of each dense column; 0 if dense columns have no vectors.
         histories: The histories (:mod:`nvt_torchrec.formats.histories`).
-        max_events: The most events of a history in a row; the newest ones count.
+        max_events: The largest number of events of a history in a row; the newest ones count.
         sequences: The histories whose events the module gets one by one.
-        vocabularies: The vocabulary of each categorical column: columns of one name have one table;
-            (): each has its own.
+        vocabularies: The name of the vocabulary of each categorical column; columns of one
+            vocabulary share a table. Empty if each column has a table of its own.
     """
 
     dense: tuple[str, ...]
@@ -130,19 +135,24 @@ class Columns:
 
     @property
     def features(self) -> dict[str, str]:
-        """The names of what is looked up, each with the categorical column whose table it has."""
+        """The columns that are looked up, each with the categorical column whose table it uses."""
         return list_features(self.categorical, self.histories)
 
     @property
     def lists(self) -> tuple[str, ...]:
         """The names of the columns in the order of ``lists``."""
-        chosen = (history for history in self.histories if history.name in self.sequences)
-        return tuple(name for history in chosen for name in history.features)
+        names: list[str] = []
+        for history in self.histories:
+            if history.name in self.sequences:
+                names += history.features
+        return tuple(names)
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """The names of the columns in the order of ``vectors``."""
-        return (*self.features, *(self.dense if self.dense_bins else ()))
+        if self.dense_bins:
+            return (*self.features, *self.dense)
+        return tuple(self.features)
 
     @property
     def width(self) -> int:
@@ -151,33 +161,46 @@ class Columns:
 
 
 def find_raw_columns(module: object) -> dict[str, tuple[str, ...]]:
-    """Return the columns of the arguments ``ids`` and ``lengths``, of those that it takes."""
-    taken = {argument: tuple(getattr(module, name, ())) for argument, name in RAW_COLUMNS.items()}
-    return {argument: columns for argument, columns in taken.items() if columns}
+    """Return the columns of ``ids`` and ``lengths``, of those arguments that a module takes."""
+    taken = {}
+    for argument, attribute in RAW_COLUMNS.items():
+        columns = tuple(getattr(module, attribute, ()))
+        if columns:
+            taken[argument] = columns
+    return taken
 
 
 def stack_raw_inputs(
     columns: Mapping[str, tuple[str, ...]], **values: Callable[[str], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return ``ids`` and ``lengths``, int64 [B, columns], of what functions give for a column."""
-    return {
-        argument: torch.stack([values[argument](name) for name in names], 1).long()
-        for argument, names in columns.items()
-    }
+    """Return the arguments ``ids`` and ``lengths`` of a module.
+
+    Args:
+        columns: The columns of each argument, from :func:`find_raw_columns`.
+        values: For each argument a function that returns the values [B] of a column.
+
+    Returns:
+        int64 [B, columns] by the name of the argument.
+    """
+    stacked = {}
+    for argument, names in columns.items():
+        stacked[argument] = torch.stack([values[argument](name) for name in names], 1).long()
+    return stacked
 
 
 def fold_ids(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the row of each id in a table that has fewer rows than there are ids.
 
-    The ids 0, 1 and 2 (padding, null, unknown) and others below the size keep their rows; of any
-    other id, what is beyond these three counts modulo the rows beyond them.
+    The ids 0, 1 and 2 (padding, null, unknown) keep their rows. All others share the remaining
+    rows: they are counted from 3 on, modulo the number of these rows.
 
     Args:
         ids: Integers of any shape, none negative.
         rows: The rows of each id's table; broadcast to ``ids``.
     """
-    beyond = RESERVED_IDS + (ids - RESERVED_IDS) % (rows - RESERVED_IDS).clamp(min=1)
-    return torch.where(ids < RESERVED_IDS, ids, beyond)
+    shared_rows = (rows - RESERVED_IDS).clamp(min=1)
+    folded = RESERVED_IDS + (ids - RESERVED_IDS) % shared_rows
+    return torch.where(ids < RESERVED_IDS, ids, folded)
 
 
 def load_build(name: str) -> Build | None:
@@ -195,7 +218,7 @@ def load_build(name: str) -> Build | None:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), function)
-    except Exception as error:  # of the user's module, too
+    except Exception as error:  # errors of the user's module, too
         raise SettingsError(
             f"--model {name}: {type(error).__name__}: {error}",
             "name a function that Python can import from here: --model MODULE:FUNCTION",

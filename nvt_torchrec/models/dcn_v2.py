@@ -8,7 +8,13 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import CrossNetwork, Layers, check_last, check_sizes, initialize
+from nvt_torchrec.models.layers import (
+    CrossNetwork,
+    Layers,
+    check_last_layers,
+    check_sizes,
+    initialize,
+)
 
 
 class DcnV2(nn.Module):
@@ -49,13 +55,15 @@ def build(
     dcn_low_rank_dim: int,
     **regularization: Any,
 ) -> DcnV2:
-    """Build it with the settings of the flags of these names; no rank is above the width.
+    """Build it with the settings of the flags of the same names.
+
+    The rank is at most the width of the input.
 
     Raises:
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
     check_sizes({"dcn_num_layers": dcn_num_layers, "dcn_low_rank_dim": dcn_low_rank_dim})
-    sizes = check_last(columns, over_arch_layer_sizes)
+    sizes = check_last_layers(columns, over_arch_layer_sizes)
     rank = min(dcn_low_rank_dim, columns.width)
     return initialize(DcnV2(columns, sizes, dcn_num_layers, rank, **regularization))

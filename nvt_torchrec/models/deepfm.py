@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.layers import Layers, check_last_layers, initialize
 
 
 class DeepFM(nn.Module):
@@ -29,6 +29,7 @@ class DeepFM(nn.Module):
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Return logits [B, T]; see :mod:`.contract`."""
+        # The products of all pairs: half of the square of the sum, without the sum of the squares.
         pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
         return pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
 
@@ -36,11 +37,11 @@ class DeepFM(nn.Module):
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepFM:
-    """Build it with the settings of the flags of these names.
+    """Build it with the settings of the flags of the same names.
 
     Raises:
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
-    sizes = check_last(columns, over_arch_layer_sizes)
+    sizes = check_last_layers(columns, over_arch_layer_sizes)
     return initialize(DeepFM(columns, sizes, **regularization))

@@ -1,7 +1,7 @@
-"""Target attention: events of a history count by how they fit the row's own item.
+"""Target attention: the events of a history are weighted by their similarity to the row's item.
 
 As in DIN (Zhou et al. 2018, arXiv:1706.06978), but the weights are a softmax of dot products
-instead of layers over pairs of vectors.
+instead of the results of layers over pairs of vectors.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last, initialize
+from nvt_torchrec.models.layers import Layers, check_last_layers, initialize
 
-#: What a position without an event has instead of a product: its weight is 0.
+#: Replaces the dot product of a position without an event. Its weight is then 0, and unlike -inf it
+#: leaves no NaN where a row has no event at all.
 _NEVER = -1e4
 
 
@@ -33,33 +34,36 @@ class DeepInterest(nn.Module):
 
     def __init__(self, columns: Columns, sizes: tuple[int, ...], **regularization: Any) -> None:
         super().__init__()
-        own = (columns.features[name] for name in columns.lists)
-        self.candidates = [columns.categorical.index(name) for name in own]
+        # For each column of the histories, the position of the row's own vector.
+        self.candidates = []
+        for name in columns.lists:
+            self.candidates.append(columns.categorical.index(columns.features[name]))
         dim = columns.embedding_dim
-        self.norm = nn.LayerNorm(dim)  # vectors begin small, and so would all weights be equal
+        # Embeddings begin small; without normalization all weights would be nearly equal.
+        self.norm = nn.LayerNorm(dim)
         width = columns.width + len(self.candidates) * (2 * dim + 1)
         self.deep = Layers(width, sizes, last_relu=False, **regularization)
 
     def forward(
         self, dense: torch.Tensor, vectors: torch.Tensor, lists: torch.Tensor, present: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits [B, T]; see :mod:`.contract`. An empty list adds zeros.
-
-        The logarithm of the softmax's sum, with a product of 0 more, says how well anything fits.
-        """
+        """Return logits [B, T]; see :mod:`.contract`. An empty list contributes zeros."""
         candidates, events = self.norm(vectors[:, self.candidates]), self.norm(lists)
-        fit = (events * candidates.unsqueeze(2)).sum(3) / events.shape[3] ** 0.5  # [B, S, L]
-        fit = fit.masked_fill(~present, _NEVER)
-        interest = ((fit.softmax(2) * present).unsqueeze(3) * events).sum(2)
-        sums = functional.pad(fit, (1, 0)).logsumexp(2)
+        products = (events * candidates.unsqueeze(2)).sum(3) / events.shape[3] ** 0.5  # [B, S, L]
+        products = products.masked_fill(~present, _NEVER)
+        weights = products.softmax(2) * present
+        interest = (weights.unsqueeze(3) * events).sum(2)  # [B, S, D]
+        # Weights are relative. The log of the softmax's denominator says how similar the events are
+        # altogether; one more product, of 0, makes it 0 for an empty list.
+        similarity = functional.pad(products, (1, 0)).logsumexp(2)  # [B, S]
         parts = [dense, vectors.flatten(1), interest.flatten(1), (interest * candidates).flatten(1)]
-        return self.deep(torch.cat([*parts, sums], 1))
+        return self.deep(torch.cat([*parts, similarity], 1))
 
 
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> DeepInterest:
-    """Build it with the settings of the flags of these names.
+    """Build it with the settings of the flags of the same names.
 
     Raises:
         SchemaError: The sizes do not make the model, or no history gives its events.
@@ -67,8 +71,8 @@ def build(
     """
     if not columns.lists:
         raise SchemaError(
-            "a model that attends to the events of histories, and there are none",
+            "the model attends to the events of histories, and there are none in the data",
             "add a [[history]] to the spec (docs/events.md), or choose another --model",
         )
-    sizes = check_last(columns, over_arch_layer_sizes)
+    sizes = check_last_layers(columns, over_arch_layer_sizes)
     return initialize(DeepInterest(columns, sizes, **regularization))

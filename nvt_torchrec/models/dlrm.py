@@ -11,19 +11,19 @@ from torch import nn
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, sizes_of
+from nvt_torchrec.models.interactions import INTERACTIONS, Interaction, list_sizes
 from nvt_torchrec.models.layers import (
     ALIGNMENT,
     Layers,
     PairProducts,
-    check_last,
+    check_last_layers,
     check_sizes,
     initialize,
 )  # fmt: skip
 from nvt_torchrec.models.regularization import REGULARIZATION
 
-#: With more vectors, those of the dense columns are summed. The products of all pairs would double
-#: the time of a step on Criteo's 26 + 13 columns.
+#: If there are more vectors, those of the dense columns are summed to one. On Criteo's 26 + 13
+#: columns, the products of all pairs would double the time of a step.
 _MAX_VECTORS = 24
 
 
@@ -33,13 +33,14 @@ class Dlrm(nn.Module):
     Without dense columns there are no layers for them and no dense vector in the interaction.
 
     Attributes:
-        sums_dense: Whether the dense columns' vectors (:mod:`.piecewise`) come summed, as one.
+        sums_dense: Whether the model gets the sum of the dense columns' vectors
+            (:mod:`.piecewise`), as one vector.
 
     Args:
         columns: The columns of the data.
         bottom: The widths of the layers for the dense columns; the last is that of the tables.
         top: The widths of the layers at the end.
-        interaction: How dense vector and embeddings are combined.
+        interaction: Combines the dense vector and the embeddings.
         regularization: ``batch_norm`` and ``dropout`` of :class:`.layers.Layers`.
     """
 
@@ -56,12 +57,14 @@ class Dlrm(nn.Module):
         self.bottom = None
         if has_dense:
             self.bottom = Layers(len(columns.dense), bottom, **regularization)
-        vectors = len(columns.vectors) + has_dense
-        of_dense = len(columns.vectors) - len(columns.features)
-        self.sums_dense = of_dense > 0 and vectors > _MAX_VECTORS
+        num_vectors = len(columns.vectors)
+        if has_dense:
+            num_vectors += 1
+        num_piecewise = len(columns.vectors) - len(columns.features)
+        self.sums_dense = num_piecewise > 0 and num_vectors > _MAX_VECTORS
         if self.sums_dense:
-            vectors -= of_dense - 1
-        self.interaction, width = interaction.build(vectors, columns.embedding_dim, has_dense)
+            num_vectors -= num_piecewise - 1
+        self.interaction, width = interaction.build(num_vectors, columns.embedding_dim, has_dense)
         self.top = Layers(width, top, last_relu=False, **regularization)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -73,30 +76,37 @@ class Dlrm(nn.Module):
     @property
     def widest(self) -> int:
         """The width of the widest layer, without those of the interaction."""
-        layers = (layer for part in filter(None, (self.bottom, self.top)) for layer in part)
-        return max(layer.out_features for layer in layers)
+        return max(layer.out_features for layers in self._layers for layer in layers)
+
+    @property
+    def _layers(self) -> list[Layers]:
+        return [self.top] if self.bottom is None else [self.bottom, self.top]
 
     def align_inputs(self) -> None:
-        """Let the first layers below and above the interaction compute with padded inputs.
+        """Pad the inputs of the first layers below and above the interaction.
 
         Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows
-        begin at multiples of 16 bytes. The 13 dense features and the 479 inputs of the top layers
-        of MLPerf's DLRM do not. Zeros beside them, and beside the columns of the weight, change no
-        sum. Parameters and state dicts stay as they are: a layer pads its weight in each call.
+        begin at multiples of 16 bytes. The rows of MLPerf's DLRM, 13 dense features and 479 inputs
+        of the top layers, do not. Zeros beside them, and beside the columns of the weight, change
+        no sum. Parameters and state dicts stay as they are: a layer pads its weight in each call.
         """
         if isinstance(self.interaction, PairProducts):
             self.interaction.align()
-        for layers in filter(None, (self.bottom, self.top)):
+        for layers in self._layers:
             layers.aligned = next(iter(layers)).in_features % ALIGNMENT > 0
 
 
 def choose_settings(flags: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """Return the settings that the flags of a DLRM say, of the chosen interaction alone."""
-    bottom = flags["dense_arch_layer_sizes"] if columns.dense else ()
-    kind = flags["interaction_type"]
-    names = ("over_arch_layer_sizes", "interaction_type", *sizes_of(INTERACTIONS[kind]))
-    names += REGULARIZATION
-    return {"dense_arch_layer_sizes": bottom, **{name: flags[name] for name in names}}
+    """Return the settings of a DLRM for the values of the flags.
+
+    Sizes of other interactions than the chosen one are left out.
+    """
+    settings = {"dense_arch_layer_sizes": flags["dense_arch_layer_sizes"] if columns.dense else ()}
+    interaction = INTERACTIONS[flags["interaction_type"]]
+    names = ["over_arch_layer_sizes", "interaction_type", *list_sizes(interaction), *REGULARIZATION]
+    for name in names:
+        settings[name] = flags[name]
+    return settings
 
 
 def build(
@@ -120,12 +130,14 @@ def build(
     interaction = convert(INTERACTIONS[interaction_type], sizes)
     bottom = convert(tuple[int, ...], dense_arch_layer_sizes, "dense_arch_layer_sizes")
     check_sizes({"dense_arch_layer_sizes": bottom, **vars(interaction)})
-    top = check_last(columns, over_arch_layer_sizes)
-    if bottom[-1:] != ((columns.embedding_dim,) if columns.dense else ()):
+    top = check_last_layers(columns, over_arch_layer_sizes)
+    dense_width = bottom[-1] if bottom else None
+    if dense_width != (columns.embedding_dim if columns.dense else None):
         raise SchemaError(
             f"no DLRM of {len(columns.dense)} dense features has embedding_dim "
             f"{columns.embedding_dim} and dense_arch_layer_sizes {bottom}",
-            "the dense vector is combined with the embeddings: the layers end with their width",
+            "end dense_arch_layer_sizes with embedding_dim: the dense vector is combined with the "
+            "embeddings",
         )
     if len(columns.vectors) + bool(columns.dense) < interaction.MIN_VECTORS:
         raise SchemaError(

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from nvt_torchrec.models.contract import Columns
-from nvt_torchrec.models.layers import Layers, check_last
+from nvt_torchrec.models.layers import Layers, check_last_layers
 
 
 class FinalMLP(nn.Module):
-    """Two streams of layers over all values and vectors, joined by a bilinear form.
+    """Two streams of layers over all values and vectors, combined by a bilinear form.
 
-    The gates of the streams (equation 6 there) depend on no column: each is a weight of an input.
+    The gates of the streams (equation 6 there) do not depend on a row's values: each gate is a
+    weight of one input.
 
     Args:
         columns: The columns of the data.
@@ -35,6 +36,7 @@ class FinalMLP(nn.Module):
         values = torch.cat([dense, vectors.flatten(1)], 1)
         first, second = 2 * self.gates.sigmoid()
         left, right = self.first(first * values), self.second(second * values)
+        # leftᵀ W right, with a matrix W for each label.
         product = self.products(left).view(left.shape[0], -1, right.shape[1]) @ right.unsqueeze(2)
         return self.linear(torch.cat([left, right], 1)) + product.squeeze(2)
 
@@ -42,11 +44,11 @@ class FinalMLP(nn.Module):
 def build(
     columns: Columns, *, over_arch_layer_sizes: tuple[int, ...], **regularization: Any
 ) -> FinalMLP:
-    """Build it with the settings of the flags of these names, for both streams.
+    """Build it with the settings of the flags of the same names, for both streams.
 
     Raises:
         SchemaError: The sizes do not make the model.
         ValueError: One is of another type.
     """
-    sizes = check_last(columns, over_arch_layer_sizes)
+    sizes = check_last_layers(columns, over_arch_layer_sizes)
     return FinalMLP(columns, sizes, **regularization)

@@ -1,4 +1,5 @@
-"""What follows the lookup: vectors of dense values, a first-order term, and a module."""
+"""The head of a model, which follows the lookup: vectors of dense values, a first-order term, and a
+module."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class FirstOrder(nn.Module):
     It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
     DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
     those for label t are coordinate t of the ids' embeddings, times a factor, and the module does
-    not see these coordinates. So it is with the vectors of dense values, beside whose weights a
-    dense feature has one for the value itself.
+    not see these coordinates. The vectors of dense values are divided in the same way; a dense
+    feature has one more weight, for the value itself.
 
     Attributes:
         weight: The weights of the dense features, [T, their number]; None without any.
@@ -36,7 +37,7 @@ class FirstOrder(nn.Module):
         dense: The number of dense features.
         dim: The width of the embeddings, D.
         labels: The number of labels, T.
-        scale: What the other coordinates are multiplied by.
+        scale: The factor of the other coordinates, ``ModelConfig.vector_scale``.
         coordinates: The coordinate at which the weights of each feature begin; of vectors of
             dense values it is 0.
     """
@@ -53,8 +54,11 @@ class FirstOrder(nn.Module):
         coordinates: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        #: How many neighbouring features have weights at the same coordinate, and the coordinate.
-        self.runs = [(len(list(own)), at) for at, own in itertools.groupby(coordinates)]
+        #: Runs of neighbouring features whose weights begin at the same coordinate: the number of
+        #: features, and the coordinate.
+        self.runs = []
+        for coordinate, features in itertools.groupby(coordinates):
+            self.runs.append((len(list(features)), coordinate))
         self.factor, self.labels = factor, labels
         self.weight = nn.Parameter(torch.zeros(labels, dense)) if dense else None
         self.bias = nn.Parameter(torch.zeros(labels))
@@ -68,18 +72,19 @@ class FirstOrder(nn.Module):
         """Return the term [B, T], and the vectors [B, V, D] with 0 in the coordinates it takes."""
         if len(self.runs) > 1:
             counts = [count for count, _ in self.runs]
-            # vectors of dense values follow those of the features, and begin at coordinate 0
+            # Vectors of dense values follow those of the features; their weights begin at 0.
             num_dense = vectors.shape[1] - sum(counts)
             parts = vectors.split([*counts, num_dense], 1)
-            coordinates = [*(at for _, at in self.runs), 0]
+            coordinates = [coordinate for _, coordinate in self.runs] + [0]
             weights = []
-            for part, at in zip(parts, coordinates, strict=True):
-                weights.append(part.narrow(2, at, self.labels))
+            for part, coordinate in zip(parts, coordinates, strict=True):
+                weights.append(part.narrow(2, coordinate, self.labels))
             sums = torch.cat(weights, 1).sum(1)
         else:
             sums = vectors.narrow(2, 0, self.labels).sum(1)
         term = torch.add(self.bias, sums, alpha=self.factor)
-        if self.weight is not None:  # not a matrix product, which autocast rounds to bfloat16
+        if self.weight is not None:
+            # Not a matrix product, which autocast would round to bfloat16.
             term = term + (dense.unsqueeze(1) * self.weight).sum(2)
         return term, vectors * self.others
 
@@ -95,7 +100,7 @@ class Head(nn.Module):
         raw_columns: The columns whose ids and lengths the module takes.
 
     Args:
-        factors: What each vector is multiplied by before the module gets it, [V, 1]; None: 1.
+        factors: The factor of each vector before the module gets it, [V, 1]; None if all are 1.
     """
 
     factors: torch.Tensor | None
@@ -120,9 +125,15 @@ class Head(nn.Module):
         vectors: torch.Tensor,
         more: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and further inputs.
+        """Return the logits of some rows.
 
-        These are ``ids``, ``lengths``, ``lists`` and ``present``, of those that the module takes.
+        Args:
+            dense: The dense values [B, N].
+            vectors: The embeddings [B, F, D].
+            more: The inputs ``ids``, ``lengths``, ``lists`` and ``present`` that the module takes.
+
+        Returns:
+            The logits [B, T].
         """
         more = more or {}
         if self.piecewise is not None:
@@ -147,8 +158,12 @@ def build_head(
 ) -> Head:
     """Build the head of a model, with its initial weights, which depend on the seed alone.
 
-    They are made on the CPU. With ``device="meta"`` nothing is allocated. An own model is built by
-    ``build``, which the caller has named.
+    Args:
+        config: The model.
+        seed: The seed of the initial weights.
+        device: The device of the head. Initial weights are made on the CPU, so that they are the
+            same on all devices; with "meta" nothing is allocated.
+        build: Builds the module of an own model.
 
     Raises:
         SchemaError: The settings do not make the model, or it is an own one without ``build``.
@@ -156,7 +171,7 @@ def build_head(
     initial_device = "meta" if torch.device(device).type == "meta" else "cpu"
     with torch.random.fork_rng(devices=[]), torch.device(initial_device):
         torch.manual_seed(seed)
-        module = _build_own(config, build) if build else _known_module(config)
+        module = _build_own(config, build) if build else _build_known(config)
         labels, dim = len(config.labels), config.embedding_dim
         first_order = piecewise = None
         if config.first_order:
@@ -170,30 +185,41 @@ def build_head(
             )
         if config.dense_bins and config.dense:
             weights = labels if config.first_order else 0
-            bins = len(config.dense), config.dense_bins, dim
             summed = getattr(module, "sums_dense", False)
-            piecewise = PiecewiseLinear(*bins, weights, summed=summed)
-        factors = None
-        if config.histories:
-            rest = 0 if piecewise is None else 1 if piecewise.summed else len(config.dense)
-            factors = torch.ones(len(config.features) + rest, 1)
-            factors[len(config.categorical) : len(config.features)] = math.sqrt(config.max_events)
+            piecewise = PiecewiseLinear(
+                len(config.dense), config.dense_bins, dim, weights, summed=summed
+            )
+        factors = _scale_histories(config, piecewise) if config.histories else None
     return Head(piecewise, first_order, module, labels, factors).to(device)
+
+
+def _scale_histories(config: ModelConfig, piecewise: PiecewiseLinear | None) -> torch.Tensor:
+    """Return the factor of each vector, [V, 1]: √max_events of histories, 1 of others.
+
+    The vector of a history is a mean of up to ``max_events`` embeddings: of independent ones it is
+    smaller than an embedding by about this factor.
+    """
+    num_vectors = len(config.features)
+    if piecewise is not None:
+        num_vectors += 1 if piecewise.summed else len(config.dense)
+    factors = torch.ones(num_vectors, 1)
+    factors[len(config.categorical) : len(config.features)] = math.sqrt(config.max_events)
+    return factors
 
 
 def build_without_values(config: ModelConfig) -> Head:
     """Build the head of a model of this project on the CPU, for weights that are loaded next.
 
-    Parameters have no initial values, which would take time. On the device "meta" they take none
-    either, but PyTorch imports its compiler for it: a second, and 70 MB of each server's process.
+    Parameters get no initial values, which would take time. The device "meta" would save that time
+    as well, but PyTorch imports its compiler for it: a second, and 70 MB of each server's process.
 
     Raises:
-        SchemaError: The settings do not make the model, or one too large for this machine.
+        SchemaError: The settings do not make a model, or make one too large for this machine.
     """
     try:
         with _SkipInitialization():
             return build_head(config)
-    except (RuntimeError, MemoryError) as error:  # of PyTorch's allocator
+    except (RuntimeError, MemoryError) as error:  # raised by PyTorch's allocator
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SchemaError(f"not the configuration of a model: {reason:.200}") from None
 
@@ -215,7 +241,7 @@ def _build_own(config: ModelConfig, build: Build) -> nn.Module:
 
     Raises:
         SettingsError: ``build`` is a module, not a function that makes one.
-        TypeError: It makes something else, or a ScriptModule.
+        TypeError: It returns something else, or a ScriptModule.
     """
     if isinstance(build, nn.Module):
         raise SettingsError(
@@ -230,10 +256,11 @@ def _build_own(config: ModelConfig, build: Build) -> nn.Module:
     return module
 
 
-def _known_module(config: ModelConfig) -> nn.Module:
+def _build_known(config: ModelConfig) -> nn.Module:
+    """Return the module of a model of this project. Raises SchemaError."""
     if config.own:
         raise SchemaError(
-            f"it is the model {config.model}, whose code is not imported because a file names it",
+            f"the model is {config.model}, whose code is not imported because a file names it",
             f"name it, if you trust it: --model {config.model}, or in Python model=FUNCTION",
         )
     try:
@@ -249,15 +276,17 @@ def widest_layer(config: ModelConfig) -> int:
     if config.own:
         return config.own.widest
     with torch.device("meta"):
-        return find_widest(_known_module(config))
+        return find_widest(_build_known(config))
 
 
 def find_widest(module: nn.Module, looked_up: Container[str] = ()) -> int:
-    """Return the width of the widest layer: that which a module says, or the largest matrix's.
+    """Return the width of the widest layer: the module's ``widest``, or the rows of its largest
+    matrix.
 
     Parameters named in ``looked_up`` are tables that are looked up by ids, not layers.
     """
-    if widest := getattr(module, "widest", None):
+    widest = getattr(module, "widest", None)
+    if widest:
         return widest
     widths = [1]
     for name, weight in module.named_parameters():

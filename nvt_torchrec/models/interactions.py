@@ -1,8 +1,8 @@
-"""How a DLRM combines its vectors: one class for each ``--interaction_type``.
+"""The interactions, by which a DLRM combines its vectors: a class for each ``--interaction_type``.
 
-A class holds all that is particular to an interaction: its sizes, which are flags, and the module
-that computes it, in training and in serving. Add another one to :data:`INTERACTIONS`. PyTorch is
-imported where it is used, so that ``--help`` answers at once.
+A class defines an interaction completely: its sizes, which are flags, and the module that computes
+it, in training and in serving. Add another one to :data:`INTERACTIONS`. PyTorch is imported where
+it is used, so that ``--help`` answers at once.
 """
 
 # ruff: noqa: D102, the base class describes the methods
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Interaction:
-    """An interaction of certain sizes; they are its fields, and flags of the same names.
+    """An interaction. The fields of a class are its sizes, and flags of the same names.
 
     Attributes:
         NAME: The value of ``--interaction_type``.
-        MIN_VECTORS: The fewest vectors that it combines.
+        MIN_VECTORS: The smallest number of vectors that it can combine.
     """
 
     NAME: ClassVar[str]
@@ -38,9 +38,9 @@ class Interaction:
         [B, 0] without one, and the embeddings [B, F, D].
 
         Args:
-            vectors: The number of vectors, the dense one included.
-            dim: Their width, D.
-            has_dense: Whether one of them is the dense one, of all dense columns.
+            vectors: The number of vectors, including the dense one.
+            dim: The width of each vector, D.
+            has_dense: Whether there is a dense vector, of all dense columns.
         """
         raise NotImplementedError
 
@@ -49,15 +49,17 @@ class Interaction:
 class DotProducts(Interaction):
     """The dot products of all pairs of vectors (Naumov et al. 2019, arXiv:1906.00091)."""
 
-    NAME, MIN_VECTORS = "original", 2
+    NAME = "original"
+    MIN_VECTORS = 2
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         from nvt_torchrec.models.layers import PairProducts
 
-        return PairProducts(vectors), has_dense * dim + vectors * (vectors - 1) // 2
+        num_pairs = vectors * (vectors - 1) // 2
+        return PairProducts(vectors), num_pairs + dim if has_dense else num_pairs
 
 
-_cross = functools.partial(
+_cross_flag = functools.partial(
     flag, minimum=1, needs="--interaction_type dcn or --model dcn_v2", group="model"
 )
 
@@ -68,8 +70,8 @@ class LowRankCross(Interaction):
 
     NAME = "dcn"
 
-    dcn_num_layers: int = _cross("layers of the cross network", 3)
-    dcn_low_rank_dim: int = _cross("rank of the cross network's weights", 512)
+    dcn_num_layers: int = _cross_flag("layers of the cross network", 3)
+    dcn_low_rank_dim: int = _cross_flag("rank of the cross network's weights", 512)
 
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         from nvt_torchrec.models.layers import CrossNetwork
@@ -78,12 +80,13 @@ class LowRankCross(Interaction):
         return CrossNetwork(width, self.dcn_num_layers, self.dcn_low_rank_dim), width
 
 
-#: By the value of ``--interaction_type``.
+#: The interactions by the value of ``--interaction_type``.
 INTERACTIONS: dict[str, type[Interaction]] = {
-    kind.NAME: kind for kind in (DotProducts, LowRankCross)
+    DotProducts.NAME: DotProducts,
+    LowRankCross.NAME: LowRankCross,
 }
 
 
-def sizes_of(kind: type[Interaction]) -> tuple[str, ...]:
+def list_sizes(kind: type[Interaction]) -> tuple[str, ...]:
     """Return the names of an interaction's sizes."""
     return tuple(field.name for field in dataclasses.fields(kind))

@@ -1,4 +1,4 @@
-"""Layers of the models, without the copies and scatters of TorchRec's; their sizes and weights."""
+"""Layers of the models, which avoid the copies and scatters of TorchRec's, and their checks."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.regularization import REGULARIZATION
 
-#: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
+#: Tensor cores compute at full speed on rows whose length is a multiple of this.
 ALIGNMENT = 8
-
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def check_sizes(sizes: Mapping[str, int | tuple[int, ...]]) -> None:
-    """Check the widths and numbers of layers that a file says; those of layers are tuples.
+    """Check widths and numbers of layers that were read from a file.
+
+    Unreasonable ones are refused here, because building the model would take time and memory before
+    its weights are found to be missing.
+
+    Args:
+        sizes: A number, or the widths of several layers, by the name of the setting.
 
     Raises:
-        SchemaError: No model has them: they would take time and memory before weights are read.
+        SchemaError: No model has such a size.
         ValueError: One is of another type.
     """
     for name, value in sizes.items():
-        numbers = value if isinstance(value, tuple) else (convert(int, value, name),)
-        count = numbers[0] if name.endswith("num_layers") else len(numbers)
-        if count > MAX_COLUMNS:
-            raise SchemaError(f"no model has {count} {name}")
-        for size in numbers:
-            if not 1 <= size <= LARGEST_TABLE:
-                raise SchemaError(f"no model has a size of {size} in {name}")
+        widths = value if isinstance(value, tuple) else (convert(int, value, name),)
+        num_layers = widths[0] if name.endswith("num_layers") else len(widths)
+        if num_layers > MAX_COLUMNS:
+            raise SchemaError(f"no model has {num_layers} {name}")
+        for width in widths:
+            if not 1 <= width <= LARGEST_TABLE:
+                raise SchemaError(f"no model has a size of {width} in {name}")
 
 
-def check_last(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
+def check_last_layers(columns: Columns, over_arch_layer_sizes: Any) -> tuple[int, ...]:
     """Return the widths of the layers at the end, the last of which are the logits.
 
     Raises:
-        SchemaError: There are fewer than two, or as many logits as labels are not their end.
-        ValueError: They are no widths.
+        SchemaError: There are fewer than two layers, or the last has another width than the number
+            of labels.
+        ValueError: The widths are not integers.
     """
     sizes = convert(tuple[int, ...], over_arch_layer_sizes, "over_arch_layer_sizes")
     check_sizes({"over_arch_layer_sizes": sizes})
@@ -74,25 +80,25 @@ def initialize(model: _Module) -> _Module:
 
 
 class Layers(nn.Sequential):
-    """Linear layers, each followed by a ReLU, perhaps but for the last.
+    """Linear layers, each followed by a ReLU; the last one if ``last_relu`` says so.
 
     Attributes:
-        aligned: Whether the first layer computes with zeros beside its inputs, up to a multiple of
-            :data:`ALIGNMENT`; it then takes inputs that have them already.
-        norms: The batch normalizations, by the number of the layer before; empty: there are none.
+        aligned: Whether the first layer pads its inputs with zeros up to a multiple of
+            :data:`ALIGNMENT`. It also takes inputs that are padded already.
+        norms: The batch normalization after each layer with a ReLU; empty without normalization.
 
     Args:
         inputs: The width of the input.
         sizes: The width of each layer.
-        last_relu: Whether a ReLU follows the last one, too.
-        batch_norm: Whether layers with a ReLU are normalized before it, over the rows of a step
-            (Ioffe & Szegedy 2015, arXiv:1502.03167).
-        dropout: The share of a ReLU's results that a training step sets to 0 (Srivastava et al.
-            2014); the others are divided by the rest.
+        last_relu: Whether a ReLU follows the last layer, too.
+        batch_norm: Whether the results of layers with a ReLU are normalized before it, over the
+            rows of a step (Ioffe & Szegedy 2015, arXiv:1502.03167).
+        dropout: The share p of a ReLU's results that a training step sets to 0 (Srivastava et al.
+            2014); the others are divided by 1 - p.
 
     Raises:
-        SchemaError: No layers can be trained with this dropout.
-        ValueError: It, or ``batch_norm``, is of another type.
+        SchemaError: ``dropout`` is not in [0, 1).
+        ValueError: ``dropout`` or ``batch_norm`` is of another type.
     """
 
     def __init__(
@@ -108,15 +114,20 @@ class Layers(nn.Sequential):
         dropout = convert(float, dropout, "dropout")
         if not 0 <= dropout < 1:
             raise SchemaError(f"no model has a dropout of {dropout}")
-        relus = len(sizes) - (not last_relu)
+        num_relus = len(sizes) if last_relu else len(sizes) - 1
         layers, width = [], inputs
         for number, size in enumerate(sizes):
-            # a normalization takes away a bias before it, and has one of its own
-            layers.append(nn.Linear(width, size, bias=not (batch_norm and number < relus)))
+            # A normalization subtracts a bias before it, and adds one of its own.
+            is_normalized = batch_norm and number < num_relus
+            layers.append(nn.Linear(width, size, bias=not is_normalized))
             width = size
         super().__init__(*layers)
-        self.aligned, self._relus, self._dropout = False, relus, dropout
-        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:relus] if batch_norm)
+        self.aligned = False
+        self._num_relus = num_relus
+        self._dropout = dropout
+        self.norms = nn.ModuleList()
+        if batch_norm:
+            self.norms.extend(nn.BatchNorm1d(size) for size in sizes[:num_relus])
 
     def __iter__(self) -> Iterator[nn.Linear]:
         return (layer for layer in self._modules.values() if isinstance(layer, nn.Linear))
@@ -125,12 +136,12 @@ class Layers(nn.Sequential):
         """Return [B, the last size] for [B, inputs]."""
         for number, layer in enumerate(self):
             weight = layer.weight
-            if self.aligned and not number:
-                width = layer.in_features + -layer.in_features % ALIGNMENT
-                x = functional.pad(x, (0, width - x.shape[1]))
-                weight = functional.pad(weight, (0, width - layer.in_features))
+            if self.aligned and number == 0:
+                padding = -layer.in_features % ALIGNMENT
+                x = functional.pad(x, (0, layer.in_features + padding - x.shape[1]))
+                weight = functional.pad(weight, (0, padding))
             x = functional.linear(x, weight, layer.bias)
-            if number >= self._relus:
+            if number >= self._num_relus:
                 continue
             if len(self.norms):
                 x = self.norms[number](x)
@@ -141,9 +152,9 @@ class Layers(nn.Sequential):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the batch normalizations of an evaluation into the linear layers before them.
+        """Write the batch normalizations, as an evaluation uses them, into the layers before them.
 
-        A layer W x that is normalized, γ (W x − μ) / √(σ² + ε) + β, is again a linear one.
+        The normalization of a layer W x is γ (W x − μ) / √(σ² + ε) + β, which is a linear layer.
         """
         for layer, norm in zip(self, self.norms, strict=False):
             assert isinstance(norm, nn.BatchNorm1d)
@@ -157,11 +168,14 @@ class Layers(nn.Sequential):
 
 
 def fold_layers(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fold the layers of a model for evaluation alone; return the settings of what is left.
+    """Fold the layers of a model that will only be evaluated.
 
     Args:
         module: The module of a model of this project, changed in place.
         settings: Its settings.
+
+    Returns:
+        The settings of the folded model.
     """
     for part in module.modules():
         if isinstance(part, Layers):
@@ -169,9 +183,11 @@ def fold_layers(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in settings.items() if name not in REGULARIZATION}
 
 
-def joined(dense: torch.Tensor, vectors: torch.Tensor, zeros: int = 0) -> torch.Tensor:
+def join_vectors(dense: torch.Tensor, vectors: torch.Tensor, zeros: int = 0) -> torch.Tensor:
     """Return all vectors [B, V, D]: the dense one, if there is one, the embeddings, and zeros."""
-    parts = [dense.unsqueeze(1), vectors] if dense.shape[1] else [vectors]
+    parts = [vectors]
+    if dense.shape[1]:
+        parts.insert(0, dense.unsqueeze(1))
     if zeros:
         parts.append(vectors.new_zeros(len(vectors), zeros, vectors.shape[2]))
     return torch.cat(parts, 1) if len(parts) > 1 else vectors
@@ -182,46 +198,51 @@ class PairProducts(nn.Module):
 
     ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
     products with two index tensors, whose gradient is a scatter, element by element. Here whole
-    columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
+    columns are selected, and the gradient is one product of matrices: of the pairs' gradients and
     the vectors.
 
     Attributes:
         aligned: Whether :meth:`align` was called.
+        pairs: int64 [V (V - 1) / 2], the index of each pair among the products of all vectors.
+        pair_of_product: int64 [products], the pair of each product. Products of a vector with
+            itself or with zeros have the pair after the last, whose gradient is 0.
 
     Args:
-        vectors: The number of vectors, V; the dense one included.
+        vectors: The number of vectors, V, including the dense one.
     """
 
     pairs: torch.Tensor
-    of_pair: torch.Tensor
+    pair_of_product: torch.Tensor
 
     def __init__(self, vectors: int) -> None:
         super().__init__()
-        self.aligned, self._vectors, self._zeros = False, vectors, 0
-        pairs, of_pair = self._places()
+        self.aligned = False
+        self._vectors, self._zeros = vectors, 0
+        pairs, pair_of_product = self._number_pairs()
         self.register_buffer("pairs", pairs, persistent=False)
-        self.register_buffer("of_pair", of_pair, persistent=False)
+        self.register_buffer("pair_of_product", pair_of_product, persistent=False)
 
-    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the product of each pair, and the pair of each product.
-
-        A product of a vector with itself, or with zeros, gets the pair after the last.
-        """
+    def _number_pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``pairs`` and ``pair_of_product`` for the present number of vectors and zeros."""
         rows = self._vectors + self._zeros
         low, high = torch.triu_indices(self._vectors, self._vectors, offset=1)
-        of_pair = torch.full((rows, rows), len(low))
-        of_pair[low, high] = of_pair[high, low] = torch.arange(len(low))
-        return low * rows + high, of_pair.flatten()
+        pair_of_product = torch.full((rows, rows), len(low))
+        pair_of_product[low, high] = torch.arange(len(low))
+        pair_of_product[high, low] = torch.arange(len(low))
+        return low * rows + high, pair_of_product.flatten()
 
     def align(self) -> None:
-        """Let vectors of zeros follow the others, and zeros the products.
+        """Pad the vectors with vectors of zeros, and the products with zeros.
 
-        Both up to a multiple of :data:`ALIGNMENT`: of 27 vectors, tensor cores take the products in
-        1.5 of the 6.8 ms that an H200 computes in a step of MLPerf's DLRM (65,536 rows in
-        bfloat16), because their rows begin at no multiple of 16 bytes.
+        Both up to a multiple of :data:`ALIGNMENT`. The products of MLPerf's 27 vectors otherwise
+        take 1.5 of the 6.8 ms of a step of its DLRM on an H200 (65,536 rows in bfloat16), because
+        tensor cores are slow where rows do not begin at multiples of 16 bytes.
         """
-        self.aligned, self._zeros = True, -self._vectors % ALIGNMENT
-        self.pairs, self.of_pair = (t.to(self.pairs.device) for t in self._places())
+        self.aligned = True
+        self._zeros = -self._vectors % ALIGNMENT
+        device = self.pairs.device
+        pairs, pair_of_product = self._number_pairs()
+        self.pairs, self.pair_of_product = pairs.to(device), pair_of_product.to(device)
 
     def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """Return the dense vector and the products.
@@ -233,46 +254,48 @@ class PairProducts(nn.Module):
         Returns:
             [B, D + V (V - 1) / 2]: The dense vector, then the products of vectors i < j by rising
             i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
-            vector, the products alone. With ``aligned``, then zeros.
+            vector, the products alone. If ``aligned``, zeros follow.
         """
         has_dense = dense.shape[1] > 0
         if has_dense:
-            vectors = vectors.to(dense.dtype)  # which autocast chose
-        vectors = joined(dense, vectors, self._zeros)
+            vectors = vectors.to(dense.dtype)  # the dtype that autocast chose for the layers
+        vectors = join_vectors(dense, vectors, self._zeros)
         if torch.is_grad_enabled():
-            pairs = _Pairs.apply(vectors, self.pairs, self.of_pair)
+            products = _PairProductsFunction.apply(vectors, self.pairs, self.pair_of_product)
         else:
-            pairs = _products(vectors, self.pairs)
-        parts = [dense, pairs] if has_dense else [pairs]
+            products = _multiply_pairs(vectors, self.pairs)
+        parts = [dense, products] if has_dense else [products]
         if self.aligned:
-            more = -sum(part.shape[1] for part in parts) % ALIGNMENT
-            parts.append(pairs.new_zeros(len(pairs), more))
-        return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
+            padding = -sum(part.shape[1] for part in parts) % ALIGNMENT
+            parts.append(products.new_zeros(len(products), padding))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else products
 
 
-def _products(vectors: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+def _multiply_pairs(vectors: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
 
 
-class _Pairs(torch.autograd.Function):
-    """[B, V, D] → the products of its pairs [B, V (V - 1) / 2]."""
+class _PairProductsFunction(torch.autograd.Function):
+    """Multiply the pairs of vectors: [B, V, D] → [B, V (V - 1) / 2]."""
 
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
         vectors: torch.Tensor,
         pairs: torch.Tensor,
-        of_pair: torch.Tensor,
+        pair_of_product: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.save_for_backward(vectors, of_pair)
-        return _products(vectors, pairs)
+        ctx.save_for_backward(vectors, pair_of_product)
+        return _multiply_pairs(vectors, pairs)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        vectors, of_pair = ctx.saved_tensors
+        # The products are P = X Xᵀ, so the gradient of X is (G + Gᵀ) X, where G is 0 but for the
+        # pairs. Selecting columns of the gradient, with a 0 after them, makes G + Gᵀ.
+        vectors, pair_of_product = ctx.saved_tensors
         with_zero = functional.pad(gradient, (0, 1)).to(vectors.dtype)
         size, count = vectors.shape[:2]
-        symmetric = with_zero.index_select(1, of_pair).view(size, count, count)
+        symmetric = with_zero.index_select(1, pair_of_product).view(size, count, count)
         return torch.bmm(symmetric, vectors), None, None
 
 

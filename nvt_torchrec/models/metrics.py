@@ -12,7 +12,7 @@ import numpy as np
 from nvt_torchrec.base.auroc import auroc, grouped_auroc
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 
-#: The points of a calibration curve.
+#: The points of a calibration curve, each of a tenth of the rows.
 _TENTHS = 10
 
 
@@ -25,25 +25,28 @@ class Metrics:
         positives: The number of these rows with label 1.
         auroc: The area under the ROC curve; None if all labels are equal.
         log_loss: The mean binary cross-entropy in nats; None without samples.
-        normalized_entropy: The log loss over that of always predicting the mean label (He et al.
-            2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", §2): below 1 is
-            better than that. None if all labels are equal.
-        accuracy: The share of rows where (probability >= 0.5) is the label; None without samples.
+        normalized_entropy: The log loss divided by that of always predicting the mean label (He et
+            al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", §2): below 1
+            the model predicts better than that. None if all labels are equal.
+        accuracy: The share of rows whose label is 1 if and only if the probability is at least 0.5;
+            None without samples.
         positive_rate: The mean label; None without samples.
         mean_prediction: The mean probability; None without samples.
-        calibration: The mean prediction over the mean label (ibid.): above 1, too many clicks are
-            predicted. None without a positive label.
-        total_weight: The sum of the rows' weights; None if they have none. Rows of weight 0 count
-            for nothing: where one of these metrics is None without rows or without positives, it is
-            without those of a positive weight.
+        calibration: The mean prediction divided by the mean label (ibid.): above 1, too many clicks
+            are predicted. None without a positive label.
+        total_weight: The sum of the rows' weights; None if they have none. Rows of weight 0 are
+            ignored: a metric that is None without samples or without positives is also None if all
+            of these have weight 0.
         calibration_curve: The mean prediction and the mean label of each tenth of the rows, by
-            rising prediction; equal predictions are in one tenth, and there may be fewer. ``()``
-            without samples.
-        effective_counts: The numbers of rows with label 1 and 0; of weighted rows, how many of
-            equal weights would vary as much: (Σ w)² / Σ w² (Kish 1965, "Survey Sampling").
-        gauc: The mean AUROC of groups of rows (:func:`base.auroc.grouped_auroc`); None without a
-            group with both labels.
-        gauc_samples: The number of rows that it is of; None if the rows are not grouped.
+            rising prediction. Equal predictions are in the same tenth, so there may be fewer than
+            ten. ``()`` without samples.
+        effective_counts: The numbers of rows with label 1 and 0. Of weighted rows, the number of
+            equally weighted rows that would vary as much: (Σ w)² / Σ w² (Kish 1965, "Survey
+            Sampling").
+        gauc: The mean AUROC of groups of rows (:func:`base.auroc.grouped_auroc`); None if no group
+            has both labels.
+        gauc_samples: The number of rows in the groups that ``gauc`` averages; None if the rows are
+            not grouped.
     """
 
     samples: int
@@ -72,35 +75,45 @@ class Metrics:
         return value
 
 
-#: The metrics of each label that a model predicts, by its name.
+#: The metrics of each label that a model predicts, by the label's name.
 ByLabel: TypeAlias = dict[str, Metrics]
 
 
 def sum_log_losses(metrics: ByLabel | None) -> float | None:
     """Return the sum of the labels' log losses; None if no row has a label."""
-    losses = [of_label.log_loss or 0.0 for of_label in (metrics or {}).values()]
-    return sum(losses) or None
+    if not metrics:
+        return None
+    return sum(label_metrics.log_loss or 0.0 for label_metrics in metrics.values()) or None
 
 
 def count_effective_rows(metrics: ByLabel | None) -> float:
     """Return the number of rows, of weighted ones the effective number; 0 without a label."""
-    for of_label in (metrics or {}).values():
-        return sum(of_label.effective_counts)
-    return 0.0
+    if not metrics:
+        return 0.0
+    first = next(iter(metrics.values()))  # all labels are of the same rows
+    return sum(first.effective_counts)
 
 
 def to_json(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return a JSON-ready form of metrics by label, see :func:`unwrap_single_label`."""
-    return unwrap_single_label({label: of_label.to_dict() for label, of_label in metrics.items()})
+    return unwrap_single_label({label: value.to_dict() for label, value in metrics.items()})
 
 
 def unwrap_single_label(values: dict[str, Any]) -> Any:
-    """Return values by label as JSON shows them: of one label, its value; None of no label."""
-    return values if len(values) > 1 else next(iter(values.values()), None)
+    """Return values by label as JSON shows them: the value alone if there is one label.
+
+    Returns None without a label.
+    """
+    if len(values) > 1:
+        return values
+    return next(iter(values.values()), None)
 
 
-def groups_of(ids: np.ndarray) -> np.ndarray:
-    """Return the groups of rows with these ids: int64, -1 where an id stands for no one value."""
+def find_groups(ids: np.ndarray) -> np.ndarray:
+    """Return the groups of rows with these ids: int64.
+
+    Padding, null and unknown ids stand for several values; their rows have no group, -1.
+    """
     return np.where(ids > FIRST_OOV_ID, ids, np.int64(-1))
 
 
@@ -116,21 +129,21 @@ def compute_metrics(
         logits: The logits [N].
         labels: The labels [N], 0 or 1.
         weights: The weights [N], 0 or more; None if all rows count alike.
-        groups: The number of each row's group [N], negative for none; None if there are no groups.
+        groups: The number of each row's group [N], negative for none; None if rows are not grouped.
     """
     logits = np.asarray(logits)
     labels = np.asarray(labels)
     samples = len(labels)
-    ungrouped = None if groups is None else 0
+    gauc, gauc_samples = None, None if groups is None else 0
     if not samples:
-        return Metrics(0, 0, gauc_samples=ungrouped)
+        return Metrics(0, 0, gauc_samples=gauc_samples)
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
     w = None if weights is None else weights.astype(np.float64)
     total = float(samples) if w is None else float(w.sum())
     positives = int(np.count_nonzero(y > 0.5))
     if not total:
-        return Metrics(samples, positives, total_weight=total, gauc_samples=ungrouped)
+        return Metrics(samples, positives, total_weight=total, gauc_samples=gauc_samples)
 
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
@@ -140,10 +153,13 @@ def compute_metrics(
     rate = mean(y)
     normalized = None
     if 0 < rate < 1:
-        normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+        entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+        normalized = log_loss / entropy
+    # σ(x) = exp(-log(1 + exp(-x))), without overflow
     probabilities = np.exp(-np.logaddexp(0, -x))
     prediction = mean(probabilities)
-    grouped = (None, ungrouped) if groups is None else grouped_auroc(logits, labels, groups, w)
+    if groups is not None:
+        gauc, gauc_samples = grouped_auroc(logits, labels, groups, w)
     return Metrics(
         samples=samples,
         positives=positives,
@@ -156,34 +172,41 @@ def compute_metrics(
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
         calibration_curve=_calibration_curve(probabilities, y, w),
-        effective_counts=(_effective(y > 0.5, w), _effective(y <= 0.5, w)),
-        gauc=grouped[0],
-        gauc_samples=grouped[1],
+        effective_counts=(_count_effective(y > 0.5, w), _count_effective(y <= 0.5, w)),
+        gauc=gauc,
+        gauc_samples=gauc_samples,
     )
 
 
-def _effective(rows: np.ndarray, weights: np.ndarray | None) -> float:
-    each = rows[rows].astype(float) if weights is None else weights[rows]
-    return float(each.sum() ** 2 / np.sum(each**2)) if each.any() else 0.0
+def _count_effective(chosen: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the effective number of the chosen rows, bool [N]; see :class:`Metrics`."""
+    if weights is None:
+        return float(np.count_nonzero(chosen))
+    own = weights[chosen]
+    return float(own.sum() ** 2 / np.sum(own**2)) if own.any() else 0.0
 
 
 def _calibration_curve(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[tuple[float, float], ...]:
-    tenths = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
-    tenth = np.searchsorted(tenths, probabilities)
-    each = np.ones(len(labels)) if weights is None else weights
-    summed = (1, probabilities, labels)
-    count, *sums = (np.bincount(tenth, each * values, _TENTHS) for values in summed)
-    return tuple(zip(*(np.array(sums)[:, count > 0] / count[count > 0]).tolist(), strict=True))
+    """Return the mean prediction and the mean label of each tenth of the rows that is not empty."""
+    bounds = np.quantile(probabilities, np.arange(1, _TENTHS) / _TENTHS)
+    tenths = np.searchsorted(bounds, probabilities)
+    if weights is None:
+        weights = np.ones(len(labels))
+    totals = np.bincount(tenths, weights, _TENTHS)
+    filled = totals > 0
+    predictions = np.bincount(tenths, weights * probabilities, _TENTHS)[filled] / totals[filled]
+    rates = np.bincount(tenths, weights * labels, _TENTHS)[filled] / totals[filled]
+    return tuple(zip(predictions.tolist(), rates.tolist(), strict=True))
 
 
 def to_results(
     metrics: Mapping[str, ByLabel], baselines: Mapping[tuple[str, str], ByLabel]
 ) -> dict[str, Any]:
     """Return the metrics of the model and of the baselines by split, JSON-ready."""
-    of_baselines: dict[str, dict[str, Any]] = {}
-    for (split, name), found in baselines.items():
-        of_baselines.setdefault(split, {})[name] = to_json(found)
-    of_model = {split: to_json(found) for split, found in metrics.items()}
-    return {"metrics": of_model, "baselines": of_baselines}
+    baseline_results: dict[str, dict[str, Any]] = {}
+    for (split, name), baseline_metrics in baselines.items():
+        baseline_results.setdefault(split, {})[name] = to_json(baseline_metrics)
+    model_results = {split: to_json(model_metrics) for split, model_metrics in metrics.items()}
+    return {"metrics": model_results, "baselines": baseline_results}

@@ -1,8 +1,8 @@
-"""Vectors of numbers: piecewise linear in the value, with edges at quantiles of training rows.
+"""Vectors of dense values: piecewise linear in the value, with edges at quantiles of training rows.
 
-They are what the piecewise-linear encoding of Gorishniy et al. 2022 (arXiv:2203.05556, §3.2) and a
-linear layer for each column give, written by their values at the edges: between two edges a vector
-is interpolated, so that no encoding [rows, bins] is made.
+They are equivalent to the piecewise-linear encoding of Gorishniy et al. 2022 (arXiv:2203.05556,
+§3.2) followed by a linear layer for each column, but parametrized by the vectors at the edges:
+between two edges a vector is interpolated, so that no encoding [rows, bins] is made.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn import functional
 from nvt_torchrec.base.kernels import compiled
 
 #: The share of a column's edges that are quantiles of rows.
-_OF_ROWS = 2 / 3
-#: The share of rows from which the neighbours of a value are edges, too.
-_FREQUENT = 1 / 20
+_QUANTILE_SHARE = 2 / 3
+#: A value is frequent if it has at least this share of the rows. Its neighbours are edges, too.
+_FREQUENT_SHARE = 1 / 20
 
 
 class PiecewiseLinear(nn.Module):
@@ -28,14 +28,14 @@ class PiecewiseLinear(nn.Module):
     Attributes:
         edges: The edges of each column, float32 [N, K + 1]: rising, then the largest repeated. They
             are 0 until a run sets them (:func:`find_edges`).
-        vectors: The vectors at the edges, [N · (K + 1), D]; the first T values of each are, divided
-            by ``ModelConfig.first_order``, weights of the first-order term, and start as 0.
+        vectors: The vectors at the edges, [N · (K + 1), D]. The first T values of each are weights
+            of the first-order term, divided by ``ModelConfig.first_order``; they start as 0.
 
     Args:
         columns: The number of dense columns, N.
         bins: The number of bins of each, K.
         dim: The width of the vectors, D.
-        labels: T with a first-order term, else 0.
+        labels: T, the number of labels if there is a first-order term, else 0.
         summed: Whether the vectors of a row are summed.
     """
 
@@ -49,7 +49,8 @@ class PiecewiseLinear(nn.Module):
         first = torch.arange(columns).unsqueeze(1) * (bins + 1)
         self.register_buffer("first", first, persistent=False)
         self.vectors = nn.Parameter(torch.empty(columns * (bins + 1), dim))
-        bound = (bins + 1) ** -0.5  # as that of a table of so many rows
+        # As TorchRec initializes a table of as many rows.
+        bound = (bins + 1) ** -0.5
         nn.init.uniform_(self.vectors, -bound, bound)
         with torch.no_grad():
             self.vectors[:, :labels] = 0
@@ -57,24 +58,24 @@ class PiecewiseLinear(nn.Module):
     def forward(self, dense: torch.Tensor) -> torch.Tensor:
         """Return the vectors [B, N, D] of values [B, N], or [B, 1, D]; see :func:`find_edges`."""
         if dense.is_cpu and not torch.compiler.is_exporting():
-            inputs = (dense, self.edges, self.vectors, self.summed)
-            return (
-                _OnCpu.apply(*inputs)
-                if self.vectors.requires_grad
-                else _interpolate_on_cpu(*inputs)[0]
-            )
+            inputs = dense, self.edges, self.vectors, self.summed
+            if self.vectors.requires_grad:
+                return _InterpolateOnCpu.apply(*inputs)
+            return _interpolate_on_cpu(*inputs)[0]
         return self.compute_with_operators(dense)
 
     def compute_with_operators(self, dense: torch.Tensor) -> torch.Tensor:
         """Compute :meth:`forward` with PyTorch's operators: on GPUs, and for ONNX."""
         edges, inner = self.edges, self.edges[:, 1:-1]
         values = dense.T.contiguous().clamp(edges[:, :1], edges[:, -1:])
-        if torch.compiler.is_exporting():  # ONNX has no search
+        if torch.compiler.is_exporting():
+            # ONNX has no binary search: the edges below a value are counted.
             below = (values.unsqueeze(2) > inner.unsqueeze(1)).sum(2)
         else:
             below = torch.searchsorted(inner.contiguous(), values)
         below = below + self.first
         low, high = (edges.flatten()[rows] for rows in (below, below + 1))
+        # Repeated edges make bins of width 0, whose value is that of their lower edge.
         share = (values - low) / torch.where(high > low, high - low, 1.0)
         left, right = (functional.embedding(rows, self.vectors) for rows in (below, below + 1))
         vectors = torch.lerp(left, right, share.unsqueeze(2)).transpose(0, 1)
@@ -98,47 +99,55 @@ def interpolate_rows(
     Args:
         dense: The values [B, N].
         edges, vectors: As in :class:`PiecewiseLinear`.
-        out: The result.
-        rows: Gets the row of ``vectors`` below each value, [N, B].
-        shares: Gets the share of the row above it, [N, B].
+        out: The result; zeros before.
+        rows: A result: the row of ``vectors`` below each value, [N, B].
+        shares: A result: the share of the row above it, [N, B].
     """
     count, size, dim = len(dense), edges.shape[1], vectors.shape[1]
     below, values = np.empty(count, np.uint32), np.empty(count, np.float32)
     for j in range(len(edges)):
-        of_column = edges[j]
+        column_edges = edges[j]
         for i in range(count):
-            values[i] = min(max(dense[i, j], of_column[0]), of_column[size - 1])
+            values[i] = min(max(dense[i, j], column_edges[0]), column_edges[size - 1])
             below[i] = 0
+        # The binary searches of all rows proceed together, step by step: without branches and with
+        # the same step for all rows, the compiler uses vector instructions.
         inner = size - 2
-        while inner > 0:  # a step of all binary searches at a time, which vector instructions take
+        while inner > 0:
             half = np.uint32((inner + 1) // 2)
             for i in range(count):
-                below[i] += half if of_column[below[i] + half] < values[i] else np.uint32(0)
+                below[i] += half if column_edges[below[i] + half] < values[i] else np.uint32(0)
             inner -= int(half)
-        to = j if out.shape[1] > 1 else 0
+        out_column = j if out.shape[1] > 1 else 0
         for i in range(count):
-            low, row = of_column[below[i]], j * size + below[i]
-            width = of_column[below[i] + 1] - low
+            low, row = column_edges[below[i]], j * size + below[i]
+            width = column_edges[below[i] + 1] - low
             share = (values[i] - low) / width if width > 0 else np.float32(0)
             rows[j, i], shares[j, i] = row, share
             for d in range(dim):
                 first = vectors[row, d]
-                out[i, to, d] += first + share * (vectors[row + 1, d] - first)
+                out[i, out_column, d] += first + share * (vectors[row + 1, d] - first)
 
 
 @compiled("void(float32[:, :, :], int32[:, ::1], float32[:, ::1], float32[:, ::1])")
 def add_gradients(
     gradient: np.ndarray, rows: np.ndarray, shares: np.ndarray, out: np.ndarray
 ) -> None:
-    """Add the gradient of ``vectors`` to ``out``, by that of :func:`interpolate_rows`' result."""
+    """Add the gradient of ``vectors`` to ``out``.
+
+    Args:
+        gradient: The gradient of the result of :func:`interpolate_rows`.
+        rows, shares: Its other results.
+        out: The result, of the shape of ``vectors``.
+    """
     for j in range(len(rows)):
-        at = j if gradient.shape[1] > 1 else 0
+        gradient_column = j if gradient.shape[1] > 1 else 0
         for i in range(rows.shape[1]):
             row, share = rows[j, i], shares[j, i]
             for d in range(out.shape[1]):
-                upper = share * gradient[i, at, d]
+                upper = share * gradient[i, gradient_column, d]
                 out[row + 1, d] += upper
-                out[row, d] += gradient[i, at, d] - upper
+                out[row, d] += gradient[i, gradient_column, d] - upper
 
 
 def _interpolate_on_cpu(
@@ -153,10 +162,11 @@ def _interpolate_on_cpu(
     return torch.from_numpy(out), torch.from_numpy(below), torch.from_numpy(share)
 
 
-class _OnCpu(torch.autograd.Function):
-    """[B, N] → [B, N, D] or [B, 1, D], in a quarter of the time of PyTorch's operators.
+class _InterpolateOnCpu(torch.autograd.Function):
+    """Compute :meth:`PiecewiseLinear.forward` in a quarter of the time of PyTorch's operators.
 
-    Rows are added one after the other, so that gradients do not depend on the number of threads.
+    The gradients of rows are added one after the other, so they do not depend on the number of
+    threads.
     """
 
     @staticmethod
@@ -177,38 +187,57 @@ class _OnCpu(torch.autograd.Function):
 
 
 def find_edges(dense: np.ndarray, bins: int) -> np.ndarray:
-    """Return the edges of columns, float32 [N, bins + 1], of values float32 [rows, N].
+    """Choose the edges of columns by the values of training rows.
 
-    They are all values of a column if there are no more. Else two of three are quantiles of the
-    rows; values with at least one row in twenty, the smallest and the largest one have the values
-    next to them as edges, too, so that nothing else has a part of their weight: a missing value
-    that the ETL has filled, above all. The others are spread evenly over the distinct values that
-    are left.
+    If a column has no more distinct values than edges, they are the edges. Otherwise:
+
+    - Two of three edges are quantiles of the rows.
+    - Frequent values, the smallest and the largest one get their neighbours as edges, so that their
+      vectors are not interpolated for any other value. This separates the number that stands for a
+      missing value, above all.
+    - The remaining edges are spread evenly over the distinct values that are left.
+
+    Args:
+        dense: The values, float32 [rows, N].
+        bins: The number of bins.
+
+    Returns:
+        The edges, float32 [N, bins + 1].
     """
-    return np.stack([_edges_of(column, bins + 1) for column in dense.T]).astype(np.float32)
+    return np.stack([_choose_edges(column, bins + 1) for column in dense.T]).astype(np.float32)
 
 
-def _edges_of(column: np.ndarray, size: int) -> np.ndarray:
+def _choose_edges(column: np.ndarray, size: int) -> np.ndarray:
+    """Return ``size`` edges of a column, as :func:`find_edges` describes them."""
     values, counts = np.unique(column, return_counts=True)
+    if not len(values):
+        return np.zeros(size)
     if len(values) > size:
         chosen = np.zeros(len(values), bool)
-        ranks = np.linspace(0, len(column) - 1, int(_OF_ROWS * size)).round()
+        ranks = np.linspace(0, len(column) - 1, int(_QUANTILE_SHARE * size)).round()
         chosen[np.searchsorted(np.cumsum(counts), ranks, "right")] = True
-        alone = np.flatnonzero(counts >= max(_FREQUENT * len(column), 2))
-        for near in (alone - 1, alone + 1, [1], [len(values) - 2]):
-            if chosen.sum() + len(near) <= size:
-                chosen[np.clip(near, 0, len(values) - 1)] = True
+        frequent = np.flatnonzero(counts >= max(_FREQUENT_SHARE * len(column), 2))
+        for neighbours in (frequent - 1, frequent + 1, [1], [len(values) - 2]):
+            if chosen.sum() + len(neighbours) <= size:
+                chosen[np.clip(neighbours, 0, len(values) - 1)] = True
         left = np.flatnonzero(~chosen)
-        count = size - np.count_nonzero(chosen)
-        chosen[left[np.linspace(0, len(left) - 1, count).round().astype(int)]] = True
+        num_missing = size - np.count_nonzero(chosen)
+        spread = np.linspace(0, len(left) - 1, num_missing).round().astype(int)
+        chosen[left[spread]] = True
         values = values[chosen]
-    if not len(values):  # of no rows
-        values = np.zeros(1)
     return np.pad(values, (0, size - len(values)), mode="edge")
 
 
 def interpolate(values: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edge below each value [n] and the share of the next one, int64 and float64 [n]."""
+    """Return the index of the edge below each value, and the share of the next edge.
+
+    Args:
+        values: The values [n].
+        edges: The edges of their column [K + 1].
+
+    Returns:
+        int64 [n] and float64 [n].
+    """
     values = values.clip(edges[0], edges[-1])
     index = np.searchsorted(edges[1:-1], values)
     below, above = edges[index].astype(np.float64), edges[index + 1]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from types import ModuleType
 
-from nvt_torchrec.models.interactions import INTERACTIONS, sizes_of
+from nvt_torchrec.models.interactions import INTERACTIONS, list_sizes
 from nvt_torchrec.models.regularization import REGULARIZATION
 
 #: The largest ``vector_scale``: products of two vectors stay far from the limits of float32.
@@ -18,12 +19,12 @@ MAX_VECTOR_SCALE = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class KnownModel:
-    """A model of this project; the module of its name has its function ``build``.
+    """A model of this project. The module of the model's name defines its function ``build``.
 
     Attributes:
         flags: The flags of the trainer that are settings of the model.
         vector_scale: The default of ``--vector_scale``.
-        attends: Whether it takes the events of histories one by one.
+        attends: Whether the model takes the events of histories one by one.
     """
 
     flags: tuple[str, ...]
@@ -31,20 +32,23 @@ class KnownModel:
     attends: bool = False
 
 
+#: The flags of the layers at the end, which all models have.
 _LAYERS = ("over_arch_layer_sizes", *REGULARIZATION)
+#: The flags of the sizes of all interactions of a DLRM.
+_INTERACTION_SIZES = tuple(
+    itertools.chain.from_iterable(list_sizes(kind) for kind in INTERACTIONS.values())
+)
 
-#: The default first.
 MODELS = {
-    "dlrm": KnownModel((
-        *("dense_arch_layer_sizes", *_LAYERS, "interaction_type"),
-        *(name for kind in INTERACTIONS.values() for name in sizes_of(kind)),
-    )),
+    "dlrm": KnownModel(
+        ("dense_arch_layer_sizes", *_LAYERS, "interaction_type", *_INTERACTION_SIZES)
+    ),
     "deepfm": KnownModel(_LAYERS),
     "dcn_v2": KnownModel((*_LAYERS, "dcn_num_layers", "dcn_low_rank_dim"), vector_scale=4.0),
     "final_mlp": KnownModel(_LAYERS, vector_scale=4.0),
     "din": KnownModel(_LAYERS, attends=True),
-}  # fmt: skip
-DEFAULT_MODEL = next(iter(MODELS))
+}
+DEFAULT_MODEL = "dlrm"
 #: The flags that are settings of a model.
 MODEL_FLAGS = tuple(dict.fromkeys(name for model in MODELS.values() for name in model.flags))
 
@@ -57,7 +61,7 @@ def flags_of(model: str) -> tuple[str, ...]:
 def load_model(name: str) -> ModuleType:
     """Import the module of a model of this project.
 
-    It has ``build`` (:mod:`.contract`), and perhaps ``choose_settings(flags, columns)``, which
-    makes the settings of ``build`` of the flags' values.
+    It has a function ``build`` (:mod:`.contract`). It may have ``choose_settings(flags, columns)``,
+    which returns the settings of ``build`` for the values of the flags.
     """
     return importlib.import_module(f"nvt_torchrec.models.{name}")

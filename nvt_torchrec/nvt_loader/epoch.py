@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,10 +19,11 @@ from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, Loader
 from nvt_torchrec.nvt_loader.cpu.history_lists import add_events
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, ShardReader
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowGroupSlice, ShardReader
 from nvt_torchrec.nvt_loader.plan import Plan
 
-_REMEDY = (
+#: The remedy for an error of the device while libcudf decodes, such as too little memory.
+_DEVICE_REMEDY = (
     "let the CPU decode: cpu_decoding=True, --cpu_decoding of train_torchrec.py; or give libcudf "
     "less memory by loader_memory, --loader_memory"
 )
@@ -35,7 +35,7 @@ class Position:
 
     Attributes:
         epoch: The epoch, counted from 0.
-        step: Steps of the epoch drawn so far, those before a resume included.
+        step: Steps of the epoch drawn so far, including those before a resume.
         first: The step at which this iterator began.
         rows: Rows of this rank that this iterator has delivered.
     """
@@ -48,12 +48,13 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What determines the order of the rows besides the plan.
+    """The order of the rows of one rank, as far as the plan does not determine it.
 
     Attributes:
         shuffle: One of :data:`nvt_loader.plan.SHUFFLES`.
         seed: The seed of the permutations.
-        rank, world_size: The rank that gets the batches, and the number of ranks.
+        rank: The rank that gets the batches.
+        world_size: The number of ranks.
     """
 
     shuffle: str
@@ -73,37 +74,53 @@ def produce_blocks(
 ) -> Iterator[tuple[slice, LoaderBlock]]:
     """Build the blocks of one rank from step ``position.first`` to the epoch's end.
 
+    Args:
+        dataset: The data.
+        plan: The plan of the epoch.
+        builder: Builds the blocks.
+        position: The epoch, and the step to begin with.
+        order: The order of the rows.
+        budget: The sizes of blocks and decoded chunks.
+        fall_back: Called with the reason if the device's first block differs from the CPU's; it may
+            raise.
+
     Yields:
         The steps of the block to draw (not those before ``position.first``), and the block.
     """
     if position.first >= plan.steps:
         return
     epoch = _RankEpoch(dataset, plan, position, order, budget)
-    if builder.host is None:
-        blocks = epoch.blocks(builder, epoch.readers(builder))
-        yield from add_events(dataset, blocks, builder.tensors) if dataset.stores else blocks
-    else:
-        yield from _compared(epoch, builder, builder.host, fall_back)
+    if builder.host is not None:
+        yield from _compare_first_block(epoch, builder, builder.host, fall_back)
+        return
+    blocks = epoch.build_blocks(builder, epoch.open_readers(builder))
+    if dataset.stores:
+        blocks = add_events(dataset, blocks, builder.tensors)
+    yield from blocks
 
 
-def _compared(
+def _compare_first_block(
     epoch: _RankEpoch, builder: CpuBuilder, host: CpuBuilder, fall_back: Callable[[str], object]
 ) -> Iterator[tuple[slice, LoaderBlock]]:
-    """Let the host make the first block, and the device make it once more, to compare them.
+    """Build the first block on the host and once more on the device, and compare the two.
 
-    If they differ, ``fall_back`` is called with how, and the host makes the other blocks, too.
+    If they differ, ``fall_back`` is called with the difference, and the host builds the other
+    blocks, too.
     """
-    on_host = epoch.blocks(host, epoch.readers(host))
-    readers = epoch.readers(builder)
+    host_blocks = epoch.build_blocks(host, epoch.open_readers(host))
+    readers = epoch.open_readers(builder)
+    # The device decodes while the host builds the first block, which the caller gets at once.
     epoch.read_ahead(builder, readers)
-    on_device = epoch.blocks(builder, readers)
-    first = next(on_host)
+    device_blocks = epoch.build_blocks(builder, readers)
+    first = next(host_blocks)
     yield first
-    why = difference(functools.partial(_next_arrays, on_device), _next_arrays(iter([first])))
+    next_on_device = functools.partial(_next_arrays, device_blocks)
+    why = difference(next_on_device, _next_arrays(iter([first])))
     if why:
         fall_back(why)
-    rest = on_host if why else on_device
-    del first, readers, on_host, on_device  # the other one's row groups are freed
+    rest = host_blocks if why else device_blocks
+    # Without these names nothing holds the row groups of the other one any more.
+    del first, readers, host_blocks, device_blocks, next_on_device
     yield from rest
 
 
@@ -122,31 +139,32 @@ class _RankEpoch:
         self._dataset, self._plan, self._order, self._budget = dataset, plan, order, budget
         self._epoch, self._first = position.epoch, position.first
         self._batch = plan.global_batch // order.world_size
-        where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": position.epoch}
+        shuffle, seed, epoch = order.shuffle != "none", order.seed, position.epoch
         rows = dataset.rows
-        self._groups = planning.epoch_order(len(rows), **where)  # type: ignore[arg-type]
+        self._groups = planning.epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
         self._starts = planning.stream_starts(rows, self._groups)
-        remainder = planning.find_remainder(plan, **where)  # type: ignore[arg-type]
+        remainder = planning.find_remainder(plan, shuffle=shuffle, seed=seed, epoch=epoch)
         self._assigned = planning.assign_rows(plan, self._starts, remainder)
         self._spans = plan.spans(order.rank, order.world_size)
-        self._extents = list(_extents(plan, order.shuffle, self._first, self._batch, budget))
+        self._extents = list(_divide_steps(plan, order.shuffle, self._first, self._batch, budget))
 
-    def readers(self, builder: CpuBuilder) -> list[ShardReader]:
+    def open_readers(self, builder: CpuBuilder) -> list[ShardReader]:
         """Return readers of this rank's virtual shards, from the first block on."""
         begin = self._extents[0][1] if self._extents else self._plan.full_steps
-        return [
-            self._read(self._assigned.shard_ranges(span.shard, begin * span.width), builder.decode)
-            for span in self._spans
-        ]
+        readers = []
+        for span in self._spans:
+            ranges = self._assigned.shard_ranges(span.shard, begin * span.width)
+            readers.append(self._open_reader(ranges, builder.decode))
+        return readers
 
     def read_ahead(self, builder: CpuBuilder, readers: list[ShardReader]) -> None:
         """Begin to read the rows of the first blocks."""
         builder.read_ahead(self._sources(readers), self._sizes(0, 1 + READ_AHEAD))
 
-    def blocks(
+    def build_blocks(
         self, builder: CpuBuilder, readers: list[ShardReader]
     ) -> Iterator[tuple[slice, LoaderBlock]]:
-        """Build the blocks of the rows from :meth:`readers` on, and the last, smaller step."""
+        """Build the blocks of full steps from the rows of readers, and the last, smaller step."""
         plan, order = self._plan, self._order
         for number, (window, begin, end) in enumerate(self._extents):
             following = self._sizes(number + 1, READ_AHEAD)
@@ -154,32 +172,39 @@ class _RankEpoch:
             drawn = slice(max(self._first - begin, 0), plan.steps - begin)
             yield drawn, builder.build(end - begin, self._batch, sources, following)
         if plan.steps > plan.full_steps:
-            ends = plan.last_step(order.rank, order.world_size)
-            first, last = (self._assigned.remainder[0] + row for row in ends)
-            rows, reader = last - first, self._read([(first, last)], builder.decode)
-            sources = [ShardRows(reader, rows, 0, rows, 0)] if rows else []
+            begin, end = plan.last_step(order.rank, order.world_size)
+            rows, first = end - begin, self._assigned.remainder[0]
+            sources = []
+            if rows:
+                reader = self._open_reader([(first + begin, first + end)], builder.decode)
+                sources = [ShardRows(reader, rows, 0, rows, 0)]
             yield slice(0, 1), builder.build(1, rows, sources)
 
     def _sizes(self, first: int, count: int) -> list[int]:
-        """Return the steps of some blocks."""
+        """Return the number of steps of ``count`` blocks from number ``first`` on."""
         return [end - begin for _, begin, end in self._extents[first : first + count]]
 
-    def _read(self, ranges: list[planning.Range], decode: Decoder) -> ShardReader:
-        slices = itertools.chain.from_iterable(
-            planning.row_group_slices(self._starts, self._groups, *ends) for ends in ranges
-        )
+    def _open_reader(self, ranges: list[planning.Range], decode: Decoder) -> ShardReader:
+        """Return a reader of some ranges of the stream."""
         rows = self._budget.decode_rows
-        return ShardReader(decode, slices, min(self._budget.first_rows, rows), rows)
+        first_rows = min(self._budget.first_rows, rows)
+        return ShardReader(decode, self._slice_row_groups(ranges), first_rows, rows)
+
+    def _slice_row_groups(self, ranges: list[planning.Range]) -> Iterator[RowGroupSlice]:
+        """Yield the slices of row groups that ranges of the stream consist of."""
+        for begin, end in ranges:
+            yield from planning.row_group_slices(self._starts, self._groups, begin, end)
 
     def _sources(
         self, readers: list[ShardReader], window: int = 0, steps: int = 0
     ) -> list[ShardRows]:
-        """Return what the virtual shards give to a block of ``steps`` steps."""
-        sources, place = [], 0
+        """Return the rows that the virtual shards give to a block of ``steps`` steps."""
+        sources, first = [], 0
         for span, reader in zip(self._spans, readers, strict=True):
-            permutation = None
+            order = None
             if self._order.shuffle == "rows" and steps:
-                permutation = functools.partial(
+                # A function, so that the thread that takes the rows also makes their order.
+                order = functools.partial(
                     planning.window_order,
                     steps * span.width,
                     seed=self._order.seed,
@@ -187,23 +212,28 @@ class _RankEpoch:
                     shard=span.shard,
                     window=window,
                 )
-            sources.append(ShardRows(reader, span.width, span.begin, span.end, place, permutation))
-            place += span.end - span.begin
+            sources.append(ShardRows(reader, span.width, span.begin, span.end, first, order))
+            first += span.end - span.begin
         return sources
 
 
-def _extents(
+def _divide_steps(
     plan: Plan, shuffle: str, first_step: int, batch: int, budget: Budget
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield the blocks of full steps: (window, begin, end).
+    """Divide the full steps of an epoch from ``first_step`` on into blocks.
 
     Shuffling rows needs whole windows, also when an epoch resumes inside one. Without it a block
     may begin at any step.
+
+    Yields:
+        The number of the shuffling window (0 without shuffling), and the steps [begin, end).
     """
     full_steps = min(plan.full_steps, plan.steps)
     if shuffle == "rows":
-        windows = plan.windows(first_step)
-        yield from itertools.takewhile(lambda window: window[1] < full_steps, windows)
+        for number, begin, end in plan.windows(first_step):
+            if begin >= full_steps:
+                return
+            yield number, begin, end
         return
     begin, length = first_step, max(1, budget.first_rows // batch)
     while begin < full_steps:
@@ -213,11 +243,11 @@ def _extents(
 
 
 class EpochIterator(Iterator[LoaderBatch]):
-    """Yields batches from blocks, which a thread of its own builds ahead.
+    """Yields batches from blocks, which a background thread builds ahead.
 
-    The thread runs one task per block and waits for nothing in between, so it can always end: at
-    the end of the epoch, after an error, or when the iterator and with it the executor is dropped.
-    An error ends the epoch and is raised again by every later ``next()``.
+    The thread runs one task per block and never waits in between, so it can always end: at the end
+    of the epoch, after an error, or when the iterator and with it the executor is dropped. An error
+    ends the epoch and is raised again by every later ``next()``.
     """
 
     def __init__(
@@ -229,8 +259,16 @@ class EpochIterator(Iterator[LoaderBatch]):
         begin: Callable[[Position], None],
         finish: Callable[[Position], None],
     ) -> None:
-        """Yield the batches of the blocks in ``produced``; before the first call ``begin``, and at
-        the end ``finish``, which may raise."""
+        """Yield the batches of the blocks in ``produced``.
+
+        Args:
+            produced: Yields the steps of a block to draw, and the block.
+            builder: The builder of the blocks.
+            make_batch: Makes the batches.
+            position: Counts the steps and rows that are drawn.
+            begin: Called with ``position`` before the first batch.
+            finish: Called with ``position`` after the last batch; it may raise.
+        """
         self._produced, self._builder = produced, builder
         self._make_batch, self._begin, self._finish = make_batch, begin, finish
         self._position = position
@@ -248,7 +286,8 @@ class EpochIterator(Iterator[LoaderBatch]):
             self._begin(self._position)
         batch = next(self._batches, None)
         while batch is None:
-            self._batches = iter(())  # releases the last block
+            # The last block is released before the next one is made ready.
+            self._batches = iter(())
             self._batches = self._next_block()
             batch = next(self._batches, None)
         self._position.step += 1
@@ -263,21 +302,25 @@ class EpochIterator(Iterator[LoaderBatch]):
             raise self._error
         if not self._ahead:
             raise StopIteration
+        context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if self._builder.on_device:
+            context = device_errors(_DEVICE_REMEDY)
         try:
-            with device_errors(_REMEDY) if self._builder.on_device else contextlib.nullcontext():
-                made = self._ahead[0].result()  # stays in the queue if interrupted here
-            if made is None:
+            with context:
+                # If Ctrl-C interrupts the wait, the block stays in the queue for the next call.
+                produced = self._ahead[0].result()
+            if produced is None:
                 self._finish(self._position)
         except Exception as error:
             self._error = error
             self._stop()
             raise
-        if made is None:
+        if produced is None:
             self._stop()
             raise StopIteration
         self._ahead.popleft()
         self._submit()
-        steps, block = self._builder.receive(*made)
+        steps, block = self._builder.receive(*produced)
         return block.batches(steps, self._make_batch)
 
     def _stop(self) -> None:

@@ -6,7 +6,7 @@ It has Merlin's loader interface where the two agree: ``batch_size``, ``shuffle`
 Merlin writes. It does not inherit from merlin.dataloader's Loader, because each part of that was
 measured to be slower or found to be wrong: docs/loader.md compares them, defect by defect.
 
-Functions given to ``map`` and ``transforms`` take and return such a batch, not frames.
+Functions given to ``map`` and ``transforms`` take and return TorchRec batches, not frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from nvt_torchrec.base.device import fall_back
-from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import options
@@ -46,8 +46,8 @@ class KJTLoader:
       per key and row. A multi-hot column has as many ids in a row as its list holds. After them
       comes each column of each history, as ``NAME.COLUMN``: the ids of the newest ``max_events``
       events before the row, oldest first;
-    - ``labels``: float32 [B], from 0 to 1; others are refused (TorchRec's DLRMTrain calls
-      ``.float()`` on them); with several, [B, labels];
+    - ``labels``: float32 [B], from 0 to 1, or [B, labels] if several are read; numbers outside are
+      refused;
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
@@ -57,12 +57,12 @@ class KJTLoader:
     ``batch_size * world_size`` and the data, not on the world size: see :mod:`nvt_loader.plan`.
     The batches of a block share its memory and constants with each other: do not write into them.
 
-    **Epochs.** The first ``iter()`` is epoch 0, each later one the next, whether or not the one
-    before was finished, but not if no batch was drawn from it; :meth:`set_epoch` and
-    :meth:`load_state_dict` choose what the next ``iter()`` is. The order is a function of (seed,
-    epoch). Unshuffled epochs are all equal.
+    **Epochs.** The first ``iter()`` is epoch 0, and each later one is the next epoch, whether or
+    not the previous one was finished. An iterator from which no batch was drawn does not count.
+    :meth:`set_epoch` and :meth:`load_state_dict` choose the epoch and step of the next ``iter()``.
+    The order depends on the seed and the epoch. Unshuffled epochs are all equal.
 
-    **Order.** A batch takes rows from ``virtual_shards`` places of the data.
+    **Order.** A batch takes rows from ``virtual_shards`` parts of the data.
     ``shuffle="row_groups"`` permutes the row groups; ``"rows"`` (or True) also the rows within
     windows of ``shuffle_window`` rows. ``virtual_shards=1`` without shuffling is the order of the
     files, but then each rank decodes nearly everything.
@@ -83,7 +83,7 @@ class KJTLoader:
         seed: Seed of the permutations; the same on all ranks.
         drop_last: Leave out the last step if it is not full.
         device: Device of the batches; None is the current CUDA device, or the CPU without one.
-        virtual_shards: Places in the data that a batch takes rows from, at most
+        virtual_shards: The number of parts of the data that a batch takes rows from, at most
             ``batch_size * world_size``; by default 8. Batches depend on it and not on the world
             size. Ranks read no rows in common if it is a multiple of ``world_size``; otherwise they
             share virtual shards, which costs time and, where rows are shuffled, memory.
@@ -93,20 +93,20 @@ class KJTLoader:
         table_sizes: Rows of the embedding tables, instead of the schema's.
         undersampling_rate: Share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
-        limit_batches: End each epoch after so many steps.
-        loader_memory: Most bytes for blocks, decoded columns and shuffling windows; by default
-            256 MiB, or 1 GiB where libcudf decodes, and up to four times that if large batches or
-            rows of many columns take more. Row groups in use are not counted.
+        limit_batches: End each epoch after this many steps.
+        loader_memory: The largest number of bytes for blocks, decoded columns and shuffling
+            windows; by default 256 MiB, or 1 GiB where libcudf decodes, and up to four times that
+            if large batches or rows of many columns take more. Row groups in use are not counted.
         decode_threads: Threads that decode; by default two where there are two processors.
         transforms: Functions of a batch, applied in order before those of :meth:`map`.
         label: The label that ``labels`` holds, if the data have several; by default the main one.
             Several names give [B, names].
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
-            If they differ, raise an error instead of a warning and going on with the CPU's.
+            If they differ, raise an error, instead of a warning and decoding on the CPU.
         cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
-        max_events: The most events of a history in a row; 0 leaves histories out. Their memory, of
-            up to four blocks of 10 MiB or, if these are larger, four batches, comes on top of
-            ``loader_memory``.
+        max_events: The largest number of events of a history in a row; 0 leaves histories out.
+            Their memory comes on top of ``loader_memory``: four blocks of up to 10 MiB, or four
+            batches if these are larger.
         histories: The directory that ``_histories`` is in (:mod:`nvt_torchrec.formats.histories`);
             by default the one above that of the files.
 
@@ -146,11 +146,14 @@ class KJTLoader:
         max_events: int = 50,
         histories: Path | str | None = None,
     ) -> None:
+        # All arguments by name, to check them and to make a copy of the loader by pickle.
         arguments = dict(locals())
+        del arguments["self"]
         options.check_arguments(arguments)
-        table_sizes = None if table_sizes is None else tuple(table_sizes)
+        if table_sizes is not None:
+            table_sizes = tuple(table_sizes)  # an iterator could be read only once
         arguments["table_sizes"] = table_sizes
-        self._arguments = {name: value for name, value in arguments.items() if name != "self"}
+        self._arguments = arguments
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
         dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
@@ -173,9 +176,11 @@ class KJTLoader:
             limit=limit_batches,
             window_rows=shuffle_window,
         )
-        builder, self._strict_gpu = choose_builder(self._dataset, self._device), strict_gpu
-        self._builder = builder.host_kind if cpu_decoding and builder.on_device else builder
-        self._budget()
+        self._strict_gpu = strict_gpu
+        self._builder = choose_builder(self._dataset, self._device)
+        if cpu_decoding and self._builder.on_device:
+            self._builder = self._builder.host_kind
+        self._budget()  # refuses too little memory now, not at the first batch
         self._make_batch = BatchFactory(tuple(self._dataset.schema.features), self._device)
         self._functions = list(transforms)
         self._next = Position(0)
@@ -199,7 +204,7 @@ class KJTLoader:
         return self._device
 
     def map(self, function: Callable[[Any], Any]) -> KJTLoader:
-        """Apply ``function`` to each batch, after those given before; return the loader."""
+        """Apply ``function`` to each batch, after the functions given before; return the loader."""
         self._functions.append(function)
         return self
 
@@ -238,6 +243,7 @@ class KJTLoader:
         return batches
 
     def _make_builder(self) -> CpuBuilder:
+        """Make the builder of an epoch's blocks: the CPU's if the device's cannot be made."""
         try:
             return self._builder(self._dataset, self._device, self._threads)
         except Exception as error:
@@ -277,6 +283,7 @@ class KJTLoader:
         return self._describe(epoch, 0 if finished else step)
 
     def _describe(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return the state before a step of an epoch."""
         return {
             "version": options.STATE_VERSION,
             **self._identity(),
@@ -286,9 +293,9 @@ class KJTLoader:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy, as in another process, is made of: the files are opened again.
+        """Return the arguments and state of a copy, which opens the files again.
 
-        What the next ``iter()`` of this loader yields, that of the copy yields.
+        The next ``iter()`` of the copy yields what that of this loader yields.
         """
         return {
             "arguments": {**self._arguments, "transforms": tuple(self._functions)},
@@ -314,10 +321,11 @@ class KJTLoader:
         self._current = None
 
     def changed_file(self) -> BadInputError | None:
-        """Return the error of a file that was removed or rewritten since; None if there is none."""
+        """Return the error of a file that was removed or rewritten since, or None."""
+        if self._dataset.files is None:
+            return None
         try:
-            if self._dataset.files is not None:
-                self._dataset.files.check()
+            self._dataset.files.check()
         except BadInputError as error:
             return error
         return None
@@ -338,33 +346,27 @@ class KJTLoader:
 
     def _begin(self, position: Position) -> None:
         """Let the next ``iter()`` be the epoch after the one that is drawn from now on."""
-        if self._next == position:  # otherwise another iterator, or set_epoch, chose it
+        # Unless another iterator or set_epoch has chosen the next epoch meanwhile.
+        if self._next == position:
             self._next = Position(position.epoch + 1)
         self._current = position
 
     def _finish(self, position: Position) -> None:
-        order = self._order
-        expected = self._plan.rank_rows(
-            order.rank, order.world_size, position.first, self._plan.steps
-        )
-        if position.rows != expected:
-            raise SchemaError(
-                f"rank {order.rank} got {position.rows} rows in epoch {position.epoch}, "
-                f"{expected} were planned",
-                "this is a defect of the loader: the epoch's metrics cannot be trusted",
-            )
+        plan, rank, size = self._plan, self._order.rank, self._order.world_size
+        expected = plan.rank_rows(rank, size, position.first, plan.steps)
+        options.check_rank_rows(position.rows, expected, rank, position.epoch)
 
     @property
     def device_bytes(self) -> int:
-        """The most bytes of a GPU that an iterator takes; 0 on a CPU."""
+        """The largest number of bytes of a GPU that an iterator takes; 0 on a CPU."""
         if self._device.type == "cpu":
             return 0
-        own, on_device = self._builder.library_bytes, self._builder.on_device
-        need = self._demand(), self._budget()
-        return own + device_bytes(self._dataset, *need, on_device=on_device)
+        demand, budget, on_device = self._demand(), self._budget(), self._builder.on_device
+        blocks = device_bytes(self._dataset, demand, budget, on_device=on_device)
+        return self._builder.library_bytes + blocks
 
     def _demand(self) -> Demand:
-        """Return what this rank has to hold."""
+        """Return how many rows this rank has to hold."""
         order = self._order
         return Demand.measure_rank(
             self._plan,
@@ -379,16 +381,18 @@ class KJTLoader:
         return divide_memory(self._dataset, self._memory, self._demand(), on_device=on_device)
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must be the same in a state and the loader that loads it."""
+        """Return the values that must be the same in a state and the loader that loads it."""
         plan = self._plan
-        rate = self._dataset.undersampling
-        return {
+        undersampling = self._dataset.undersampling
+        identity = {
             "data": self._dataset.fingerprint(),
             "global_batch": plan.global_batch,
             "shuffle": self._order.shuffle,
             "shuffle_window": plan.window_rows if self._order.shuffle == "rows" else None,
             "seed": self._order.seed,
             "drop_last": plan.drop_last,
-            "undersampling_rate": None if rate is None else rate[0],
-            **({"max_events": self._dataset.max_events} if self._dataset.stores else {}),
+            "undersampling_rate": None if undersampling is None else undersampling[0],
         }
+        if self._dataset.stores:
+            identity["max_events"] = self._dataset.max_events
+        return identity

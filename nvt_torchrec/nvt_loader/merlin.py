@@ -2,10 +2,11 @@
 
 Merlin reads the partitions and cuts them into batches; the tensors of its ``(features, labels)``
 become the batch that :class:`nvt_loader.KJTLoader` delivers, with the same checks of each value.
-What would end in a hang or lose rows is decided here: which rank gets which partitions, and from
-their rows, before an epoch, how many batches to ask Merlin's queue for. See docs/loader.md.
+Two decisions are made here, before an epoch, because Merlin's would hang or lose rows: which rank
+gets which partitions, and, from their rows, how many batches to ask its queue for. See
+docs/loader.md.
 
-Nothing of this has run on a card.
+This module has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import copy
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -39,12 +41,13 @@ from nvt_torchrec.nvt_loader.parquet.files import ParquetFiles
 
 log = logging.getLogger(__name__)
 
-#: What errors name instead of a directory where the caller has made the Loader.
+#: The name of the data in errors if the caller has made the Loader, whose files are not known.
 _UNKNOWN = "the data of Merlin's Loader"
-#: Partitions that a Loader holds: one that is decoded, one in its queue, and the one that batches
-#: are cut from, each as a frame and as tensors.
+#: Partitions that a Loader holds at once: one that is decoded, one in its queue, and the one that
+#: batches are cut from, each as a frame and as tensors.
 _HELD_PARTITIONS = 6
-#: Seconds after which its thread looks whether it has been stopped while its queue is full.
+#: How often, in seconds, the Loader's thread checks whether its full queue has room again. Merlin's
+#: own setting is a microsecond, which keeps a core busy.
 _PUT_SECONDS = 0.01
 
 
@@ -78,27 +81,31 @@ class MerlinLoader:
         device: torch.device | str | None = None,
         dataset: datasets.Dataset | None = None,
     ) -> None:
+        self._loader = loader
         self._rank, self._ranks = loader.global_rank, loader.global_size
-        self._loader, self._size, self._limit = loader, loader.batch_size, limit_batches
+        self._size, self._limit = loader.batch_size, limit_batches
         given = {"rank": self._rank, "world_size": self._ranks, "batch_size": self._size}
         options.check_arguments(given)
-        self._dataset = dataset = dataset or _describe(loader)
+        self._dataset = _describe(loader) if dataset is None else dataset
         self._source = torch.device("cpu" if loader.device == "cpu" else f"cuda:{loader.device}")
         self._device = options.choose_device(device or self._source)
-        self._checker = DeviceChecker(dataset, self._source)
-        self._make_batch = BatchFactory(dataset.schema.categorical, self._device)
+        self._checker = DeviceChecker(self._dataset, self._source)
+        self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
         self._partition_rows = _count_rows(loader.dataset)
         partitions = assign_partitions(self._partition_rows, self._ranks)
         self._partitions = partitions[self._rank]
-        rows = [sum(self._partition_rows[part] for part in own) for own in partitions]
-        minimum = self._size if loader.drop_last else 1  # of a batch
-        self._rank_rows = [count - count % minimum for count in rows]
+        self._rank_rows = []
+        for own in partitions:
+            rows = sum(self._partition_rows[part] for part in own)
+            if loader.drop_last:
+                rows -= rows % self._size
+            self._rank_rows.append(rows)
         self._current = Position(0)
         if self._rank == 0 and max(self._rank_rows) > 2 * min(self._rank_rows):
             log.warning(
                 "Merlin's Loader gives ranks whole partitions, here of %s rows: some steps have "
                 "rows on some ranks only; write more row groups, or read by KJTLoader",
-                " and ".join(f"{count:,}" for count in sorted({*self._rank_rows})),
+                " and ".join(f"{rows:,}" for rows in sorted(set(self._rank_rows))),
             )
 
     @classmethod
@@ -117,7 +124,7 @@ class MerlinLoader:
     ) -> MerlinLoader:
         """Make a Loader of parquet files, with a partition for each row group.
 
-        The number of partitions is otherwise a share of the machine's memory, which may differ
+        By default Merlin chooses the size of partitions by the machine's memory, which may differ
         between ranks. The arguments are those of :class:`nvt_loader.KJTLoader`.
 
         Raises:
@@ -133,11 +140,17 @@ class MerlinLoader:
             [str(files.path(file)) for file in range(len(files.paths))],
             engine="parquet",
             row_groups_per_part=1,
-            cpu=True if target.type == "cpu" else None,  # None: unless there is no cuDF
+            cpu=True if target.type == "cpu" else None,  # None: on the CPU only without cuDF
             schema=described.to_merlin_schema(),
         )
-        ranks = {"global_size": world_size, "global_rank": rank}
-        loader = Loader(source, batch_size, drop_last=drop_last, device=target.index, **ranks)
+        loader = Loader(
+            source,
+            batch_size,
+            drop_last=drop_last,
+            device=target.index,
+            global_size=world_size,
+            global_rank=rank,
+        )
         return cls(loader, limit_batches=limit_batches, device=target, dataset=dataset)
 
     @property
@@ -147,18 +160,21 @@ class MerlinLoader:
 
     @property
     def device_bytes(self) -> int:
-        """About the most bytes of a GPU that an iterator takes; 0 on a CPU."""
+        """About the largest number of bytes of a GPU that an iterator takes; 0 on a CPU."""
+        if self._device.type == "cpu":
+            return 0
         rows = _HELD_PARTITIONS * max(self._partition_rows, default=0)
-        return 0 if self._device.type == "cpu" else int(rows * self._dataset.batch_row_bytes)
+        return int(rows * self._dataset.batch_row_bytes)
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same on every rank."""
-        steps = -(-max(self._rank_rows) // self._size)
+        """Return the number of steps of an epoch, the same on every rank."""
+        steps = math.ceil(max(self._rank_rows) / self._size)
         return steps if self._limit is None else min(steps, self._limit)
 
     def step_rows(self, step: int) -> list[int]:
         """Return the rows that each rank gets in a step."""
-        return [min(max(rows - step * self._size, 0), self._size) for rows in self._rank_rows]
+        left = [max(rows - step * self._size, 0) for rows in self._rank_rows]
+        return [min(rows, self._size) for rows in left]
 
     def __iter__(self) -> EpochIterator:
         """Return an iterator over the next epoch."""
@@ -167,8 +183,14 @@ class MerlinLoader:
             self._dataset.files.check()
         self._current = Position(self._current.epoch + 1)
         kind = CpuBuilder if self._device.type == "cpu" else PinnedBuilder
-        made = self._blocks(), kind(self._dataset, self._device), self._make_batch
-        return EpochIterator(*made, self._current, lambda _: None, lambda _: None)
+        builder = kind(self._dataset, self._device)
+
+        def ignore(_position: Position) -> None:
+            """There is no state to keep, and check_epoch counts the rows."""
+
+        return EpochIterator(
+            self._blocks(), builder, self._make_batch, self._current, ignore, ignore
+        )
 
     def check_epoch(self) -> None:
         """Compare the rows that all ranks' newest iterators delivered with the plan (collective).
@@ -182,23 +204,25 @@ class MerlinLoader:
     def _blocks(self) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
         """Yield a block for each step: the iterator's thread calls Merlin's conversions."""
         empty = empty_block(self._dataset, 1, self._device)
-        with self._start() as batches:  # ends its thread at the end
+        with self._start() as batches:  # leaving it ends Merlin's thread
             for step in range(len(self)):
-                rows = self.step_rows(step)[self._rank]
-                yield slice(0, 1), self._next_block(batches) if rows else empty
+                if self.step_rows(step)[self._rank]:
+                    yield slice(0, 1), self._next_block(batches)
+                else:
+                    yield slice(0, 1), empty
 
     def _start(self) -> Any:
         """Start a copy of the Loader on this rank's partitions.
 
-        A copy, because a Loader keeps its queue, and so partitions in the order of its first epoch;
-        with ``shuffle`` it reorders the array of their numbers in place.
+        A Loader cannot be started twice: it keeps its queue, and so partitions in the order of its
+        first epoch, and with ``shuffle`` it reorders the array of their numbers in place.
         """
         loader = copy.copy(self._loader)
-        loader._set_epochs(1)  # it makes a new queue
-        # Merlin refuses to read none; a rank without any asks for no batch
+        loader._set_epochs(1)  # makes a new queue
+        # Merlin refuses an empty list. A rank without partitions asks for no batch, so any will do.
         loader.indices = loader.array_lib().asarray(self._partitions or [0])
+        # The partitions are this rank's already, and drop_last is part of step_rows.
         loader.global_rank, loader.global_size, loader.drop_last = 0, 1, False
-        # by default a microsecond: its thread keeps a core busy while the queue is full
         loader._buff.put_wait = _PUT_SECONDS
         return iter(loader)
 
@@ -217,34 +241,42 @@ class MerlinLoader:
                 "KJTLoader names file, column and row group, and so does `python -m etl check`",
             ) from error
         if self._source.type == "cuda":
-            # Merlin, cuDF and CuPy work on the default stream
+            # Merlin, cuDF and CuPy work on the default stream.
             default = torch.cuda.default_stream(self._source)
             torch.cuda.current_stream(self._source).wait_stream(default)
-        labels = labels if isinstance(labels, dict) else {self._dataset.schema.label: labels}
-        # copies of all values, and a check that waits for them: then Merlin's memory may go
-        rows = self._checker.checked(self._copy({**features, **labels}), self._dataset.source.name)
-        where = torch.arange(rows.rows, device=rows.ids.device).view(1, -1)
-        return arrange_rows(self._dataset, [rows], where)
+        if not isinstance(labels, dict):
+            labels = {self._dataset.schema.label: labels}
+        # After the copies, and a check that waits for them, Merlin's memory may be freed.
+        rows = self._checker.check(self._copy({**features, **labels}), self._dataset.source.name)
+        order = torch.arange(rows.rows, device=rows.ids.device).view(1, -1)
+        return arrange_rows(self._dataset, [rows], order)
 
     def _copy(self, columns: dict[str, torch.Tensor]) -> DeviceRows:
         """Copy the tensors of a batch."""
         schema = self._dataset.schema
-        parts = [columns[name].view(-1).float() for name in schema.floats]
-        floats, rows = torch.stack(parts, 1), len(parts[0])
+        floats = torch.stack([columns[name].view(-1).float() for name in schema.floats], 1)
+        rows = len(floats)
         single = [name for name in schema.categorical if name not in schema.multi_hot]
-        ids = [self._ids(columns, name) for name in single]
+        if single:
+            ids = torch.stack([self._find_ids(columns, name) for name in single], 1)
+        else:
+            ids = floats[:, :0].int()
         lists = []
         for name in schema.multi_hot:
-            values = self._ids(columns, name if name in columns else f"{name}__values")
-            even = torch.arange(rows + 1) * (len(values) // rows)  # of lists of one length
-            offsets = columns.get(f"{name}__offsets", even)
+            if name in columns:
+                # Merlin hands out lists of one length as a matrix, without offsets.
+                values = self._find_ids(columns, name)
+                offsets = torch.arange(rows + 1) * (len(values) // rows)
+            else:
+                values = self._find_ids(columns, f"{name}__values")
+                offsets = columns[f"{name}__offsets"]
             lists.append((offsets.to(values.device, copy=True), values.clone()))
-        stacked = torch.stack(ids, 1) if ids else floats[:, :0].int()
-        return DeviceRows(rows, floats, stacked, tuple(lists))
+        return DeviceRows(rows, floats, ids, tuple(lists))
 
-    def _ids(self, columns: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    def _find_ids(self, columns: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+        """Return the ids of a column, flat, as int32 or int64."""
         ids = columns[name].view(-1)
-        if ids.is_floating_point():  # pandas' nulls
+        if ids.is_floating_point():  # pandas turns integers with nulls into floats
             raise SchemaError(
                 f"{self._dataset.source.name}: column {name} holds nulls", FILL_REMEDY
             )
@@ -252,13 +284,22 @@ class MerlinLoader:
 
 
 def assign_partitions(rows: list[int], ranks: int) -> list[list[int]]:
-    """Divide partitions among ranks so that they have about as many rows, ascending in each rank.
+    """Divide partitions among ranks so that all have about as many rows.
 
-    Partitions without rows are left out: Merlin fails on a first one without.
+    Partitions without rows are left out: Merlin fails if its first one is empty.
+
+    Args:
+        rows: The number of rows of each partition.
+        ranks: The number of ranks.
+
+    Returns:
+        The partitions of each rank, in ascending order.
     """
     own: list[list[int]] = [[] for _ in range(ranks)]
     sums = [0] * ranks
-    for part in sorted(filter(rows.__getitem__, range(len(rows))), key=lambda part: -rows[part]):
+    filled = [part for part, count in enumerate(rows) if count]
+    # The largest first, each to the rank that has the fewest rows so far.
+    for part in sorted(filled, key=lambda part: -rows[part]):
         rank = sums.index(min(sums))
         own[rank].append(part)
         sums[rank] += rows[part]
@@ -266,9 +307,11 @@ def assign_partitions(rows: list[int], ranks: int) -> list[list[int]]:
 
 
 def _count_rows(dataset: MerlinDataset) -> list[int]:
-    """Return the rows of each partition: from the footers, or by making each."""
-    rows = getattr(dataset, "partition_lens", None)  # frames have none
-    return rows or dataset.to_ddf().map_partitions(len).compute(scheduler="synchronous").tolist()
+    """Return the number of rows of each partition: from the footers, or by making each."""
+    rows = getattr(dataset, "partition_lens", None)  # a dataset of frames does not know them
+    if rows:
+        return rows
+    return dataset.to_ddf().map_partitions(len).compute(scheduler="synchronous").tolist()
 
 
 def _describe(loader: Loader) -> datasets.Dataset:

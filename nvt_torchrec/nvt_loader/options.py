@@ -1,4 +1,4 @@
-"""Checks of the loader: of its options, of a state, and that no row is lost or repeated."""
+"""Check the loader's options and state, and that no row is lost or repeated."""
 
 from __future__ import annotations
 
@@ -19,35 +19,44 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
 
-#: The types of arguments, how errors name them, and the least number.
+#: For each argument its type, how errors describe it, and the smallest number. The plan refuses too
+#: few virtual_shards, the division of memory too little loader_memory.
 _RULES: dict[str, tuple[Any, str, int]] = {
-    **dict.fromkeys(["rank", "seed", "max_events"], (Integral, "an integer", 0)),
-    **dict.fromkeys(["batch_size", "world_size", "shuffle_window"], (Integral, "an integer", 1)),
-    **dict.fromkeys(["limit_batches", "decode_threads"], (Integral | None, "an integer", 1)),
-    # of these the plan and the memory's division know the least
-    **dict.fromkeys(["virtual_shards", "loader_memory"], (Integral | None, "an integer", 0)),
-    "undersampling_rate": (Real | None, "a number from 0 to 1", 0),
+    "rank": (Integral, "an integer", 0),
+    "world_size": (Integral, "an integer", 1),
+    "batch_size": (Integral, "an integer", 1),
+    "seed": (Integral, "an integer", 0),
+    "virtual_shards": (Integral | None, "an integer", 0),
+    "shuffle_window": (Integral, "an integer", 1),
     "schema": (TableSchema | None, "a TableSchema", 0),
     "table_sizes": (Iterable | None, "an integer for each categorical column", 0),
+    "undersampling_rate": (Real | None, "a number from 0 to 1", 0),
+    "limit_batches": (Integral | None, "an integer", 1),
+    "loader_memory": (Integral | None, "an integer", 0),
+    "decode_threads": (Integral | None, "an integer", 1),
     "transforms": (Iterable, "a list of functions of a batch", 0),
-    "histories": (str | Path | None, "a directory", 0),
     "label": (str | Sequence | None, "the name of a label, or a list of names", 0),
+    "max_events": (Integral, "an integer", 0),
+    "histories": (str | Path | None, "a directory", 0),
 }
-#: Changes with the order of the rows that a state stands for.
+#: The version of a loader's state. It changes with the order of the rows, because a state only
+#: counts the steps that were trained.
 STATE_VERSION = 2
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Check arguments of :class:`nvt_loader.loader.KJTLoader`, others aside.
+    """Check the given arguments of :class:`nvt_loader.loader.KJTLoader`; ignore others.
 
     Raises:
         SettingsError: One is of another type, or out of its range.
     """
-    for name in filter(arguments.__contains__, _RULES):
-        (kind, what, minimum), value = _RULES[name], arguments[name]
+    for name, (kind, description, minimum) in _RULES.items():
+        if name not in arguments:
+            continue
+        value = arguments[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             given = f"{name} = {value!r:.60}, of type {type(value).__name__}"
-            raise SettingsError(given, f"give {what}")
+            raise SettingsError(given, f"give {description}")
         if isinstance(value, Real) and value < minimum:
             raise SettingsError(f"{name} = {value}", f"choose {minimum} or more")
     rank, world_size = arguments["rank"], arguments["world_size"]
@@ -58,14 +67,17 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     if arguments.get("shuffle", False) not in (False, True, *SHUFFLES):
         shuffle = f"shuffle = {arguments['shuffle']!r}"
         raise SettingsError(shuffle, f"choose one of {', '.join(SHUFFLES)}")
-    if (rate := arguments.get("undersampling_rate") or 0) > 1:
+    rate = arguments.get("undersampling_rate")
+    if rate is not None and rate > 1:
         raise SettingsError(f"undersampling_rate = {rate}", "choose 0 … 1")
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
     """Return a device with its number; None is the current CUDA device, or the CPU without one."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         remedy = "give 'cpu', 'cuda' or 'cuda:0'"
         raise SettingsError(f"device = {device!r}: {error}", remedy) from None
@@ -106,6 +118,19 @@ def check_manifest(dataset: Dataset) -> None:
         )
 
 
+def check_rank_rows(rows: int, expected: int, rank: int, epoch: int) -> None:
+    """Compare the rows that a rank got in an epoch with those that were planned.
+
+    Raises:
+        SchemaError: They are not the same.
+    """
+    if rows != expected:
+        raise SchemaError(
+            f"rank {rank} got {rows} rows in epoch {epoch}, {expected} were planned",
+            "this is a defect of the loader: the epoch's metrics cannot be trusted",
+        )
+
+
 def check_sum(rows: int, expected: int, world_size: int) -> None:
     """Compare the rows of all ranks' epochs with those that were planned (collective).
 
@@ -120,7 +145,7 @@ def check_sum(rows: int, expected: int, world_size: int) -> None:
     if rows != expected:
         raise SchemaError(
             f"the ranks together got {rows} rows in this epoch, {expected} were planned",
-            "did every rank finish its epoch, and are all on the same data?",
+            "let every rank finish its epoch, and give all ranks the same data",
         )
 
 
@@ -136,8 +161,11 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:
             f"loader state of version {state.get('version')}, not {STATE_VERSION}",
             "resume with the version of this project that wrote it",
         )
-    then, now = state["data"], mine["data"]
-    changed = [f"{key} {then.get(key)} → {now[key]}" for key in now if then.get(key) != now[key]]
+    changed = []
+    for key, now in mine["data"].items():
+        then = state["data"].get(key)
+        if then != now:
+            changed.append(f"{key} {then} → {now}")
     if changed:
         raise SchemaError(
             f"{name}: the data have changed since the loader state was written: "

@@ -13,7 +13,7 @@ Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. V 
 many ranks share it, every row is assigned exactly once, and all ranks take the same number of
 steps, whatever the sizes of files and row groups. The remaining ``N % G`` rows make one last,
 smaller step, split evenly; a rank may get an empty batch in it, which is a valid batch.
-``drop_last`` leaves these rows out, in every epoch from another place of the stream.
+``drop_last`` leaves ``N % G`` rows out, in every epoch others.
 
 If W divides V, each rank reads V/W virtual shards and no other rank reads them. Otherwise
 neighbouring ranks read the same virtual shard, and each skips the rows of the others; with W > V
@@ -48,7 +48,8 @@ SHUFFLES = ("none", "row_groups", "rows")
 
 #: Default number of rows in a shuffling window, over all virtual shards.
 WINDOW_ROWS = 65536
-#: Makes the random words of the remainder independent of those of the order.
+#: A spawn key of the seed, so that the random words which choose the remainder are independent of
+#: those that order the row groups (no key) and the rows of windows (two keys).
 REMAINDER = 2**31
 
 
@@ -59,7 +60,7 @@ class Span:
     Attributes:
         shard: Number of the virtual shard.
         width: g, the rows that the shard gives to a full step.
-        begin, end: Which of these rows the rank takes.
+        begin, end: The first of these rows that the rank takes, and the one after its last.
     """
 
     shard: int
@@ -126,11 +127,13 @@ class Plan:
     @property
     def epoch_rows(self) -> int:
         """Rows of an epoch over all ranks."""
-        full = min(self.steps, self.full_steps)
-        return full * self.global_batch + (self.steps > full) * self.last_rows
+        rows = min(self.steps, self.full_steps) * self.global_batch
+        if self.steps > self.full_steps:
+            rows += self.last_rows
+        return rows
 
     def rank_rows(self, rank: int, world_size: int, first_step: int, end_step: int) -> int:
-        """Rows that a rank gets in steps [first_step, end_step)."""
+        """Return how many rows a rank gets in steps [first_step, end_step)."""
         full = min(end_step, self.full_steps) - min(first_step, self.full_steps)
         rows = full * (self.global_batch // world_size)
         if first_step <= self.full_steps < end_step:
@@ -139,17 +142,18 @@ class Plan:
         return rows
 
     def spans(self, rank: int, world_size: int) -> list[Span]:
-        """What a rank takes of each full step, in the order of its batch."""
+        """Return the parts of each full step that a rank takes, in the order of its batch."""
         size = self.global_batch // world_size
         begin, end = rank * size, (rank + 1) * size
-        return [
-            Span(shard, stop - start, max(begin - start, 0), min(end, stop) - start)
-            for shard, (start, stop) in enumerate(itertools.pairwise(self.bounds))
-            if start < end and begin < stop
-        ]
+        spans = []
+        for shard, (start, stop) in enumerate(itertools.pairwise(self.bounds)):
+            if start < end and begin < stop:
+                own_begin, own_end = max(begin, start), min(end, stop)
+                spans.append(Span(shard, stop - start, own_begin - start, own_end - start))
+        return spans
 
     def last_step(self, rank: int, world_size: int) -> Range:
-        """Which rows [begin, end) of the last, smaller step a rank gets."""
+        """Return the rows [begin, end) of the last, smaller step that a rank gets."""
         return (self.last_rows * rank // world_size, self.last_rows * (rank + 1) // world_size)
 
     @property
@@ -158,18 +162,18 @@ class Plan:
         return max(1, self.window_rows // self.global_batch)
 
     def windows(self, first_step: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Yield the shuffling windows from the one of ``first_step`` on: (number, begin, end) in
-        full steps. The first window is short, so that the first batch does not wait for a long one.
+        """Yield the shuffling windows from the one of ``first_step`` on.
+
+        Yields:
+            The number of the window, and its full steps [begin, end).
         """
-        length = self.window_steps
-        begin, end = 0, max(1, length // 8)
-        for number in itertools.count():
-            if begin >= self.full_steps:
-                return
+        # The first window is short, so that the first batch does not wait for a long one.
+        number, begin, end = 0, 0, max(1, self.window_steps // 8)
+        while begin < self.full_steps:
             end = min(end, self.full_steps)
             if end > first_step:
                 yield number, begin, end
-            begin, end = end, end + length
+            number, begin, end = number + 1, end, end + self.window_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +191,13 @@ class Assignment:
 
     def shard_ranges(self, shard: int, begin: int) -> list[Range]:
         """Return the ranges that make up a virtual shard from its row ``begin`` on."""
-        found = []
+        ranges = []
         for first, last in self.shards[shard]:
             skipped = min(begin, last - first)
             begin -= skipped
             if first + skipped < last:
-                found.append((first + skipped, last))
-        return found
+                ranges.append((first + skipped, last))
+        return ranges
 
 
 def assign_rows(plan: Plan, starts: np.ndarray, remainder: int | None = None) -> Assignment:
@@ -207,13 +211,17 @@ def assign_rows(plan: Plan, starts: np.ndarray, remainder: int | None = None) ->
     """
     total, size = plan.full_steps * plan.global_batch, plan.remainder_rows
     remainder = total if remainder is None else remainder
-    # Where row groups begin in the stream without the remainder: rows behind it move forward.
-    places = np.unique(
+    # The rows are first assigned as if the remainder were not in the stream: rows behind it move
+    # forward, and so do the row groups that begin there.
+    group_begins = np.unique(
         np.concatenate([starts[starts < remainder], starts[starts >= remainder + size] - size])
     )
-    nominal = plan.full_steps * np.array(plan.bounds[:-1])
+    # Each shard begins at the first row group at or behind the row where an even division would
+    # let it begin, so that no row group is decoded for two shards.
+    even_begins = plan.full_steps * np.array(plan.bounds[:-1])
     sizes = (plan.full_steps * np.diff(plan.bounds)).tolist()
-    begins = np.append(places, total)[np.searchsorted(places, nominal)].clip(max=total)
+    following = np.searchsorted(group_begins, even_begins)
+    begins = np.append(group_begins, total)[following].clip(max=total)
     begins[0] = 0
     ends = np.append(begins[1:], total)
     shards: list[list[Range]] = []
@@ -231,43 +239,38 @@ def assign_rows(plan: Plan, starts: np.ndarray, remainder: int | None = None) ->
             missing -= taken
             if begin + taken < end:
                 surplus.appendleft((begin + taken, end))
-    return Assignment(
-        tuple(
-            tuple(part for ends in ranges for part in _insert_gap(*ends, remainder, size))
-            for ranges in shards
-        ),
-        (remainder, remainder + size),
-    )
+    assigned = [tuple(_insert_gap(ranges, remainder, size)) for ranges in shards]
+    return Assignment(tuple(assigned), (remainder, remainder + size))
 
 
-def _insert_gap(begin: int, end: int, gap: int, size: int) -> Iterator[Range]:
-    """Yield rows [begin, end), counted without the ``size`` rows from ``gap`` on, as ranges of the
-    whole stream."""
-    if begin < min(end, gap):
-        yield begin, min(end, gap)
-    if max(begin, gap) < end:
-        yield max(begin, gap) + size, end + size
+def _insert_gap(ranges: list[Range], gap: int, size: int) -> Iterator[Range]:
+    """Yield ranges that are counted without ``size`` rows from ``gap`` on, counted with them."""
+    for begin, end in ranges:
+        if begin < min(end, gap):
+            yield begin, min(end, gap)
+        if max(begin, gap) < end:
+            yield max(begin, gap) + size, end + size
 
 
 def find_remainder(plan: Plan, *, shuffle: bool, seed: int, epoch: int) -> int:
     """Return where in the stream the ``N % G`` rows behind the full steps begin.
 
-    They are the last rows if they make the last step. With ``drop_last`` they lie elsewhere in each
-    epoch: anywhere if the epoch is shuffled, else each epoch's directly before those of the epoch
-    before.
+    If they make the last step, they are the last rows. ``drop_last`` leaves them out, so they must
+    be others in each epoch: random ones if the epoch is shuffled, else those directly before the
+    ones that the previous epoch left out.
     """
-    end = plan.rows - plan.remainder_rows
+    last = plan.rows - plan.remainder_rows
     if not plan.drop_last or not plan.remainder_rows:
-        return end
+        return last
     if shuffle:
-        return int(_words(1, seed, epoch, (REMAINDER,))[0] % np.uint64(end + 1))
-    return (end - epoch * plan.remainder_rows) % (end + 1)
+        return int(_random_words(1, seed, epoch, (REMAINDER,))[0] % np.uint64(last + 1))
+    return (last - epoch * plan.remainder_rows) % (last + 1)
 
 
 def default_virtual_shards(global_batch: int) -> int:
     """Return V = 8, or the rows of a global batch if these are fewer.
 
-    It is no function of the world size, which may change between runs while the batches may not.
+    It does not depend on the world size: that may change between runs, the batches may not.
     """
     return min(VIRTUAL_SHARDS, global_batch)
 
@@ -276,23 +279,22 @@ def epoch_order(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -> np.
     """Return the order of the row groups in an epoch: int64 [row_groups], a permutation."""
     if not shuffle:
         return np.arange(row_groups)
-    return np.argsort(_words(row_groups, seed, epoch, ()))
+    return np.argsort(_random_words(row_groups, seed, epoch, ()))
 
 
 def window_order(rows: int, *, seed: int, epoch: int, shard: int, window: int) -> np.ndarray:
     """Return the order of a shuffled window of a virtual shard: int64 [rows], a permutation."""
     order = np.empty(rows, np.int64)
-    random_order(order, _sequence(seed, epoch, (shard, window)).generate_state(1, np.uint64)[0])
+    sequence = np.random.SeedSequence((seed, epoch), spawn_key=(shard, window))
+    random_order(order, sequence.generate_state(1, np.uint64)[0])
     return order
 
 
-def _sequence(seed: int, epoch: int, where: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence((seed, epoch), spawn_key=where)
-
-
-def _words(length: int, seed: int, epoch: int, where: tuple[int, ...]) -> np.ndarray:
+def _random_words(length: int, seed: int, epoch: int, key: tuple[int, ...]) -> np.ndarray:
+    """Return random words for a purpose (``key``) of an epoch: uint64 [length]."""
     # Raw Philox words instead of a Generator's methods, whose streams NumPy may change.
-    return np.random.Philox(_sequence(seed, epoch, where)).random_raw(length)
+    sequence = np.random.SeedSequence((seed, epoch), spawn_key=key)
+    return np.random.Philox(sequence).random_raw(length)
 
 
 def row_group_slices(
@@ -308,21 +310,23 @@ def row_group_slices(
     """
     if begin >= end:
         return
-    place = int(np.searchsorted(starts, begin, side="right")) - 1
+    position = int(np.searchsorted(starts, begin, side="right")) - 1
     while begin < end:
-        start, stop = int(starts[place]), int(starts[place + 1])
+        start, stop = int(starts[position]), int(starts[position + 1])
         if stop > begin:
-            yield RowGroupSlice(int(order[place]), begin - start, min(end, stop) - start)
+            yield RowGroupSlice(int(order[position]), begin - start, min(end, stop) - start)
             begin = min(end, stop)
-        place += 1
+        position += 1
 
 
 def stream_starts(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return the first row in the stream of each row group in epoch order, followed by N:
-    int64 [row_groups + 1].
+    """Return where row groups begin in the stream.
 
     Args:
         rows: int64 [row_groups], the rows of each row group in file order.
         order: int64 [row_groups], from :func:`epoch_order`.
+
+    Returns:
+        int64 [row_groups + 1], the first row of each row group in epoch order, followed by N.
     """
     return np.concatenate([[0], np.cumsum(rows[order], dtype=np.int64)])

@@ -12,7 +12,7 @@ import torch
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import parse_settings
-from nvt_torchrec.training.sharding.planning import plan_only
+from nvt_torchrec.training.sharding.plan_only import plan_only
 from tests.nvt_loader.data import write_split
 from tests.plays import SHARE, write_plays
 from tests.training.reference import reference_losses

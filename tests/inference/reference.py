@@ -16,7 +16,8 @@ from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.interactions import DotProducts, LowRankCross
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODELS
-from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
+from nvt_torchrec.training.sharding.initial_weights import fill_table
+from nvt_torchrec.training.sharding.train_model import ModelWithTables
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import load
 from nvt_torchrec.workflows.workflow_frames import to_frame

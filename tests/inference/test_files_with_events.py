@@ -16,7 +16,7 @@ from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.training.sharding.train_model import fill_table
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.event_logs import BY_TIME, Row, frame_of, make_rows, spec_of, write
 from tests.inference.bundles import make_origin

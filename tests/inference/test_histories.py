@@ -32,7 +32,8 @@ from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from nvt_torchrec.training.data.loaders import spread_events
-from nvt_torchrec.training.sharding.train_model import ModelWithTables, fill_table
+from nvt_torchrec.training.sharding.initial_weights import fill_table
+from nvt_torchrec.training.sharding.train_model import ModelWithTables
 from nvt_torchrec.workflows import compiled
 from tests.inference.bundles import ROWS, make_origin, make_workflow
 from tests.inference.conftest import TRAINING

@@ -18,8 +18,8 @@ from nvt_torchrec.training.baselines.baselines import compute_baselines
 from nvt_torchrec.training.baselines.regression import Regression
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.train_model import fill_table
 from tests.training.runs import MODEL
 
 

@@ -21,10 +21,10 @@ from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.data.loaders import TrainBatch, spread_events
-from nvt_torchrec.training.loop.finish import _reordered
+from nvt_torchrec.training.loop.finish import _permute_column
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.planning import plan_only
+from nvt_torchrec.training.sharding.plan_only import plan_only
 from tests.nvt_loader.data import add_history, write_split
 from tests.training.continuing import RATES, SHARDINGS, flags
 from tests.training.generations import write_output
@@ -163,8 +163,8 @@ def test_the_newest_event_is_in_the_last_place(data: Path) -> None:
     order = torch.cat([torch.randperm(64), torch.arange(64, 70)])
     for name in ("cat_2", "recent.cat_2", "seen.cat_1"):
         pooled = replace(config, sequences=())
-        once = spread_events(_reordered(padded, name, pooled, order), config)
-        again = _reordered(spread, name, config, order)
+        once = spread_events(_permute_column(padded, name, pooled, order), config)
+        again = _permute_column(spread, name, config, order)
         for of_batch in ("values", "lengths"):
             assert torch.equal(*(getattr(b.sparse_features, of_batch)() for b in (once, again)))
 

@@ -12,11 +12,11 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.optim.combined import lookups_of
+from nvt_torchrec.training.optim.combined import iterate_lookups
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.build import build
 from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.planning import sharder
+from nvt_torchrec.training.sharding.planning import make_sharder
 from tests.training.runs import (
     EXAMPLE,
     EXAMPLE_SGD,
@@ -37,13 +37,13 @@ def lookup_of(data, *flags: str):
     settings = parse_settings([*MODEL, *given])
     with process_group() as group:
         run, _ = build(settings, model_config(settings, read_schema(settings)), group)
-        (lookup,) = lookups_of(run.model)
+        (lookup,) = iterate_lookups(run.model)
         return lookup
 
 
 @pytest.mark.parametrize(("config", "ids"), [(SIZES, torch.int32), (LARGER, torch.int64)])
 def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(config, ids):
-    params = sharder(parse_settings([]), config).fused_params
+    params = make_sharder(parse_settings([]), config).fused_params
     assert params["embedding_table_index_type"] == params["embedding_table_offset_type"] == ids
 
 

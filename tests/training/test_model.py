@@ -7,9 +7,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.training.data.loaders import TrainBatch
-from nvt_torchrec.training.loop.finish import _reordered
-from nvt_torchrec.training.sharding import train_model as model_module
-from nvt_torchrec.training.sharding.train_model import build_model, fill_table
+from nvt_torchrec.training.loop.finish import _permute_column
+from nvt_torchrec.training.sharding import initial_weights
+from nvt_torchrec.training.sharding.initial_weights import fill_table
+from nvt_torchrec.training.sharding.train_model import build_model
 from tests import fake_cuda
 from tests.training.shapes import dlrm
 
@@ -18,7 +19,7 @@ CONFIG = dlrm(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1), 0.0
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(model_module, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(initial_weights, "BLOCK_ROWS", 32)
 
 
 def filled(rows: int, columns: int, offsets=(0, 0), table="t", seed=0) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_the_values_of_a_column_change_their_rows(name):
     ids = KeyedJaggedTensor(["a", "b"], torch.arange(7), lengths=lengths)
     batch = TrainBatch(torch.arange(8.0).view(4, 2), ids, torch.zeros(4), None, 3, 3)
     shape = dlrm(("c", "d"), ("a", "b"), (9, 9), 4, (8, 4), (8, 1), 0.0)
-    moved = _reordered(batch, name, shape, torch.tensor([2, 0, 1, 3]))
+    moved = _permute_column(batch, name, shape, torch.tensor([2, 0, 1, 3]))
     lists = {key: [v.tolist() for v in moved.sparse_features[key].to_dense()] for key in "ab"}
     expected = {"a": [[0], [1], [2], []], "b": [[3, 4], [], [5, 6], []]}
     dense = batch.dense_features.clone()

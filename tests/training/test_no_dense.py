@@ -15,8 +15,9 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.train_model import build_model, fill_table
+from nvt_torchrec.training.sharding.train_model import build_model
 from tests.nvt_loader.data import write_split
 from tests.training.runs import (
     EXAMPLE,

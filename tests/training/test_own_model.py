@@ -20,7 +20,7 @@ from nvt_torchrec.models.config import ModelConfig, OwnModel
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.interactions import INTERACTIONS, Interaction
-from nvt_torchrec.models.layers import joined
+from nvt_torchrec.models.layers import join_vectors
 from nvt_torchrec.models.onnx_head import OnnxHead, export_head
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.launch.preflight import trace_own_model
@@ -243,7 +243,7 @@ class Sums(Interaction):
     def build(self, vectors: int, dim: int, has_dense: bool) -> tuple[nn.Module, int]:
         class Module(nn.Module):
             def forward(self, dense, vectors):
-                return joined(dense, vectors).sum(1)
+                return join_vectors(dense, vectors).sum(1)
 
         return Module(), dim
 

@@ -11,8 +11,8 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import parse_settings
-from nvt_torchrec.training.sharding.build import _hardware
-from nvt_torchrec.training.sharding.planning import plan_only
+from nvt_torchrec.training.sharding.build import _find_hardware
+from nvt_torchrec.training.sharding.plan_only import plan_only
 from tests.training.runs import (
     EXAMPLE_SGD,
     ROOT,
@@ -52,11 +52,11 @@ def test_loaders_share_a_gpu_with_the_tables(monkeypatch):
     )
     group = Group(0, 1, 1, torch.device("cuda", 0), None)
     settings = parse_settings([])
-    assert _hardware(settings, group, 0).memory == 8 << 30
-    assert _hardware(settings, group, 3 << 30).memory == 5 << 30
-    assert _hardware(parse_settings(["--hbm_gib=4"]), group, 3 << 30).memory == 4 << 30
+    assert _find_hardware(settings, group, 0).memory == 8 << 30
+    assert _find_hardware(settings, group, 3 << 30).memory == 5 << 30
+    assert _find_hardware(parse_settings(["--hbm_gib=4"]), group, 3 << 30).memory == 4 << 30
     with pytest.raises(SettingsError, match=r"loaders take 9\.0 GiB of a GPU of 8\.0 GiB"):
-        _hardware(settings, group, 9 << 30)
+        _find_hardware(settings, group, 9 << 30)
 
 
 def test_the_plan_that_the_page_of_gpus_names():

@@ -93,7 +93,7 @@ def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
 
     before = signal.signal(signal.SIGTERM, too_late)
     try:
-        for what in ("column_importance", "save_checkpoint"):
+        for what in ("measure_importance", "save_checkpoint"):
             with monkeypatch.context() as patch:
                 _terminate_at(patch, what, 1)
                 result = train_here(*flags_of(data, tmp_path / what, NEVER))

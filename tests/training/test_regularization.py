@@ -22,9 +22,10 @@ from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
 from nvt_torchrec.training.sharding.build import build, regularize_tables
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import choose_sharding
-from nvt_torchrec.training.sharding.train_model import LookupL2, fill_table
+from nvt_torchrec.training.sharding.train_model import LookupL2
 from tests.nvt_loader.data import write_split
 from tests.ranks import run_ranks
 from tests.training.runs import (

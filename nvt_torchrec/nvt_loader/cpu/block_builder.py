@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,18 +15,19 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     JaggedBlock,
     ShardRows,
     empty_block,
+    find_moves,
     flat,
     float_views,
     float_widths,
-    moves,
     source_copies,
+    write_offsets,
 )
 from nvt_torchrec.nvt_loader.parquet import parquet_kernels as kernels
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, Decoder, RowChunk, Target
 
-#: Tensors in a block's memory begin at multiples of this many bytes.
+#: Tensors in a block's memory begin at multiples of this many bytes: a cache line.
 ALIGNMENT = 64
 
 
@@ -42,9 +43,10 @@ class CpuBuilder:
     on_device = False
     #: Bytes of a device that libraries keep for themselves.
     library_bytes = 0
-    #: Where row groups are decoded on the device: what builds the first block, and all others if
-    #: the device's differ from its; and its class.
+    #: Where row groups are decoded on the device: the builder of the first block, and of all others
+    #: if the device's first block differs from it.
     host: CpuBuilder | None = None
+    #: The class of ``host``.
     host_kind: type[CpuBuilder]
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
@@ -52,11 +54,9 @@ class CpuBuilder:
         self.device = device
         self.decode: Decoder = cpu_decoder(dataset)
         self.buffers = Buffers()
-        self._pool = (
-            concurrent.futures.ThreadPoolExecutor(threads - 1, "nvt_loader_decode")
-            if threads > 1
-            else None
-        )
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        if threads > 1:
+            self._pool = concurrent.futures.ThreadPoolExecutor(threads - 1, "nvt_loader_decode")
 
     def build(
         self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
@@ -71,27 +71,27 @@ class CpuBuilder:
             return self._build_flat(steps, batch, sources)
 
         def take(source: ShardRows) -> list[RowChunk]:
-            return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
+            return _decode_all(self._take_rows(source, steps))
 
-        parts = self._share(take, sources)
+        chunks = self._share(take, sources)
         self._decode_ahead(sources)
         drawn = [source.drawn for source in sources]
-        return build_jagged(self._dataset, parts, drawn, steps, batch, self.tensors)
+        return build_jagged(self._dataset, chunks, drawn, steps, batch, self.tensors)
 
     def _build_flat(self, steps: int, batch: int, sources: list[ShardRows]) -> FlatBlock:
         schema = self._dataset.schema
         *floats, ids = self.tensors(
-            *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
+            *[(torch.float32, (steps * batch, width)) for width in float_widths(schema)],
             (torch.int32, (steps, len(schema.integers), batch)),
         )
-        memory = *(part.numpy().view(np.int32) for part in floats), flat(ids)
+        labels, weights, dense = [part.numpy().view(np.int32) for part in floats]
 
         def fill(source: ShardRows) -> None:
             drawn = source.drawn
             copies = source_copies(drawn, steps, [steps * drawn.width], 0)
-            target = Target(*memory, copies, batch)  # type: ignore[call-arg, arg-type]
+            target = Target(labels, weights, dense, flat(ids), copies, batch)
             first = 0
-            for rows in self._rows(source, steps):
+            for rows in self._take_rows(source, steps):
                 rows.copy_to(target, first)
                 first += rows.rows
 
@@ -99,27 +99,26 @@ class CpuBuilder:
         self._decode_ahead(sources)
         return FlatBlock(*float_views(self._dataset, steps, floats), ids)
 
-    def _rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
+    def _take_rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
-        parts: Any = source.reader.take(steps * source.width)
+        parts: Iterable[Any] = source.reader.take(steps * source.width)
         if source.order is None:
             return parts
-        chunks = [chunk for rows in parts for chunk in rows.chunks()]
+        chunks = _decode_all(parts)
         order = source.order().reshape(steps, -1)[:, source.begin : source.end]
-        return [permuted(chunks, order.ravel(), self._dataset, self.buffers)]
+        return [permute_chunks(chunks, order.ravel(), self._dataset, self.buffers)]
 
     def _share(self, function: Callable[[ShardRows], Any], sources: list[ShardRows]) -> list[Any]:
         """Apply a function to each source, in this thread and the pool's."""
         if self._pool is None:
             return list(map(function, sources))
-        # The pool begins with the first source. From the last one on, this thread takes those that
-        # the pool has not begun.
+        # The pool begins with the first source. This thread goes backwards from the last one and
+        # takes those that the pool has not begun: only their tasks can be cancelled.
         tasks = [self._pool.submit(function, source) for source in sources]
-        found = [
-            function(source) if task.cancel() else task.result()
-            for task, source in zip(tasks[::-1], sources[::-1], strict=True)
-        ]
-        return found[::-1]
+        results = []
+        for task, source in zip(reversed(tasks), reversed(sources), strict=True):
+            results.append(function(source) if task.cancel() else task.result())
+        return results[::-1]
 
     def _decode_ahead(self, sources: list[ShardRows]) -> None:
         if self._pool is not None:
@@ -128,14 +127,15 @@ class CpuBuilder:
 
     def tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
         """Return uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
-        sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in wanted]
-        begins = np.cumsum([0] + [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
-        # at least some bytes: torch cannot view an empty array as another dtype
-        memory = self.memory(max(begins[-1], ALIGNMENT))
-        return [
-            memory[begin : begin + size].view(dtype).view(shape)
-            for (dtype, shape), begin, size in zip(wanted, begins, sizes, strict=False)
-        ]
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in wanted]
+        aligned_sizes = [math.ceil(size / ALIGNMENT) * ALIGNMENT for size in sizes]
+        # At least some bytes: torch cannot view an empty array as another dtype.
+        memory = self.memory(max(sum(aligned_sizes), ALIGNMENT))
+        tensors, begin = [], 0
+        for (dtype, shape), size, aligned_size in zip(wanted, sizes, aligned_sizes, strict=True):
+            tensors.append(memory[begin : begin + size].view(dtype).view(shape))
+            begin += aligned_size
+        return tensors
 
     def memory(self, size: int) -> torch.Tensor:
         """Return uninitialised memory that the CPU can write to: uint8 [size]."""
@@ -153,7 +153,7 @@ class CpuBuilder:
         Args:
             steps: The steps that the caller draws.
             block: The block.
-            ready: Follows the work on the block, if a device does it.
+            ready: An event that follows the device's work on the block, if there is any.
         """
         return steps, block
 
@@ -166,12 +166,27 @@ class CpuBuilder:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def permuted(
+def _decode_all(parts: Iterable[Any]) -> list[RowChunk]:
+    """Decode parts of a source's rows."""
+    chunks: list[RowChunk] = []
+    for rows in parts:
+        chunks += rows.chunks()
+    return chunks
+
+
+def permute_chunks(
     chunks: list[RowChunk], order: np.ndarray, dataset: Dataset, buffers: Buffers
 ) -> RowChunk:
-    """Copy the rows of some chunks in another order into one chunk."""
+    """Copy rows of some chunks in another order into one chunk.
+
+    Args:
+        chunks: The chunks.
+        order: int64 [rows], for each row of the result its number among those of all chunks.
+        dataset: The data.
+        buffers: The memory of the result.
+    """
     rows, columns = len(order), dataset.schema.columns
-    moved = list(moves(chunks, order))
+    moves = list(find_moves(chunks, order))
     lists = [columns.index(name) for name in dataset.schema.multi_hot]
     plain = np.setdiff1d(np.arange(len(columns)), lists)
     addresses, values = np.zeros((2, len(columns)), np.int64)
@@ -182,71 +197,80 @@ def permuted(
         owner.append(memory)
         return memory.view(np.int32)
 
-    memory = take(len(plain) * rows)
-    for to_rows, from_rows, chunk in moved:
-        kernels.permute(memory, chunk.addresses[plain], rows, to_rows, from_rows)
-    addresses[plain] = memory.ctypes.data + 4 * rows * np.arange(len(plain))
+    plain_values = take(len(plain) * rows)
+    for to_rows, from_rows, chunk in moves:
+        kernels.permute(plain_values, chunk.addresses[plain], rows, to_rows, from_rows)
+    addresses[plain] = plain_values.ctypes.data + 4 * rows * np.arange(len(plain))
     for i in lists:
         lengths = np.empty(rows, np.int32)
-        for to_rows, from_rows, chunk in moved:
+        for to_rows, from_rows, chunk in moves:
             lengths[to_rows] = np.diff(chunk.offsets(i))[from_rows]
         offsets = take(rows + 1)
         offsets[0] = 0
         np.cumsum(lengths, out=offsets[1:])
         starts = offsets.astype(np.int64)
-        memory = take(int(starts[-1]))
-        for to_rows, from_rows, chunk in moved:
-            where = chunk.addresses[i], to_rows, from_rows
-            kernels.permute_lists(memory, starts, chunk.values[i], *where)
-        addresses[i], values[i] = offsets.ctypes.data, memory.ctypes.data
+        elements = take(int(starts[-1]))
+        for to_rows, from_rows, chunk in moves:
+            source = chunk.values[i], chunk.addresses[i]
+            kernels.permute_lists(elements, starts, *source, to_rows, from_rows)
+        addresses[i], values[i] = offsets.ctypes.data, elements.ctypes.data
     return RowChunk(rows, addresses, values, owner)
 
 
 def build_jagged(
     dataset: Dataset,
-    parts: list[list[RowChunk]],
+    chunks_by_source: list[list[RowChunk]],
     sources: list[ShardRows],
     steps: int,
     batch: int,
     tensors: Callable[..., list[torch.Tensor]],
 ) -> JaggedBlock:
-    """Build a block of the chunks of some sources; ``tensors`` makes tensors of given dtypes and
-    shapes."""
+    """Build a block of the rows of all sources, with lists.
+
+    Args:
+        dataset: The data.
+        chunks_by_source: The decoded rows of each source.
+        sources: The sources.
+        steps, batch: The number of batches, and the rows of each.
+        tensors: Makes tensors of given dtypes and shapes.
+    """
     schema = dataset.schema
     first_id, columns = len(schema.floats), len(schema.integers)
     *floats, lengths, offsets = tensors(
-        *((torch.float32, (steps * batch, width)) for width in float_widths(schema)),
+        *[(torch.float32, (steps * batch, width)) for width in float_widths(schema)],
         (torch.int32, (steps, columns * batch)),
         (torch.int32, (steps, columns * batch + 1)),
     )
-    chunks = [chunk for own in parts for chunk in own]
-    first = itertools.accumulate(map(len, parts), initial=0)
-    copies = np.concatenate(
-        [
-            source_copies(source, steps, [chunk.rows for chunk in own], number)
-            for source, own, number in zip(sources, parts, first, strict=False)
-        ]
-    )
+    chunks: list[RowChunk] = []
+    found = []
+    for source, own in zip(sources, chunks_by_source, strict=True):
+        found.append(source_copies(source, steps, [chunk.rows for chunk in own], len(chunks)))
+        chunks += own
+    copies = np.concatenate(found)
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
-    block = *(part.numpy().view(np.int32) for part in floats), np.empty(0, np.int32)
+
+    labels, weights, dense = [part.numpy().view(np.int32) for part in floats]
+    no_ids = np.empty(0, np.int32)
     for i, chunk in enumerate(chunks):
-        own = copies[copies[:, 1] == i]
-        kernels.copy_rows(*block, chunk.addresses[:first_id], own, batch, 0, chunk.rows)
-    is_list = np.array([name in set(schema.multi_hot) for name in schema.integers])
+        own_copies, addresses = copies[copies[:, 1] == i], chunk.addresses[:first_id]
+        target = labels, weights, dense, no_ids
+        kernels.copy_rows(*target, addresses, own_copies, batch, 0, chunk.rows)
+
+    # The ids are written in two passes: the lengths determine where the elements of each row begin.
+    is_list = np.array([name in schema.multi_hot for name in schema.integers])
+    list_copies = copies[:, 1:].copy()
+    list_copies[:, 3] += copies[:, 0] * columns * batch
+    first_copies = np.searchsorted(copies[:, 0], np.arange(steps + 1))
+    layout = is_list, batch, list_copies, first_copies
     addresses = np.stack([chunk.addresses[first_id:] for chunk in chunks])
-    elements = np.stack([chunk.values[first_id:] for chunk in chunks])
-    of_lists = copies[:, 1:].copy()
-    of_lists[:, 3] += copies[:, 0] * columns * batch
-    where = is_list, batch, of_lists, np.searchsorted(copies[:, 0], np.arange(steps + 1))
-    kernels.list_lengths(flat(lengths), addresses, *where)
+    kernels.list_lengths(flat(lengths), addresses, *layout)
     starts = np.zeros(steps * columns * batch + 1, np.int64)
     np.cumsum(flat(lengths), out=starts[1:])
-    by_step = starts[:-1].reshape(steps, -1)
-    np.subtract(by_step, by_step[:, :1], out=offsets.numpy()[:, :-1], casting="same_kind")
-    offsets.numpy()[:, -1] = starts[columns * batch :: columns * batch] - by_step[:, 0]
+    write_offsets(offsets.numpy(), starts)
     (values,) = tensors((torch.int32, (int(starts[-1]),)))
-    kernels.list_values(
-        flat(values), starts, np.where(is_list, elements, addresses), addresses, *where
-    )
+    # Of a column without lists, the address is that of the ids themselves.
+    elements = np.stack([chunk.values[first_id:] for chunk in chunks])
+    elements = np.where(is_list, elements, addresses)
+    kernels.list_values(flat(values), starts, elements, addresses, *layout)
     views = float_views(dataset, steps, floats)
     return JaggedBlock(*views, values, lengths, offsets, starts[::batch].tolist())

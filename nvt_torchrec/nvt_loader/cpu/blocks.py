@@ -1,8 +1,8 @@
-"""Batch-major blocks: the columns of some steps, written once, so that a batch is views of them.
+"""Batch-major blocks: the columns of some steps, written once, so that batches are views of them.
 
 The ids of a block lie in the order of each batch's KeyedJaggedTensor: step, column, row. With one
-id per row and column, everything else in a batch is constant for a given B. With multi-hot columns,
-lengths and offsets are views too; lengths per key are made for each step.
+id per row and column, all other members of a batch are constant for a given B. With multi-hot
+columns, lengths and offsets are views too; lengths per key are made for each step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoaderBatch(Batch):
         weights: float32 [B], the weight of each row; None if the data have none.
     """
 
-    # those of Batch again: TorchRec has no types for its users' type checkers
+    # The fields of Batch again, with types: TorchRec publishes none for type checkers.
     dense_features: torch.Tensor
     sparse_features: KeyedJaggedTensor
     labels: torch.Tensor
@@ -40,26 +40,29 @@ class LoaderBatch(Batch):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Copy the batch to ``device``."""
-        return self._each(lambda part: part.to(device=device, non_blocking=non_blocking))
+        return self._map_parts(lambda part: part.to(device=device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that is queued on ``stream`` by then is done."""
-        self._each(lambda part: part.record_stream(stream))
+        """Do not reuse freed memory before the work queued on ``stream`` by then is done."""
+        self._map_parts(lambda part: part.record_stream(stream))
 
     def pin_memory(self) -> Self:
         """Copy the batch to page-locked memory."""
-        return self._each(lambda part: part.pin_memory())
+        return self._map_parts(lambda part: part.pin_memory())
 
-    def _each(self, function: Callable[[Any], Any]) -> Self:
-        """Return the batch with what a function makes of each part."""
-        names = ("dense_features", "sparse_features", "labels", "weights")
-        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
-        return dataclasses.replace(self, **{name: function(parts[name]) for name in parts})
+    def _map_parts(self, function: Callable[[Any], Any]) -> Self:
+        """Return the batch with the results of a function of each part."""
+        results = {}
+        for name in ("dense_features", "sparse_features", "labels", "weights"):
+            part = getattr(self, name)
+            if part is not None:
+                results[name] = function(part)
+        return dataclasses.replace(self, **results)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoaderBlock:
-    """Base of the blocks, whose tensors may all be copied to a device."""
+    """Base of the blocks, whose tensors can all be copied to a device."""
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -69,8 +72,10 @@ class LoaderBlock:
 
     def to(self, device: torch.device) -> Self:
         """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
-        there = {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}
-        return dataclasses.replace(self, **there)
+        copies = {}
+        for name, tensor in self.tensors.items():
+            copies[name] = tensor.to(device, non_blocking=True)
+        return dataclasses.replace(self, **copies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +135,7 @@ class JaggedBlock(LoaderBlock):
             if size == 0:
                 yield make_batch(self.labels[step], self.dense[step], self.values, row_weights)
                 continue
-            yield make_batch.jagged(
+            yield make_batch.make_jagged(
                 self.labels[step],
                 self.dense[step],
                 self.values[begin:end],
@@ -138,21 +143,21 @@ class JaggedBlock(LoaderBlock):
                 lengths=self.lengths[step],
                 offsets=self.offsets[step],
                 offset_per_key=[bound - begin for bound in bounds],
-                length_per_key=[b - a for a, b in itertools.pairwise(bounds)],
+                length_per_key=[stop - start for start, stop in itertools.pairwise(bounds)],
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardRows:
-    """What a virtual shard gives to a block: ``steps · width`` rows, some of them for this rank.
+    """The rows that a virtual shard gives to a block: ``width`` in each of its steps.
 
     Attributes:
         reader: Reads the shard's rows.
         width: g, the shard's rows in each step.
-        begin, end: Which of those rows are this rank's.
-        first: Where in each batch they go.
-        order: A function that returns the order of the rows (int64 [steps · width], the row at
-            each place), or None if they are not shuffled.
+        begin, end: The rows [begin, end) of these that are this rank's.
+        first: The row of each batch where this rank's begin.
+        order: A function that returns the order of the rows, or None if they are not shuffled. It
+            returns int64 [steps · width]: the row of the shard at each position.
     """
 
     reader: ShardReader
@@ -194,17 +199,18 @@ def float_views(
     dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Return a block's labels, weights and dense columns, each given as [steps · B, columns]."""
-    labels, weights, dense = (
-        part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts
-    )
-    labels = labels if dataset.several_labels else labels[..., 0]
+    by_step = [part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts]
+    labels, weights, dense = by_step
+    if not dataset.several_labels:
+        labels = labels[..., 0]
     return labels, weights[..., 0] if dataset.schema.weight else None, dense
 
 
 class BatchFactory:
-    """Makes :class:`LoaderBatch` objects from views; what depends on B alone is made once per B.
+    """Makes :class:`LoaderBatch` objects from views.
 
-    All batches of B rows share these constants, so they must not be written to.
+    Members of a KeyedJaggedTensor that depend on B alone are made once per B. All batches of B rows
+    share them, so they must not be written to.
     """
 
     def __init__(self, keys: tuple[str, ...], device: torch.device) -> None:
@@ -227,12 +233,12 @@ class BatchFactory:
             self._samples[size] = make_untraced(
                 KeyedJaggedTensor, self._keys, ids.new_empty(0), **self._constants(size)
             )
-        # A copy with other values: the constructor takes as long as 50 rows of a batch.
+        # A copy with other values, because the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
         return LoaderBatch(dense, sparse, labels, row_weights)
 
-    def jagged(
+    def make_jagged(
         self,
         labels: torch.Tensor,
         dense: torch.Tensor,
@@ -255,20 +261,20 @@ class BatchFactory:
         """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""
         keys = len(self._keys)
 
-        def constant(tensor: torch.Tensor) -> torch.Tensor:
+        def copy_to_device(tensor: torch.Tensor) -> torch.Tensor:
             # A blocking copy: it is complete on return, for every stream.
             return tensor.to(self._device, torch.int32)
 
         constants = {
-            "lengths": constant(torch.ones(keys * size)),
-            "offsets": constant(torch.arange(keys * size + 1)),
+            "lengths": copy_to_device(torch.ones(keys * size)),
+            "offsets": copy_to_device(torch.arange(keys * size + 1)),
             "stride": size,
             "length_per_key": [size] * keys,
             "offset_per_key": [size * i for i in range(keys + 1)],
             "index_per_key": self._index_per_key,
         }
         if size == 0:  # KeyedJaggedTensor.to_dict fails without rows
-            empty, zero = constant(torch.empty(0)), constant(torch.zeros(1))
+            empty, zero = copy_to_device(torch.empty(0)), copy_to_device(torch.zeros(1))
             constants["jt_dict"] = {
                 key: make_untraced(JaggedTensor, empty, lengths=empty, offsets=zero)
                 for key in self._keys
@@ -281,27 +287,54 @@ def flat(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).numpy()
 
 
-def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
-    """Return the copies of one source, whose chunks have these numbers of rows.
+def write_offsets(offsets: np.ndarray, starts: np.ndarray) -> None:
+    """Write the offsets of each step's ids, counted from the step's first one.
 
-    They are int64 [copies, 5]; the chunks are numbered from ``first_chunk`` on.
+    Args:
+        offsets: int32 [steps, columns · B + 1], the result.
+        starts: int64 [steps · columns · B + 1], the index in the block's ids where those of each
+            row and column begin, and where the last ones end.
+    """
+    steps, length = offsets.shape
+    begins = starts[:-1].reshape(steps, -1)
+    np.subtract(begins, begins[:, :1], out=offsets[:, :-1], casting="same_kind")
+    offsets[:, -1] = starts[length - 1 :: length - 1] - begins[:, 0]
+
+
+def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+    """Return the copies of one source, as :mod:`nvt_loader.parquet.parquet_kernels` defines them.
+
+    Args:
+        source: The source.
+        steps: The steps of the block.
+        rows: The number of rows of each of the source's chunks.
+        first_chunk: The number of the first of them.
+
+    Returns:
+        int64 [copies, 5].
     """
     found = np.empty((steps + len(rows), 5), np.int64)
-    where = source.width, source.begin, source.end, source.first
-    count = find_copies(found, steps, *where, np.array(rows, np.int64), first_chunk)
+    shard = source.width, source.begin, source.end, source.first
+    count = find_copies(found, steps, *shard, np.array(rows, np.int64), first_chunk)
     return found[:count]
 
 
-def moves(
+def find_moves(
     chunks: list[RowChunk], order: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, RowChunk]]:
-    """Yield for each chunk where its rows go in a new order, ascending, and which rows go there.
+    """Yield for each chunk the moves of its rows to a new order.
 
-    Both are uint32.
+    Args:
+        chunks: The chunks.
+        order: int64 [rows], for each row of the new order its number among those of all chunks.
+
+    Yields:
+        uint32 [moves], rows of the new order, ascending; uint32 [moves], the row of the chunk that
+        goes there; and the chunk.
     """
     first = 0
     for chunk in chunks:
-        here = order - first
-        to_rows = np.flatnonzero((here >= 0) & (here < chunk.rows))
-        yield to_rows.astype(np.uint32), here[to_rows].astype(np.uint32), chunk
+        row_in_chunk = order - first
+        to_rows = np.flatnonzero((row_in_chunk >= 0) & (row_in_chunk < chunk.rows))
+        yield to_rows.astype(np.uint32), row_in_chunk[to_rows].astype(np.uint32), chunk
         first += chunk.rows

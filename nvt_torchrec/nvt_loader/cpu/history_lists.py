@@ -1,7 +1,8 @@
-"""The events of histories, put into blocks: rows carry pointers until they are in their order.
+"""Put the events of histories into blocks.
 
-The events of a block are read key by key, in ascending order: rows of one key read the same memory
-at once, and a store that is larger than the memory is read from its files in order.
+Rows carry pointers (a key and a number of events) until they are in the order of the block. Then
+the events are read key by key, in ascending order: rows of one key read the same memory one after
+another, and a store that is larger than the memory is read from its files in order.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.nvt_loader import memory
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat, write_offsets
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 @compiled("int64(int32[::1], int32[::1], int32[::1], int64)")
 def count_events(lengths, keys, events, maximum):
-    """Write how many events each row gets; return the first row whose pointer cannot be, or -1."""
+    """Write how many events each row gets; return the first row with an invalid pointer, or -1."""
     for row in range(len(keys)):
+        # Key -1 stands for a row without a history.
         if events[row] < 0 or (keys[row] < 0 and (keys[row] != -1 or events[row] != 0)):
             return row
         lengths[row] = min(events[row], maximum)
@@ -39,23 +41,25 @@ def copy_events(values, starts, rows, keys, events, maximum, first, offsets, ids
     """Copy the newest events of some rows, oldest first; return the first bad row, or -1.
 
     Args:
-        values: The target.
-        starts: Where in it the events of each row go.
+        values: The result: the ids of a block.
+        starts: The index in ``values`` where the events of each row go.
         rows: The rows, whose keys lie in one directory of the store.
-        keys, events, most: Of all rows, and the most events of each.
+        keys, events: The key and the number of events of all rows.
+        maximum: The largest number of events that a row gets.
         first, offsets, ids: The directory's first key, its offsets, and a column of its events.
-        size: Rows of the column's table.
+        size: The rows of the column's embedding table.
     """
     for row in rows:
-        at = keys[row] - first
-        if at >= len(offsets) - 1:
+        key = keys[row] - first
+        if key >= len(offsets) - 1:
             return row
-        begin, end = offsets[at], offsets[at + 1]
+        begin, end = offsets[key], offsets[key + 1]
         if begin < 0 or end > len(ids) or begin > end or events[row] > end - begin:
             return row
         count = min(np.int64(events[row]), maximum)
+        # Unsigned indices need not be tested for being negative, so the loop is vectorized.
         source, target = np.uint64(begin + events[row] - count), np.uint64(starts[row])
-        largest = np.uint32(0)  # as unsigned numbers, negative ids are large
+        largest = np.uint32(0)  # read as unsigned, a negative id is larger than any table
         for i in range(np.uint64(count)):
             value = ids[source + i]
             values[target + i] = value
@@ -70,11 +74,12 @@ def add_events(
     blocks: Iterator[tuple[slice, Any]],
     tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
-    """Put events in the place of pointers, and cut blocks that get large by it.
+    """Replace the pointers of blocks by the events, and divide blocks that become large.
 
     Args:
         dataset: The data.
-        blocks: The steps to draw, and blocks whose ids are the columns of ``schema.integers``.
+        blocks: Yields the steps to draw, and a block whose ids are the columns of
+            ``schema.integers``.
         tensors: Makes tensors of given dtypes and shapes.
 
     Raises:
@@ -91,32 +96,37 @@ def add_events(
         begin, end, _ = drawn.indices(steps)
         pointers, lengths = _read_pointers(dataset, block, steps, batch)
         size = 4 * int(lengths[:, begin:end].sum(dtype=np.int64))
-        pieces = min(end - begin, 1 + size // memory.BLOCK_BYTES)
-        bounds = np.linspace(begin, end, pieces + 1).astype(int).tolist()
+        num_parts = min(end - begin, 1 + size // memory.BLOCK_BYTES)
+        bounds = np.linspace(begin, end, num_parts + 1).astype(int).tolist()
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
-            made = _expand(dataset, block, part, pointers[:, part], lengths[:, part], tensors)
-            yield slice(0, last - first), made
+            expanded = _expand(dataset, block, part, pointers[:, part], lengths[:, part], tensors)
+            yield slice(0, last - first), expanded
 
 
 def _read_pointers(
     dataset: Dataset, block: FlatBlock | JaggedBlock, steps: int, batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys and numbers of events, int32 [histories, steps, 2, B], and how many of them each
-    row gets, int32 [features of histories, steps, B]."""
-    columns, singles = len(dataset.schema.integers), len(dataset.schema.categorical)
+    """Read the pointers of a block.
+
+    Returns:
+        The keys and numbers of events, int32 [histories, steps, 2, B]; and how many events each row
+        gets, int32 [columns of all histories, steps, B].
+    """
+    columns, categorical = len(dataset.schema.integers), len(dataset.schema.categorical)
     if isinstance(block, FlatBlock):
-        found = block.ids.numpy()[:, singles:]
+        found = block.ids.numpy()[:, categorical:]
     else:
-        places = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, singles:]
-        found = flat(block.values)[places + np.arange(batch)]
+        # Pointers are single numbers, so those of a step and column follow one another.
+        firsts = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, categorical:]
+        found = flat(block.values)[firsts + np.arange(batch)]
     pointers = found.reshape(steps, len(dataset.stores), 2, batch).swapaxes(0, 1).copy()
     lengths = np.empty((len(dataset.stores), steps, batch), np.int32)
     for store, own, counts in zip(dataset.stores, pointers, lengths, strict=True):
         keys, events = own.swapaxes(0, 1).reshape(2, -1)
-        bad = count_events(counts.reshape(-1), keys, events, dataset.max_events)
-        if bad >= 0:
-            _refuse(dataset, store, int(keys[bad]), int(events[bad]))
+        bad_row = count_events(counts.reshape(-1), keys, events, dataset.max_events)
+        if bad_row >= 0:
+            _refuse(dataset, store, int(keys[bad_row]), int(events[bad_row]))
     return pointers, np.repeat(lengths, [len(store.sizes) for store in dataset.stores], axis=0)
 
 
@@ -128,44 +138,55 @@ def _expand(
     lengths: np.ndarray,
     tensors: Callable[..., list[torch.Tensor]],
 ) -> JaggedBlock:
-    """Return a block of some steps with the events in the place of the pointers."""
+    """Return a block of some steps with events instead of pointers.
+
+    Args:
+        dataset: The data.
+        block: The block with pointers.
+        steps: The steps.
+        pointers, lengths: Those of the steps, as :func:`_read_pointers` returns them.
+        tensors: Makes tensors of given dtypes and shapes.
+    """
     schema = dataset.schema
     count, batch = lengths.shape[1:]
-    columns, features, singles = map(len, (schema.integers, schema.features, schema.categorical))
-    held, offsets = tensors(
+    columns, features = len(schema.integers), len(schema.features)
+    categorical = len(schema.categorical)
+    all_lengths, offsets = tensors(
         (torch.int32, (count, features * batch)), (torch.int32, (count, features * batch + 1))
     )
-    by_feature = held.numpy().reshape(count, features, batch)
+    by_feature = all_lengths.numpy().reshape(count, features, batch)
     if isinstance(block, FlatBlock):
         ids, bounds = flat(block.ids), batch * np.arange(block.ids.shape[0] * columns + 1)
-        by_feature[:, :singles] = 1
+        by_feature[:, :categorical] = 1
     else:
         ids, bounds = flat(block.values), np.array(block.bounds)
-        own = block.lengths[steps].numpy().reshape(count, columns, batch)
-        by_feature[:, :singles] = own[:, :singles]
-    by_feature[:, singles:] = lengths.swapaxes(0, 1)
+        own_lengths = block.lengths[steps].numpy().reshape(count, columns, batch)
+        by_feature[:, :categorical] = own_lengths[:, :categorical]
+    by_feature[:, categorical:] = lengths.swapaxes(0, 1)
     starts = np.zeros(count * features * batch + 1, np.int64)
-    np.cumsum(flat(held), out=starts[1:])
-    firsts = starts[:: features * batch]
-    np.subtract(
-        starts[:-1].reshape(count, -1), firsts[:-1, None], out=offsets.numpy()[:, :-1],
-        casting="same_kind",
-    )  # fmt: skip
-    offsets.numpy()[:, -1] = np.diff(firsts)
+    np.cumsum(flat(all_lengths), out=starts[1:])
+    write_offsets(offsets.numpy(), starts)
     (values,) = tensors((torch.int32, (int(starts[-1]),)))
+    # The ids of the categorical columns stay as they are; they come first in each step.
+    step_starts = starts[:: features * batch]
     for step in range(count):
-        begin, end = bounds[[(steps.start + step) * columns + i for i in (0, singles)]]
-        flat(values)[firsts[step] : firsts[step] + end - begin] = ids[begin:end]
-    places, at = starts[:-1].reshape(count, features, batch), singles
+        first_column = (steps.start + step) * columns
+        begin, end = bounds[first_column], bounds[first_column + categorical]
+        to = step_starts[step]
+        flat(values)[to : to + end - begin] = ids[begin:end]
+    starts_by_feature = starts[:-1].reshape(count, features, batch)
+    first = categorical
     for store, own in zip(dataset.stores, pointers, strict=True):
-        _copy_history(dataset, store, flat(values), places[:, at:], own)
-        at += len(store.sizes)
-    weights = block.row_weights
+        _copy_history(dataset, store, flat(values), starts_by_feature[:, first:], own)
+        first += len(store.sizes)
     return JaggedBlock(
         block.labels[steps],
-        None if weights is None else weights[steps],
+        None if block.row_weights is None else block.row_weights[steps],
         block.dense[steps],
-        *(values, held, offsets, starts[::batch].tolist()),
+        values,
+        all_lengths,
+        offsets,
+        starts[::batch].tolist(),
     )
 
 
@@ -173,24 +194,40 @@ def _copy_history(
     dataset: Dataset,
     store: HistoryStore,
     values: np.ndarray,
-    places: np.ndarray,
+    starts: np.ndarray,
     pointers: np.ndarray,
 ) -> None:
-    """Copy the events of a history; ``places`` [steps, columns or more, B] is where they go."""
+    """Copy the events of a history.
+
+    Args:
+        dataset: The data.
+        store: The events.
+        values: int32, the result: the ids of a block.
+        starts: int64 [steps, columns or more, B], the index in ``values`` where the events of each
+            of the history's columns go.
+        pointers: int32 [steps, 2, B], keys and numbers of events.
+    """
     keys, events = pointers.swapaxes(0, 1).reshape(2, -1)
     order = np.argsort(keys, kind="stable")
-    cuts = [*np.searchsorted(keys[order], [part.first for part in store.parts]), len(order)]
-    for part, begin, end in zip(store.parts, cuts, cuts[1:], strict=False):
+    # Rows without a history, whose key is -1, lie before the first part.
+    firsts = [part.first for part in store.parts]
+    bounds = [*np.searchsorted(keys[order], firsts), len(order)]
+    for part, (begin, end) in zip(store.parts, itertools.pairwise(bounds), strict=True):
+        rows = order[begin:end]
         for column, (ids, size) in enumerate(zip(part.ids, store.sizes, strict=True)):
-            starts = np.ascontiguousarray(places[:, column]).reshape(-1)
-            where = starts, order[begin:end], keys, events, dataset.max_events
-            bad = copy_events(values, *where, part.first, part.offsets, ids, size)
-            if bad >= 0:
-                _refuse(dataset, store, int(keys[bad]), int(events[bad]))
+            column_starts = np.ascontiguousarray(starts[:, column]).reshape(-1)
+            pointed = rows, keys, events, dataset.max_events, part.first, part.offsets
+            bad_row = copy_events(values, column_starts, *pointed, ids, size)
+            if bad_row >= 0:
+                _refuse(dataset, store, int(keys[bad_row]), int(events[bad_row]))
 
 
 def _refuse(dataset: Dataset, store: HistoryStore, key: int, events: int) -> None:
-    """Raise the error of a row that points to these events."""
+    """Raise the error of a row whose pointer is (``key``, ``events``).
+
+    Raises:
+        SchemaError: The pointer or an event is wrong, as the store finds it.
+    """
     try:
         store.newest(key, events, dataset.max_events)
     except SchemaError as error:

@@ -26,7 +26,7 @@ from nvt_torchrec.nvt_loader.cuda.device_rows import (
 )
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: Most bytes that RMM's pool for libcudf keeps between calls.
+#: The largest number of bytes that RMM's pool for libcudf keeps between calls.
 POOL_BYTES = 1 << 30
 
 
@@ -34,12 +34,15 @@ def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
     """Return the class that builds blocks for ``device`` on this machine."""
     if device.type == "cpu":
         return CpuBuilder
-    # libcudf reads files of this machine; undersampling selects rows by their labels on the CPU,
-    # and histories are mapped there
-    on_host = dataset.undersampling is not None or dataset.stores
-    if dataset.files is None or not dataset.files.is_local or on_host:
+    if importlib.util.find_spec("pylibcudf") is None:
         return PinnedBuilder
-    return PinnedBuilder if importlib.util.find_spec("pylibcudf") is None else CudfBuilder
+    # libcudf reads files of this machine.
+    if dataset.files is None or not dataset.files.is_local:
+        return PinnedBuilder
+    # Undersampling selects rows on the CPU, and the events of histories are mapped into its memory.
+    if dataset.undersampling is not None or dataset.stores:
+        return PinnedBuilder
+    return CudfBuilder
 
 
 class PinnedBuilder(CpuBuilder):
@@ -58,11 +61,11 @@ class PinnedBuilder(CpuBuilder):
     ) -> tuple[slice, FlatBlock | JaggedBlock, torch.cuda.Event] | None:
         """Start the copy of the next block to the device, followed by an event; None at the end."""
         with torch.cuda.stream(self._stream):
-            made = next(produced, None)
-            if made is None:
+            item = next(produced, None)
+            if item is None:
                 return None
-            steps, block = made
-            # torch keeps the pinned memory until the copies from it are complete
+            steps, block = item
+            # torch keeps the pinned memory until the copies from it are complete.
             block = block.to(self.device)
             return steps, block, self._stream.record_event()
 
@@ -79,11 +82,11 @@ class PinnedBuilder(CpuBuilder):
 
 
 class CudfBuilder(PinnedBuilder):
-    """Builds blocks on the device, decoded by libcudf; no column passes through the host.
+    """Builds blocks on the device, decoded by libcudf, so that no column passes through the host.
 
-    Except for the first block's: libcudf decodes whole row groups, one of each virtual shard, and
-    the first batch would wait for them. The CPU decodes its few rows meanwhile, and the two blocks
-    are compared (:func:`nvt_loader.epoch.produce_blocks`).
+    The first block is an exception: libcudf decodes whole row groups, one of each virtual shard,
+    and the first batch would have to wait for them. The CPU decodes its few rows meanwhile, and the
+    two blocks are compared (:func:`nvt_loader.epoch.produce_blocks`).
     """
 
     on_device, library_bytes = True, POOL_BYTES
@@ -104,28 +107,26 @@ class CudfBuilder(PinnedBuilder):
         self, steps: int, batch: int, sources: list[ShardRows], following: Sequence[int] = ()
     ) -> FlatBlock | JaggedBlock:
         """Build a block as :meth:`CpuBuilder.build` does, on the device."""
-        rows = [
-            cast(DeviceRowGroupSlice, part)  # what `decode` yields
-            for source in sources
-            for part in source.reader.take(steps * source.width)
-        ]
-        groups = [part.group for part in rows]
+        parts: list[DeviceRowGroupSlice] = []
+        for source in sources:
+            taken = source.reader.take(steps * source.width)
+            parts += cast("Iterator[DeviceRowGroupSlice]", taken)  # as `decode` yields them
+        groups = [part.group for part in parts]
         self.reading.begin(groups)
+        # The next blocks are decoded while this one is put in order.
         self.read_ahead(sources, following)
         self.reading.finish(groups, self._stream)
-        return build_on_device(
-            self._dataset, decoded_rows(rows), sources, steps, batch, self.device
-        )
+        rows = decoded_rows(parts)
+        return build_on_device(self._dataset, rows, sources, steps, batch, self.device)
 
     def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:
-        """Begin to decode the next blocks, a call of libcudf for each."""
+        """Begin to decode the next blocks, with a call of libcudf for each."""
         for steps in itertools.accumulate(following):
-            parts = [
-                cast(DeviceRowGroupSlice, part)
-                for source in sources
-                for part in source.reader.peek(steps * source.width)
-            ]
-            self.reading.begin([part.group for part in parts])
+            groups = []
+            for source in sources:
+                peeked = source.reader.peek(steps * source.width)
+                groups += [part.group for part in cast("list[DeviceRowGroupSlice]", peeked)]
+            self.reading.begin(groups)
 
     def close(self) -> None:
         """End the threads. No block may be built after that."""
@@ -138,9 +139,9 @@ class CudfBuilder(PinnedBuilder):
 def loader_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
     """Return the stream that all loaders on a device share for a purpose.
 
-    Torch uses memory again only on the stream that it was allocated on: with a stream for each
-    epoch, each epoch would allocate its own. Loaders launch little work and training waits for it,
-    so the stream has a high priority.
+    Torch reuses memory only on the stream that it was allocated on: with a stream for each epoch,
+    each epoch would allocate its own. Loaders launch little work and training waits for it, so the
+    stream has a high priority.
     """
     return torch.cuda.Stream(device, priority=-1)
 

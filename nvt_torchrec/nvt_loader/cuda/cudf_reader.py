@@ -1,8 +1,8 @@
 """Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf.
 
-Without a card, tests give it a stand-in for libcudf that decodes with Arrow.
-:class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order.
-It reads in a thread and on a stream of its own.
+On a machine without a GPU, tests replace libcudf by a stand-in that decodes with Arrow.
+:class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order, in
+a thread and on a stream of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from nvt_torchrec.nvt_loader.cuda.device_rows import (
 )
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
-from nvt_torchrec.nvt_loader.parquet.files import FOOTERS
+from nvt_torchrec.nvt_loader.parquet.files import MAX_FOOTERS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
-#: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
+#: Bytes of rows that one call decodes. libcudf needs about as much again meanwhile.
 CALL_BYTES = 256 << 20
 
 
 class CudfReader:
-    """Reads whole row groups, several in one call: a call takes about as long for one as for ten.
+    """Reads whole row groups, several in one call, which takes about as long for ten as for one.
 
     Numbers of other types than the loader's are converted. libcudf does not verify page checksums.
     """
@@ -51,7 +51,7 @@ class CudfReader:
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
-        self._footer = functools.lru_cache(FOOTERS)(self._read_footer)
+        self._footer = functools.lru_cache(MAX_FOOTERS)(self._read_footer)
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
@@ -72,32 +72,33 @@ class CudfReader:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
-        own: list[int] = []
-        size = 0.0
+        call: list[int] = []
+        call_bytes = 0.0
         for number in numbers:
-            more = self._dataset.batch_row_bytes * self._files.row_groups[number].rows
-            if own and size + more > CALL_BYTES:
-                yield own
-                own, size = [], 0.0
-            own.append(number)
-            size += more
-        if own:
-            yield own
+            size = self._dataset.batch_row_bytes * self._files.row_groups[number].rows
+            if call and call_bytes + size > CALL_BYTES:
+                yield call
+                call, call_bytes = [], 0.0
+            call.append(number)
+            call_bytes += size
+        if call:
+            yield call
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
         """Decode row groups into consecutive rows; ``numbers`` are ascending."""
-        where, _ = self._dataset.place(numbers[0])
+        where, _ = self._dataset.locate(numbers[0])
         try:
             with error_context(self._dataset, numbers[0]):
-                rows = self._rows(self._read_columns(numbers), where)
-                rows = self._checker.checked(rows, where)
-            # copies in torch's memory: another stream may use them, which libcudf's does not know
+                rows = self._to_rows(self._read_columns(numbers), where)
+                rows = self._checker.check(rows, where)
+            # Copies in torch's memory: another stream uses them, of which libcudf's memory does not
+            # know.
             return rows.split([self._files.row_groups[number].rows for number in numbers])
         except ClickLogError:
             if len(numbers) == 1:
                 raise
-            # One by one, so that the error names the file and row group; and files whose types
-            # differ, which libcudf refuses in one call, are read.
+            # Read one by one, so that the error names the file and row group. Files of different
+            # types, which libcudf refuses in one call, are read that way, too.
             return [self._read_call([number])[0] for number in numbers]
 
     def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
@@ -114,9 +115,10 @@ class CudfReader:
         try:
             footers = [self._footer(file) for file in files]
             read = plc.io.parquet.read_parquet(options, self._stream, parquet_metadatas=footers)
-        except (RuntimeError, ValueError, IndexError) as error:  # libcudf's mapping
+        # The errors that pylibcudf makes of C++ exceptions.
+        except (RuntimeError, ValueError, IndexError) as error:
             if "CUDA error" in str(error) or "cudaError" in str(error):
-                raise  # the device's, not the file's
+                raise  # an error of the device, not of the file
             raise OSError(str(error)) from error
         return dict(zip(read.column_names(), read.columns, strict=True))
 
@@ -124,38 +126,39 @@ class CudfReader:
         source = plc.io.SourceInfo([str(self._files.path(file))])
         return plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
-    def _rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
+    def _to_rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
+        """Convert libcudf's columns to tensors. Raises :class:`SchemaError` for a null."""
         schema = self._dataset.schema
         for name, column in columns.items():
             child = column.list_view().child() if name in self._lists else column
             nulls = column.null_count() or child.null_count()
             if nulls:
                 raise SchemaError(f"{where}: column {name} holds {nulls} null values", FILL_REMEDY)
-        floats = self._stacked([columns[name] for name in schema.floats], torch.float32)
+        floats = self._stack([columns[name] for name in schema.floats], torch.float32)
         single = [columns[name] for name in schema.categorical if name not in self._lists]
-        ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
-        lists = tuple(self._list(columns[name]) for name in schema.multi_hot)
+        ids = self._stack_ids(single) if single else floats[:, :0].to(torch.int32)
+        lists = tuple(self._convert_lists(columns[name]) for name in schema.multi_hot)
         return DeviceRows(len(floats), floats, ids, lists)
 
-    def _list(self, column: Any) -> ListColumn:
+    def _convert_lists(self, column: Any) -> ListColumn:
         view = column.list_view()
-        offsets = self._tensor([view.offsets()]).view(-1)
-        return offsets, self._ids([view.child()]).view(-1)
+        offsets = self._to_tensor([view.offsets()]).view(-1)
+        return offsets, self._stack_ids([view.child()]).view(-1)
 
-    def _ids(self, columns: list[Any]) -> torch.Tensor:
-        """Convert columns to int32 or int64 [rows, columns]."""
+    def _stack_ids(self, columns: list[Any]) -> torch.Tensor:
+        """Convert columns to int32, or to int64 if one is wider: [rows, columns]."""
         narrow = all(column.type().id() == plc.TypeId.INT32 for column in columns)
-        return self._stacked(columns, torch.int32 if narrow else torch.int64)
+        return self._stack(columns, torch.int32 if narrow else torch.int64)
 
-    def _stacked(self, columns: list[Any], dtype: torch.dtype) -> torch.Tensor:
-        """Convert columns to one type, [rows, columns]."""
+    def _stack(self, columns: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        """Convert columns to one type: [rows, columns]."""
         if len({column.type().id() for column in columns}) == 1:
-            return self._tensor(columns).to(dtype)
-        return torch.cat([self._tensor([column]).to(dtype) for column in columns], dim=1)
+            return self._to_tensor(columns).to(dtype)
+        return torch.cat([self._to_tensor([column]).to(dtype) for column in columns], dim=1)
 
-    def _tensor(self, columns: list[Any]) -> torch.Tensor:
+    def _to_tensor(self, columns: list[Any]) -> torch.Tensor:
         """Copy columns of one type to a tensor [rows, columns], on the device."""
-        if columns[0].size() == 0:  # libcudf makes no tensor of an empty table
+        if columns[0].size() == 0:  # libcudf cannot convert an empty table
             device = self._stream.device
             return torch.empty(0, len(columns), dtype=torch.int32, device=device)
         capsule = plc.interop.to_dlpack(plc.Table(columns), self._stream)
@@ -167,7 +170,7 @@ class ReadAhead:
 
     Args:
         reader: The reader, used in that thread only.
-        stream: The stream that it reads on. None: there are no streams, in tests on a CPU.
+        stream: The stream that it reads on; None in tests on a CPU, where there are no streams.
         device: The device that it reads to.
     """
 
@@ -181,8 +184,8 @@ class ReadAhead:
         )
 
     def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
-        """Decode together those row groups that nobody has begun with."""
-        wanted = list({group.number: group for group in groups if group.reading is None}.values())
+        """Decode together those row groups whose decoding has not begun."""
+        wanted = [group for group in _drop_duplicates(groups) if group.reading is None]
         if wanted:
             task = self._pool.submit(self._read, wanted)
             for group in wanted:
@@ -194,14 +197,14 @@ class ReadAhead:
         Raises:
             BadInputError, SchemaError: As :meth:`CudfReader.read`.
         """
-        groups = list({group.number: group for group in groups}.values())
+        groups = _drop_duplicates(groups)
         self.begin(groups)
-        # A task decodes several row groups; `begin` has given one to each.
-        tasks = {id(group.reading): group.reading for group in groups if group.reading is not None}
-        for task in tasks.values():
+        # One task decodes several row groups and is awaited once.
+        for task in dict.fromkeys(group.reading for group in groups):
+            assert task is not None, "`begin` gives each row group a task"
             ready = task.result()
             if ready is not None:
-                assert stream is not None, "what is decoded on a stream is awaited on one"
+                assert stream is not None, "row groups decoded on a stream are awaited on one"
                 stream.wait_event(ready)
         if stream is not None:
             for group in groups:
@@ -213,6 +216,12 @@ class ReadAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, groups: list[DeviceRowGroup]) -> torch.cuda.Event | None:
-        with torch.cuda.stream(self._stream):  # None: does nothing
+        """Decode row groups; return an event that follows the work, if there is a stream."""
+        with torch.cuda.stream(self._stream):  # does nothing for None
             self._reader.read(groups)
             return None if self._stream is None else self._stream.record_event()
+
+
+def _drop_duplicates(groups: Iterable[DeviceRowGroup]) -> list[DeviceRowGroup]:
+    """Return each row group once: several slices of a block may lie in the same one."""
+    return list({group.number: group for group in groups}.values())

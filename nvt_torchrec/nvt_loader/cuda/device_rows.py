@@ -1,11 +1,11 @@
-"""Check rows and build blocks of them with torch's operators, on a GPU, and in tests on a CPU."""
+"""Check rows and build blocks of them with torch's operators: on a GPU, in tests on a CPU."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class DeviceRows:
         rows: The number of rows.
         floats: float32 [rows, columns]: labels, weight, dense.
         ids: int [rows, categorical columns that are not multi-hot].
-        lists: Per multi-hot column offsets (int32 [rows + 1]) and ids.
+        lists: For each multi-hot column its offsets, int32 [rows + 1], and its ids.
     """
 
     rows: int
@@ -44,17 +44,19 @@ class DeviceRows:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors on the device."""
-        of_lists = [tensor for parts in self.lists for tensor in parts]
-        return [self.floats, self.ids, *of_lists]
+        return [self.floats, self.ids, *itertools.chain.from_iterable(self.lists)]
 
-    def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
-        """Return rows [begin, end), on the same memory; ``ends`` say where their elements begin and
-        end in each list column."""
-        lists = tuple(
-            (offsets[begin : end + 1] - first, values[first:last])
-            for (offsets, values), (first, last) in zip(self.lists, ends, strict=True)
-        )
-        return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], lists)
+    def slice(self, begin: int, end: int, elements: Sequence[tuple[int, int]]) -> DeviceRows:
+        """Return rows [begin, end), on the same memory.
+
+        Args:
+            begin, end: The rows.
+            elements: For each list column the range of its elements that belong to the rows.
+        """
+        lists = []
+        for (offsets, values), (first, last) in zip(self.lists, elements, strict=True):
+            lists.append((offsets[begin : end + 1] - first, values[first:last]))
+        return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], tuple(lists))
 
     def clone(self) -> DeviceRows:
         """Copy the rows, except for the offsets."""
@@ -63,27 +65,28 @@ class DeviceRows:
 
     def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
         """Split the rows into consecutive parts of these sizes, each on memory of its own."""
-        bounds = list(itertools.accumulate(sizes, initial=0))
-        parts = slices([(self, *ends) for ends in itertools.pairwise(bounds)])
+        bounds = itertools.accumulate(sizes, initial=0)
+        parts = slice_rows([(self, begin, end) for begin, end in itertools.pairwise(bounds)])
         return [part.clone() for part in parts]
 
 
-def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
-    """Return rows [begin, end) of each; with lists this waits for the device, once."""
-    if not wanted or not wanted[0][0].lists:
-        return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
-    bounds = [
-        offsets[at]
-        for rows, begin, end in wanted
-        for offsets, _ in rows.lists
-        for at in (begin, end)
-    ]
-    ends: list[tuple[int, int]] = torch.stack(bounds).view(-1, 2).tolist()
-    columns = len(wanted[0][0].lists)
-    return [
-        rows.slice(begin, end, ends[i * columns : (i + 1) * columns])
-        for i, (rows, begin, end) in enumerate(wanted)
-    ]
+def slice_rows(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
+    """Return rows [begin, end) of each of some rows, on the same memory.
+
+    With lists this waits for the device: once for all, because each wait costs as much as one.
+    """
+    bounds = []
+    for rows, begin, end in wanted:
+        for offsets, _ in rows.lists:
+            bounds += [offsets[begin], offsets[end]]
+    elements: Iterator[tuple[int, int]] = iter(())
+    if bounds:
+        elements = iter(torch.stack(bounds).view(-1, 2).tolist())
+    parts = []
+    for rows, begin, end in wanted:
+        own = list(itertools.islice(elements, len(rows.lists)))
+        parts.append(rows.slice(begin, end, own))
+    return parts
 
 
 @dataclasses.dataclass(eq=False)
@@ -126,7 +129,7 @@ class DeviceRowGroupSlice:
 
 def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
     """Return the rows of slices whose row groups have been decoded."""
-    return slices([(part.group.decoded_rows(), part.begin, part.end) for part in parts])
+    return slice_rows([(part.group.decoded_rows(), part.begin, part.end) for part in parts])
 
 
 def build_on_device(
@@ -143,130 +146,141 @@ def build_on_device(
     """
     if not chunks:
         return empty_block(dataset, steps, device)
-    # for each row of a batch its number among the rows of all chunks
-    where = torch.empty((steps, batch), dtype=torch.int64, device=device)
-    base = 0
+    # For each row of a batch its number among the rows of all chunks.
+    row_numbers = torch.empty((steps, batch), dtype=torch.int64, device=device)
+    source_begin = 0
     for source in sources:
         rows = steps * source.width
         if source.order is None:
-            order = torch.arange(base, base + rows, device=device)
+            order = torch.arange(source_begin, source_begin + rows, device=device)
         else:
-            order = torch.from_numpy(source.order()).to(device) + base
+            order = torch.from_numpy(source.order()).to(device) + source_begin
         own = order.view(steps, -1)[:, source.begin : source.end]
-        where[:, source.first : source.first + own.shape[1]] = own
-        base += rows
-    return arrange_rows(dataset, chunks, where)
+        row_numbers[:, source.first : source.first + own.shape[1]] = own
+        source_begin += rows
+    return arrange_rows(dataset, chunks, row_numbers)
 
 
 def arrange_rows(
-    dataset: Dataset, chunks: list[DeviceRows], where: torch.Tensor
+    dataset: Dataset, chunks: list[DeviceRows], row_numbers: torch.Tensor
 ) -> FlatBlock | JaggedBlock:
     """Build a block of the rows of some chunks.
 
     Args:
         dataset: The data.
-        chunks: At least one.
-        where: For each row of a batch its number among the rows of all chunks:
-            int64 [steps, batch].
+        chunks: The chunks, at least one.
+        row_numbers: int64 [steps, batch], for each row of a batch its number among the rows of all
+            chunks.
     """
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
-    parts = [part[where.view(-1)] for part in floats.split(float_widths(dataset.schema), dim=1)]
-    views = float_views(dataset, len(where), parts)
+    flat_numbers = row_numbers.view(-1)
+    parts = [part[flat_numbers] for part in floats.split(float_widths(dataset.schema), dim=1)]
+    views = float_views(dataset, len(row_numbers), parts)
     if not dataset.jagged:
-        return FlatBlock(*views, ids[where].transpose(1, 2).contiguous())
-    values, lengths, offsets, bounds = _jagged(dataset, chunks, ids, where)
+        return FlatBlock(*views, ids[row_numbers].transpose(1, 2).contiguous())
+    values, lengths, offsets, bounds = _arrange_lists(dataset, chunks, ids, row_numbers)
     return JaggedBlock(*views, values, lengths, offsets, bounds)
 
 
-def _jagged(
-    dataset: Dataset, chunks: list[DeviceRows], ids: torch.Tensor, where: torch.Tensor
+def _arrange_lists(
+    dataset: Dataset, chunks: list[DeviceRows], ids: torch.Tensor, row_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """Concatenate the ids of all columns; each row of each column is a range of these.
+    """Put the ids of all columns into the order of a block.
+
+    They are concatenated column by column into a pool, in which the ids of a row and column are a
+    range: its start and length, in the block's order, give the index of each of the block's ids.
 
     Returns:
         The values, lengths, offsets and bounds of a :class:`JaggedBlock`.
     """
-    steps, batch = where.shape
+    steps, batch = row_numbers.shape
     schema, device = dataset.schema, ids.device
-    pool, lengths, starts = [], [], []
-    size = single = 0
+    pool, lengths_per_column, starts_per_column = [], [], []
+    pool_size = num_single = 0
     for name in schema.categorical:
         if name in schema.multi_hot:
-            k = schema.multi_hot.index(name)
-            first = []
+            list_index = schema.multi_hot.index(name)
+            starts_per_chunk, lengths_per_chunk = [], []
             for chunk in chunks:
-                offsets, values = chunk.lists[k]
-                first.append((offsets[:-1].long() + size, offsets.diff()))
+                offsets, values = chunk.lists[list_index]
+                starts_per_chunk.append(offsets[:-1].long() + pool_size)
+                lengths_per_chunk.append(offsets.diff())
                 pool.append(values)
-                size += len(values)
-            starts.append(torch.cat([start for start, _ in first])[where])
-            lengths.append(torch.cat([length for _, length in first])[where])
+                pool_size += len(values)
+            starts_per_column.append(torch.cat(starts_per_chunk)[row_numbers])
+            lengths_per_column.append(torch.cat(lengths_per_chunk)[row_numbers])
         else:
-            values = ids[:, single]
-            single += 1
+            values = ids[:, num_single]
+            num_single += 1
+            starts_per_column.append(row_numbers + pool_size)
+            lengths_per_column.append(torch.ones_like(row_numbers, dtype=torch.int32))
             pool.append(values)
-            starts.append(where + size)
-            lengths.append(torch.ones_like(where, dtype=torch.int32))
-            size += len(values)
-    length = torch.stack(lengths, dim=1).view(-1)
-    start = torch.stack(starts, dim=1).view(-1)
-    ends = length.cumsum(0)  # int64
-    total = int(ends[-1])  # waits: in the loader's own thread
-    index = torch.repeat_interleave(start - ends + length, length, output_size=total)
-    index += torch.arange(total, device=device)
-    begins = torch.cat([ends.new_zeros(1), ends])
-    by_step = begins[:-1].view(steps, -1)
-    last = begins[by_step.shape[1] :: by_step.shape[1]]
-    offsets = torch.cat([by_step, last[:, None]], dim=1) - by_step[:, :1]
+            pool_size += len(values)
+    starts = torch.stack(starts_per_column, dim=1).view(-1)
+    lengths = torch.stack(lengths_per_column, dim=1).view(-1)
+    ends = lengths.cumsum(0)  # in the block's ids; int64
+    num_ids = int(ends[-1])  # waits for the device, in the loader's thread
+    # The index in the pool of id i of the block is i + (start in the pool - begin in the block).
+    shifts = starts - (ends - lengths)
+    index = torch.repeat_interleave(shifts, lengths, output_size=num_ids)
+    index += torch.arange(num_ids, device=device)
+    bounds = torch.cat([ends.new_zeros(1), ends])
+    begins = bounds[:-1].view(steps, -1)
+    step_ends = bounds[begins.shape[1] :: begins.shape[1]]
+    offsets = torch.cat([begins, step_ends[:, None]], dim=1) - begins[:, :1]
     return (
         torch.cat(pool)[index],
-        length.view(steps, -1).to(torch.int32),
+        lengths.view(steps, -1).to(torch.int32),
         offsets.to(torch.int32),
-        begins[::batch].tolist(),
+        bounds[::batch].tolist(),
     )
 
 
 class DeviceChecker:
-    """Checks rows on their device by reductions that the loader's thread reads back."""
+    """Checks rows on their device by reductions, whose results the loader's thread reads back."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self._dataset = dataset
         self._host = Checker(dataset)
         schema = dataset.schema
-        self._single = [i for i, n in enumerate(schema.categorical) if n not in schema.multi_hot]
+        # Positions among the categorical columns.
         self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
+        self._single = [i for i in range(len(schema.categorical)) if i not in self._lists]
         sizes = [schema.table_sizes[i] for i in self._single]
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
         self._signed = torch.from_numpy(self._host.signed).to(device)
 
-    def checked(self, rows: DeviceRows, where: str) -> DeviceRows:
-        """Return the rows with their ids as int32. Raises :class:`SchemaError`.
+    def check(self, rows: DeviceRows, where: str) -> DeviceRows:
+        """Check rows, and return them with their ids as int32.
 
         Args:
             rows: Rows with ids as int32 or int64.
             where: The name of the file that the rows are from.
+
+        Raises:
+            SchemaError: As :meth:`nvt_loader.parquet.checks.Checker.check`.
         """
         schema = self._dataset.schema
-        broken = ~rows.floats.isfinite().all(dim=0)
-        broken |= (rows.floats < 0).any(dim=0) & ~self._signed
-        labels = len(schema.labels)
-        broken[:labels] |= (rows.floats[:, :labels] > 1).any(dim=0)
-        outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
-        in_lists = [
-            ((values < 0) | (values >= schema.table_sizes[i])).any().view(1)
-            for i, (_, values) in zip(self._lists, rows.lists, strict=True)
-        ]
-        parts = [broken, outside, *in_lists]
-        found = torch.cat(parts).cpu().numpy()  # waits, in the loader's thread
-        ends = np.cumsum([len(broken), len(outside)])
-        bad_floats, bad_ids, bad_lists = np.split(found, ends)
-        for i in np.flatnonzero(bad_floats):
-            self._host.check(rows.floats[:, i].contiguous().cpu().numpy(), int(i), where)
-        first = len(schema.floats)
-        wrong = [(rows.ids[:, i], self._single[i]) for i in np.flatnonzero(bad_ids)]
-        wrong += [(rows.lists[k][1], self._lists[k]) for k in np.flatnonzero(bad_lists)]
-        for values, column in wrong:
-            self._host.check(values.cpu().numpy(), first + column, where)
+        num_floats, num_labels = len(schema.floats), len(schema.labels)
+        bad_floats = ~rows.floats.isfinite().all(dim=0)
+        bad_floats |= (rows.floats < 0).any(dim=0) & ~self._signed
+        bad_floats[:num_labels] |= (rows.floats[:, :num_labels] > 1).any(dim=0)
+        bad_ids = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
+        flags = [bad_floats, bad_ids]
+        for i, (_, values) in zip(self._lists, rows.lists, strict=True):
+            flags.append(((values < 0) | (values >= schema.table_sizes[i])).any().view(1))
+        # In the order of the flags, each column's values and its number in the schema.
+        columns = [(rows.floats[:, i], i) for i in range(num_floats)]
+        for values, i in zip(rows.ids.unbind(1), self._single, strict=True):
+            columns.append((values, num_floats + i))
+        for (_, values), i in zip(rows.lists, self._lists, strict=True):
+            columns.append((values, num_floats + i))
+        # One transfer for all flags; it waits for the device, in the loader's thread. Columns that
+        # are flagged are copied, and the host's check makes the error.
+        bad = torch.cat(flags).cpu().numpy()
+        for k in np.flatnonzero(bad).tolist():
+            values, number = columns[k]
+            self._host.check(values.contiguous().cpu().numpy(), number, where)
         narrow = tuple((offsets, values.to(torch.int32)) for offsets, values in rows.lists)
         return DeviceRows(rows.rows, rows.floats, rows.ids.to(torch.int32), narrow)

@@ -1,8 +1,8 @@
-"""Convert columns and check their values: nulls, infinity and NaN, labels, ids of no table.
+"""Convert columns and check their values: nulls, infinity, NaN, labels, ids outside their table.
 
-Everything is checked before a model sees the rows, and on the values themselves: a footer's minimum
-and maximum say what was written, not what the pages hold now. A check costs one reduction for each
-chunk or, where pages hold indices, for each dictionary.
+The values themselves are checked before a model sees the rows. The minimum and maximum in a footer
+would not do: they describe the file as it was written, not what its pages hold now. A check costs
+one reduction for each chunk or, where pages hold indices of a dictionary, for each dictionary.
 """
 
 from __future__ import annotations
@@ -15,54 +15,79 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.parquet.footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: From this number on, the bits of a float32's magnitude mean infinity or NaN.
+#: The bits of infinity as a float32. Those of NaN, without the sign bit, are larger still, so a
+#: magnitude is finite if its bits, read as an integer, are smaller.
 INFINITY_BITS = 0x7F800000
 
-#: The bits of a label must stay below it: one more than those of 1.0.
+#: One more than the bits of 1.0. Positive floats order as their bits do, and the sign bit makes
+#: negative ones large: a label lies in [0, 1] if its bits, read as an integer, are smaller.
 LABEL_BITS = 0x3F800001
+
+#: The bits of a float32 without its sign.
+MAGNITUDE_MASK = 0x7FFFFFFF
 
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
 
 class Checker:
-    """Converts and checks the columns of a split's files. Several threads may use it at once."""
+    """Converts and checks the columns of a split's files. Several threads may use it at once.
+
+    Columns are given by their number in the schema's order: labels, weight, dense, categorical, and
+    the pointers of histories.
+
+    Attributes:
+        limits: uint64 [columns], the bound that the bits of each column's values, read as unsigned
+            integers, must stay below: the table size of ids, :data:`LABEL_BITS` of labels,
+            :data:`INFINITY_BITS` of weights and of the magnitudes of dense columns. Any pointer
+            passes; it is checked where the events are read.
+        signed: bool [float columns], whether a column may hold negative numbers: dense columns may,
+            labels and the weight may not.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         schema = dataset.schema
         self._first_id = len(schema.floats)
         self._lists = {schema.columns.index(name) for name in schema.multi_hot}
-        self._known: tuple[pa.Schema | None, dict[int, int]] = (None, {})
-        #: What each number must stay below: an unsigned id, the bits of a label, of a weight or of
-        #: a magnitude. The pointers of histories are checked where the events are read.
-        others = self._first_id - len(schema.labels)
-        pointers = len(schema.integers) - len(schema.categorical)
-        bounds = [LABEL_BITS] * len(schema.labels) + [INFINITY_BITS] * others
-        bounds += [*schema.table_sizes] + [2**32] * pointers
-        self.limits = np.array(bounds, np.uint64)
-        #: Whether a column may hold negative numbers: all floats but labels and the weight.
+        self._newest_leaves: tuple[pa.Schema | None, dict[int, int]] = (None, {})
+        num_pointers = len(schema.integers) - len(schema.categorical)
+        limits = [LABEL_BITS] * len(schema.labels)
+        limits += [INFINITY_BITS] * (self._first_id - len(schema.labels))
+        limits += schema.table_sizes
+        limits += [2**32] * num_pointers
+        self.limits = np.array(limits, np.uint64)
         self.signed = np.array([name in schema.dense for name in schema.floats])
 
-    def plain_leaves(self, footer: Footer) -> dict[int, int]:
-        """Find the columns of the loader's own types, none of whose values may be missing: for each
-        the number of its leaf in the file."""
-        known, leaves = self._known
-        if known is None or not known.equals(footer.schema):  # most files are alike
-            leaves = {}
-            columns = columns_of_leaves(footer.schema)
-            for number, name in enumerate(self._dataset.schema.columns):
-                own = pa.field(name, pa.from_numpy_dtype(self.dtype(number)), nullable=False)
-                if footer.schema.field(name) == own and number not in self._lists:
-                    leaves[number] = columns.index(name)
-            self._known = footer.schema, leaves
+    def find_plain_leaves(self, footer: Footer) -> dict[int, int]:
+        """Find the columns that a file stores in the loader's own types, without lists and nulls.
+
+        Returns:
+            The leaf of each such column in the file's Parquet schema, by the column's number.
+        """
+        schema, leaves = self._newest_leaves
+        # The files of a split have one schema, as a rule, so the last answer holds for the next.
+        if schema is not None and schema.equals(footer.schema):
+            return leaves
+        leaves = {}
+        names_of_leaves = columns_of_leaves(footer.schema)
+        for number, name in enumerate(self._dataset.schema.columns):
+            plain = pa.field(name, pa.from_numpy_dtype(self.find_dtype(number)), nullable=False)
+            if footer.schema.field(name) == plain and number not in self._lists:
+                leaves[number] = names_of_leaves.index(name)
+        self._newest_leaves = footer.schema, leaves
         return leaves
 
-    def dtype(self, number: int) -> type[np.number]:
+    def find_dtype(self, number: int) -> type[np.number]:
         """Return the type of a column's numbers in a batch."""
         return np.float32 if number < self._first_id else np.int32
 
-    def column(self, column: pa.Array, number: int, where: str) -> pa.Array:
+    def convert(self, column: pa.Array, number: int, where: str) -> pa.Array:
         """Convert a column of a file to the type that the loader hands out, and check its values.
+
+        Args:
+            column: The column.
+            number: Its number.
+            where: The file, for errors.
 
         Raises:
             SchemaError: A null, infinity or NaN, or an id outside its table.
@@ -78,8 +103,9 @@ class Checker:
         if number < self._first_id and flat.type != pa.float32():
             flat = column = column.cast(pa.float32(), safe=False)
         values = to_numpy(flat)
+        # Ids are checked before they are narrowed to int32, which would wrap large ones around.
         self.check(values, number, where)
-        if values.dtype == self.dtype(number):
+        if values.dtype == self.find_dtype(number):
             return column
         flat = to_arrow(values.astype(np.int32))
         if not is_list:
@@ -95,17 +121,21 @@ class Checker:
                 outside its table. The message names file, column, value and table size.
         """
         is_float = number < self._first_id
-        if values.dtype == self.dtype(number):
-            bits = values.view(np.uint32)  # a negative id is a large one
+        # One reduction decides for nearly all columns. As an unsigned number a negative id is
+        # larger than any table.
+        if values.dtype == self.find_dtype(number):
+            bits = values.view(np.uint32)
             if is_float and self.signed[number]:
-                bits = bits & np.uint32(0x7FFFFFFF)
+                bits = bits & np.uint32(MAGNITUDE_MASK)
             if bits.max(initial=0) < self.limits[number]:
                 return
         name = self._dataset.schema.columns[number]
         if is_float:
-            is_label = number < len(self._dataset.schema.labels)
-            refuse = refuse_labels if is_label else refuse_floats
-            refuse(values, name, where)  # unless it is -0.0
+            # Nothing may be wrong after all: -0.0 as a label or weight has large bits.
+            if number < len(self._dataset.schema.labels):
+                refuse_labels(values, name, where)
+            else:
+                refuse_floats(values, name, where)
             return
         size = int(self.limits[number])
         outside = values[(values < 0) | (values >= size)]
@@ -119,16 +149,17 @@ class Checker:
 
 
 def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
-    """Refuse infinity and NaN, which one training step spreads over the whole model; else, in a
-    weight, negative numbers.
+    """Raise the error of a float column: of infinity and NaN, else of a negative weight.
+
+    One training step would spread infinity or NaN over the whole model.
 
     Raises:
         SchemaError: The message names file, column and value.
     """
-    found = column[~np.isfinite(column)]
-    if found.size:
+    bad = column[~np.isfinite(column)]
+    if bad.size:
         raise SchemaError(
-            f"{where}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
+            f"{where}: column {name} holds {bad[0]} (in {bad.size} of {column.size} values)",
             "the ETL writes finite numbers only; run it again",
         )
     if column.min(initial=0) < 0:
@@ -139,7 +170,7 @@ def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
 
 
 def refuse_labels(column: np.ndarray, name: str, where: str) -> None:
-    """Refuse labels that are no probability: their loss has no minimum.
+    """Refuse labels that are not probabilities: their loss has no minimum.
 
     Raises:
         SchemaError: The message names file, column and value.
@@ -149,6 +180,6 @@ def refuse_labels(column: np.ndarray, name: str, where: str) -> None:
         raise SchemaError(
             f"{where}: column {name} holds {outside[0]:g}, and labels are from 0 to 1 (in "
             f"{outside.size} of {column.size} values)",
-            "of a rating or a count write 1 from some number on and else 0, as the ETL does with "
-            "threshold = 4, for example, in [label] of the spec",
+            "turn a rating or a count into 0 or 1 by a threshold, for example threshold = 4 in "
+            "[label] of the spec, and run the ETL again",
         )

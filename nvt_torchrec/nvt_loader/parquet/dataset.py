@@ -1,4 +1,4 @@
-"""What a loader reads: rows from a source, and which of their columns and row groups."""
+"""Describe the data of a loader: a source of rows, the columns that are read, and histories."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,9 +25,9 @@ from nvt_torchrec.nvt_loader.parquet import files as parquet_files
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
-#: The remedy for rows of a table or source, which no ETL wrote.
-_CORRECT_ROWS = "correct the rows, or schema="
-#: Rows whose lists are counted.
+#: The remedy for bad values of a table or source, which no ETL wrote.
+_CORRECT_ROWS = "correct the rows, or the schema that schema= gives"
+#: Rows whose lists are counted to estimate how long lists are on average.
 _SAMPLED_ROWS = 16384
 
 
@@ -37,14 +36,14 @@ class Dataset:
     """Rows, and how the loader reads them.
 
     Attributes:
-        source: Where they come from.
-        stored: The columns that there are, and table sizes.
-        schema: Those that are read: not all labels.
+        source: Where the rows come from.
+        stored: The columns of the source, and table sizes.
+        schema: The columns that are read: of the labels only those that were asked for.
         several_labels: Whether batches hold labels [B, labels] instead of [B].
-        undersampling: Share of the negative rows that is kept, and the seed; None keeps all.
-        kept: Rows of each row group that undersampling keeps.
+        undersampling: The share of the negative rows that is kept, and the seed; None keeps all.
+        kept: The number of rows of each row group that undersampling keeps.
         stores: The events of each of the schema's histories.
-        max_events: The most events of a history that a row gets.
+        max_events: The largest number of events of a history that a row gets.
     """
 
     source: Source
@@ -58,7 +57,7 @@ class Dataset:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows that the loader delivers of each row group: int64 [row_groups]."""
+        """The number of rows that the loader delivers of each row group: int64 [row_groups]."""
         kept = self.source.row_counts if self.kept is None else self.kept
         return np.array(kept, dtype=np.int64)
 
@@ -72,8 +71,8 @@ class Dataset:
         """The source, if it is parquet files, for which there are faster ways to read."""
         return self.source if isinstance(self.source, ParquetFiles) else None
 
-    def place(self, row_group: int) -> tuple[str, int]:
-        """Return the name of what a row group is in, and its number there."""
+    def locate(self, row_group: int) -> tuple[str, int]:
+        """Return the name of a row group's file or source, and its number there, for errors."""
         if self.files is None:
             return self.source.name, row_group
         group = self.files.row_groups[row_group]
@@ -85,21 +84,23 @@ class Dataset:
         schema = self.schema
         if not self.jagged:
             return float(4 * len(schema.columns))
-        # besides the ids, a length, an offset and a start in each of their columns
-        return 4 * (len(schema.floats) + _mean_ids(self)) + 16 * len(schema.integers)
+        # Besides its ids, a row has a length and an offset (int32) and a start (int64) per column.
+        return 4 * (len(schema.floats) + _estimate_ids(self)) + 16 * len(schema.integers)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return counts, and a digest of the source's fingerprint, row groups and columns."""
-        own, files = self.source.fingerprint, self.files
-        counts = {"files": len(files.paths), "bytes": sum(files.sizes)} if files else {}
-        # in this order, so that the states of earlier versions hold
+        counts: dict[str, Any] = {}
+        content = [self.source.fingerprint, *map(int, self.source.row_counts)]
+        if self.files is not None:
+            counts = {"files": len(self.files.paths), "bytes": sum(self.files.sizes)}
+            content = self.files.fingerprint  # holds the row groups
+        # The digest is compared with those in loader states of earlier versions. Hence the order of
+        # the columns, the histories only if there are any, and an empty list that once held more.
         (main, *labels), dense, *sizes, weight, histories = dataclasses.astuple(self.schema)
-        value = [
-            *(own if files else [own, *map(int, self.source.row_counts)]),
-            [main, dense, *sizes, labels, weight, *([histories] if histories else [])],
-            [],
-            bool(self.schema.weight),
-        ]
+        columns = [main, dense, *sizes, labels, weight]
+        if histories:
+            columns.append(histories)
+        value = [*content, columns, [], bool(weight)]
         return counts | {
             "row_groups": len(self.source.row_counts),
             "rows": int(self.rows.sum()),
@@ -108,12 +109,15 @@ class Dataset:
 
 
 def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = None) -> TableSchema:
-    """Return the schema with these labels only; by default with the main one.
+    """Return the schema with one label or some only; by default with the main one.
 
     Raises:
         SettingsError: There is no such label, or one is named twice.
     """
-    labels = (label,) if isinstance(label, str) else tuple(label or (schema.label,))
+    if isinstance(label, str):
+        labels: tuple[str, ...] = (label,)
+    else:
+        labels = tuple(label or [schema.label])
     for name in labels:
         if name not in schema.labels:
             raise SettingsError(
@@ -136,12 +140,12 @@ def read_dataset(
     """Read the schema of some data, and of parquet the footers.
 
     Args:
-        data: What a :class:`nvt_loader.KJTLoader` reads.
-        schema: The columns; by default what ``.merlin/schema.json`` beside the files says.
+        data: The data of a :class:`nvt_loader.KJTLoader`.
+        schema: The columns; by default those in ``.merlin/schema.json`` beside the files.
         label: The label to read, or several; None for the main one.
-        table_sizes: Rows of the embedding tables, instead of the schema's.
-        max_events: The most events of a history that a row gets; 0: the schema's histories are left
-            out.
+        table_sizes: The rows of each embedding table, instead of the schema's.
+        max_events: The largest number of events of a history that a row gets; 0 leaves the schema's
+            histories out.
         histories: The directory that ``_histories`` is in, by default the one above the files'.
 
     Raises:
@@ -149,13 +153,14 @@ def read_dataset(
             has no readable footer.
         SchemaError: A column is missing, its type cannot be converted, or there is another number
             of table sizes than of columns.
-        SettingsError: There is no such label, the data are none that can be read, or their
+        SettingsError: There is no such label, the data are of a type that cannot be read, or their
             histories are not on this machine.
     """
     parts = data if isinstance(data, list | tuple) else [data]
-    named = parts and all(isinstance(part, str | os.PathLike) for part in parts)
-    paths = parquet_files.find_files(data) if named else None
-    if paths is None and not hasattr(data, "__arrow_c_stream__") and not isinstance(data, Source):
+    paths = None
+    if parts and all(isinstance(part, str | os.PathLike) for part in parts):
+        paths = parquet_files.find_files(data)
+    elif not hasattr(data, "__arrow_c_stream__") and not isinstance(data, Source):
         raise SettingsError(
             f"data of type {type(data).__name__}: {data!r:.60}",
             "give a path, a list of paths, an Arrow table or a frame, or an object with the "
@@ -165,7 +170,7 @@ def read_dataset(
         if paths is None:
             remedy = "give schema=TableSchema(labels, dense, categorical, table_sizes)"
             raise SettingsError(f"data of type {type(data).__name__} without a schema", remedy)
-        schema = parquet_files.schema_beside(paths[0])
+        schema = parquet_files.read_schema_beside(paths[0])
     if table_sizes is not None:
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
     if not max_events:
@@ -211,15 +216,21 @@ def _open_stores(
     )
 
 
-def _mean_ids(dataset: Dataset) -> float:
-    """Return how many ids a row has, by the first rows that there are."""
-    ids, rows, lists = 0, 0, list(dataset.schema.multi_hot)
-    for row_group in np.flatnonzero(dataset.source.row_counts)[:1].tolist():
-        with error_context(dataset, row_group):
-            for batch in itertools.islice(dataset.source.read(row_group, lists, _SAMPLED_ROWS), 1):
-                rows += batch.num_rows
-                ids += sum(len(batch.column(name).flatten()) for name in lists)
-    return len(dataset.schema.integers) - len(lists) + ids / max(rows, 1)
+def _estimate_ids(dataset: Dataset) -> float:
+    """Return how many ids a row has, where lists have as many as in the first rows on average."""
+    lists = list(dataset.schema.multi_hot)
+    single = len(dataset.schema.integers) - len(lists)
+    filled = np.flatnonzero(dataset.source.row_counts)
+    if not filled.size:
+        return float(single)
+    row_group = int(filled[0])
+    with error_context(dataset, row_group):
+        batch = next(iter(dataset.source.read(row_group, lists, _SAMPLED_ROWS)), None)
+        # A source that yields fewer rows than it counts is refused where the rows are decoded.
+        if batch is None or not batch.num_rows:
+            return float(single)
+        ids = sum(len(batch.column(name).flatten()) for name in lists)
+    return single + ids / batch.num_rows
 
 
 @contextlib.contextmanager
@@ -228,10 +239,10 @@ def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
     try:
         yield
     except SchemaError as error:
-        what = f"{error.what}, in row group {dataset.place(row_group)[1]}"
+        what = f"{error.what}, in row group {dataset.locate(row_group)[1]}"
         remedy = error.remedy if dataset.files is not None else _CORRECT_ROWS
         raise SchemaError(what, remedy) from error
     except (pa.ArrowException, OSError) as error:
-        name, index = dataset.place(row_group)
+        name, index = dataset.locate(row_group)
         what = f"{name}: row group {index} cannot be decoded: {error}"
         raise BadInputError(what, REWRITE) from error

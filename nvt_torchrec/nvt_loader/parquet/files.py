@@ -1,4 +1,4 @@
-"""Parquet files as a loader's source: which ones there are, and what their footers say."""
+"""Parquet files as a loader's source: find them, read their footers, check their columns."""
 
 from __future__ import annotations
 
@@ -24,17 +24,30 @@ from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
+#: The remedy for a file that cannot be read.
 REWRITE = "restore the file, or run the ETL again"
-#: Footers kept, so that a shuffled epoch does not parse one for each row group.
-FOOTERS = 64
+#: Kinds of columns, as errors name them.
+_NUMBERS = "numbers"
+_IDS = "integer ids"
+_LISTS = "lists of integer ids"
+_POINTERS = "int32"
 
-#: What names parquet files: a directory, a file, a glob, a URL, or several of them.
+#: Parsed footers that are kept, so that a shuffled epoch does not parse one for each row group.
+MAX_FOOTERS = 64
+
+#: A directory, a file, a glob or a URL, or a list of these.
 Paths: TypeAlias = "str | os.PathLike[str] | list[Any] | tuple[Any, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """A row group: the number of its file, its index there, its rows."""
+    """A row group.
+
+    Attributes:
+        file: The number of its file.
+        index: Its index in the file.
+        rows: The number of its rows.
+    """
 
     file: int
     index: int
@@ -46,10 +59,10 @@ class ParquetFiles:
     """Parquet files, a :class:`nvt_loader.parquet.sources.Source`.
 
     Attributes:
-        name: The directory, or what else was given.
+        name: The directory, file, glob or URL as it was given, or the number of files of a list.
         schema: The columns that are read.
-        paths: The files, ``part.2`` before ``part.10``, or as they were listed.
-        status: What the system said of each file.
+        paths: The files, in numeric order (``part.2`` before ``part.10``) or as they were listed.
+        status: Each file's status (``stat``) when its footer was read.
         row_groups: All row groups in the order of the files.
     """
 
@@ -67,11 +80,10 @@ class ParquetFiles:
             BadInputError: A file has no readable footer.
             SchemaError: As :func:`check_columns` raises it.
         """
-        row_groups = [
-            RowGroup(number, index, rows)
-            for number, path in enumerate(paths)
-            for index, rows in enumerate(_read_footer(path, schema).rows.tolist())
-        ]
+        row_groups = []
+        for file, path in enumerate(paths):
+            counts = _read_footer(path, schema).rows.tolist()
+            row_groups += [RowGroup(file, index, rows) for index, rows in enumerate(counts)]
         status = tuple(path.stat() for path in paths)
         return cls(name, schema, tuple(paths), status, tuple(row_groups))
 
@@ -97,15 +109,16 @@ class ParquetFiles:
         return all(isinstance(path, Path) for path in self.paths)
 
     def path(self, file: int) -> Path | RemoteFile:
-        """Return where a file can be opened: days that are added may give it other names.
+        """Return the path of a file now: adding a day to the output may have renamed it.
 
         Raises:
-            BadInputError: It was removed or rewritten.
+            BadInputError: The file was removed or rewritten.
         """
-        path: Path | RemoteFile | None = self.paths[file]
-        if isinstance(path, Path):
-            path = find_part(path, self.status[file])
-        elif path is not None and path.stat() != self.status[file]:
+        opened = self.paths[file]
+        path: Path | RemoteFile | None = opened
+        if isinstance(opened, Path):
+            path = find_part(opened, self.status[file])
+        elif opened.stat() != self.status[file]:
             path = None
         if path is None:
             raise BadInputError(
@@ -122,14 +135,16 @@ class ParquetFiles:
 
     @functools.cached_property
     def _footers(self) -> Callable[[int], Footer]:
-        """Read a file's footer, or return it if it was read lately."""
-        return functools.lru_cache(FOOTERS)(lambda file: _read_footer(self.path(file), self.schema))
+        """A function that reads a file's footer, or returns it if it was read lately."""
+        return functools.lru_cache(MAX_FOOTERS)(
+            lambda file: _read_footer(self.path(file), self.schema)
+        )
 
     def footer(self, row_group: int) -> Footer:
         """Return the footer of a row group's file. Raises :class:`BadInputError` if it changed."""
         group = self.row_groups[row_group]
         footer = self._footers(group.file)
-        if footer.rows[group.index : group.index + 1].tolist() != [group.rows]:
+        if group.index >= len(footer.rows) or footer.rows[group.index] != group.rows:
             raise BadInputError(
                 f"{self.paths[group.file]}: row group {group.index} no longer has {group.rows} "
                 "rows",
@@ -138,22 +153,23 @@ class ParquetFiles:
         return footer
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Read a row group by Arrow, which verifies the page checksums that there are.
+        """Read a row group by Arrow, which verifies page checksums where there are any.
 
         Raises:
             BadInputError: The file has changed.
-            pa.ArrowException, OSError: It cannot be read.
+            pa.ArrowException, OSError: The file cannot be read.
         """
         group = self.row_groups[row_group]
         metadata, path = self.footer(row_group).metadata, self.path(group.file)
-        # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
+        # An open file instead of its path: pyarrow takes a millisecond to open a path. And a new
+        # ParquetFile for each call: it keeps the columns and row groups of its last iter_batches.
         source = pa.OSFile(str(path)) if isinstance(path, Path) else open_file(path)
         file = pq.ParquetFile(
             source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
         )
-        maximum = max(1, min(rows, group.rows))
+        batch_rows = max(1, min(rows, group.rows))
         yield from file.iter_batches(
-            maximum, row_groups=[group.index], columns=columns, use_threads=False
+            batch_rows, row_groups=[group.index], columns=columns, use_threads=False
         )
 
 
@@ -174,7 +190,10 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
         BadInputError: There are none.
     """
     if isinstance(paths, list | tuple):
-        return [file for path in paths for file in find_files(path)]
+        listed: list[Path | RemoteFile] = []
+        for path in paths:
+            listed += find_files(path)
+        return listed
     text = os.fspath(paths)
     found: list[Path] | list[RemoteFile]
     if "://" in text:
@@ -186,33 +205,37 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
     elif glob.has_magic(text) and not os.path.exists(text):
         found = list(map(Path, glob.glob(text)))
     else:
-        path = Path(text)
-        if path.is_file():
-            return [path]
-        if not path.is_dir():
-            what = "file" if path.suffix == ".parquet" else "directory"
-            raise BadInputError(f"{path}: no such {what}", _suggest(path))
-        found = list(path.glob("*.parquet"))
-    visible = (file for file in found if file.name[0] not in "._")
-    files = sorted(visible, key=lambda file: natural_order(str(file)))
-    if not files:
-        raise BadInputError(f"{text}: no parquet file in it", _suggest(Path(text)))
-    return files
+        directory = Path(text)
+        if directory.is_file():
+            return [directory]
+        if not directory.is_dir():
+            kind = "file" if directory.suffix == ".parquet" else "directory"
+            raise BadInputError(f"{directory}: no such {kind}", _suggest_split(directory))
+        found = list(directory.glob("*.parquet"))
+    # By the convention of Hive and Spark, files named so are hidden: unfinished or auxiliary ones.
+    visible = [file for file in found if file.name[0] not in "._"]
+    if not visible:
+        raise BadInputError(f"{text}: no parquet file in it", _suggest_split(Path(text)))
+    return sorted(visible, key=lambda file: natural_order(str(file)))
 
 
-def _suggest(directory: Path) -> str:
+def _suggest_split(directory: Path) -> str:
+    """Return a remedy that names a split of the ETL's output in or beside a directory."""
     splits = [name for name in SPLITS if (directory / name).is_dir()]
     if splits:
         return f"name one split, for example {directory / splits[0]}"
     siblings = [name for name in SPLITS if (directory.parent / name).is_dir()]
     if siblings:
-        # "validation" and "val" are what the split is called elsewhere
+        # A low cutoff: other projects call the split "validation" or "val", here it is "valid".
         close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
-        return f"did you mean {directory.parent / (close or siblings)[0]}?"
-    return "give the directory of a split that `python -m etl run` wrote, as …/split/train"
+        suggested = close[0] if close else siblings[0]
+        return f"did you mean {directory.parent / suggested}?"
+    return (
+        "give the directory of a split that `python -m etl run` wrote, for example OUT/split/train"
+    )
 
 
-def schema_beside(file: Path | RemoteFile) -> TableSchema:
+def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
     """Read ``.merlin/schema.json`` in a file's directory.
 
     Raises:
@@ -220,7 +243,8 @@ def schema_beside(file: Path | RemoteFile) -> TableSchema:
     """
     if isinstance(file, Path):
         return TableSchema.read(file.parent)
-    path = RemoteFile(file.filesystem, f"{file.path.rpartition('/')[0]}/{SCHEMA_FILE}")
+    directory = file.path.rpartition("/")[0]
+    path = RemoteFile(file.filesystem, f"{directory}/{SCHEMA_FILE}")
     try:
         with open_file(path) as opened:
             return TableSchema.from_dict(strict_json(opened.read()), str(path))
@@ -234,33 +258,45 @@ def check_columns(
 ) -> None:
     """Refuse a file that lacks a column or holds it in a type that cannot be converted.
 
+    Args:
+        columns: The file's columns.
+        schema: The columns that are needed.
+        where: The file or source, for errors.
+        names: The columns to check; by default all of the schema.
+
     Raises:
         SchemaError: The message names file and column.
     """
-    wanted = dict.fromkeys(schema.floats, "numbers")
-    wanted |= dict.fromkeys(schema.categorical, "integer ids")
-    wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
-    wanted |= {name: "int32" for history in schema.histories for name in history.pointers}
-    for name in names or wanted:
-        what = wanted[name]
+    needed = dict.fromkeys(schema.floats, _NUMBERS)
+    needed |= dict.fromkeys(schema.categorical, _IDS)
+    needed |= dict.fromkeys(schema.multi_hot, _LISTS)
+    for history in schema.histories:
+        needed |= dict.fromkeys(history.pointers, _POINTERS)
+    for name in names or needed:
         index = columns.get_field_index(name)
         if index < 0:
-            close = difflib.get_close_matches(name, set(columns.names) - wanted.keys(), n=1)
+            similar = difflib.get_close_matches(name, set(columns.names) - needed.keys(), n=1)
+            hint = f" (there is {similar[0]})" if similar else ""
             raise SchemaError(
-                f"{where}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
+                f"{where}: column {name} is missing{hint}",
                 "all files of a split need the columns of its .merlin/schema.json, a table those "
                 "of schema=",
             )
         kind = columns.field(index).type
-        inner = kind.value_type if is_list(kind) else kind
-        fits = pa.types.is_integer(inner)
-        if what == "numbers":
-            fits |= pa.types.is_floating(inner) or pa.types.is_boolean(inner)
-        elif what == "int32":
-            fits = inner == pa.int32()
-        if is_list(kind) != what.startswith("lists") or not fits:
+        if not _can_convert(kind, needed[name]):
             raise SchemaError(
-                f"{where}: column {name} is {kind}, not {what}",
+                f"{where}: column {name} is {kind}, not {needed[name]}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "
                 "list<int32>, those of histories as int32, and say in the schema which are lists",
             )
+
+
+def _can_convert(kind: pa.DataType, needed: str) -> bool:
+    """Return whether a column of a type can be read as a column of the kind that is needed."""
+    if needed == _LISTS:
+        return is_list(kind) and pa.types.is_integer(kind.value_type)
+    if needed == _POINTERS:
+        return kind == pa.int32()
+    if needed == _IDS:
+        return pa.types.is_integer(kind)
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)

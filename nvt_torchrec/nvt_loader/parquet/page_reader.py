@@ -1,10 +1,9 @@
-"""Read rows from parquet pages by compiled loops: what the ETL writes.
+"""Read rows straight from the pages of a parquet file as the ETL writes it, by compiled loops.
 
-The loops read columns of the loader's own types with one value a row, of which the schema says that
-none is missing, in pages that are plain or hold indices and are not compressed. All columns are
-read in one call without the interpreter lock. Where there is a dictionary, its values are checked
-instead of those of each row. Anything else, and anything broken, is left to
-:mod:`nvt_loader.parquet.decoder`.
+The loops read columns of the loader's own types with one value a row, without nulls, in
+uncompressed pages that hold plain values or indices of a dictionary. All columns are read in one
+call without the interpreter lock. Where there is a dictionary, its values are checked instead of
+those of each row. Anything else, and anything broken, is left to :mod:`nvt_loader.parquet.decoder`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk, Target
 
 #: The codec of chunks that are not compressed, in parquet.thrift.
 _UNCOMPRESSED = 0
+#: Pages of a column chunk for which there is room at the first try: the ETL writes fewer.
+_USUAL_PAGES = 8
 
 
 class PageReader:
@@ -38,20 +39,25 @@ class PageReader:
     def open(self, row_group: int) -> OpenRowGroup | None:
         """Open the columns of a row group that can be read here, before their first row.
 
-        Which ones these are follows from the footer. None if there are none, or if the pages of one
-        cannot be read after all.
+        The footer says which columns. None is returned if there is no such column, or if the pages
+        of one turn out to be unreadable.
 
         Raises:
             OSError: The file cannot be read.
         """
-        numbers, chunks, byte_ranges = self._column_chunks(row_group)
-        if not len(numbers):
+        found = self._find_chunks(row_group)
+        if not found:
             return None
         file = self._files.row_groups[row_group].file
-        memory = self._bytes.take(sum(size for _, size in byte_ranges))
-        if not _read(self._files.path(file), byte_ranges, memory):
+        memory = self._bytes.take(sum(chunk.size for chunk in found))
+        if not _read(self._files.path(file), _merge_ranges(found), memory):
             return None
-        chunks["address"] += memory.ctypes.data
+        # The chunks follow one another in memory, also those with gaps between them in the file.
+        chunks = np.empty(len(found), pages.CHUNK)
+        address = memory.ctypes.data
+        for i, chunk in enumerate(found):
+            chunks[i] = address, chunk.size, chunk.values, chunk.signed
+            address += chunk.size
         table, first_page = _find_pages(chunks)
         if table is None or not _verify_checksums(table, memory):
             return None
@@ -59,40 +65,56 @@ class PageReader:
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(state, largest):
             return None
-        where, checked = str(self._files.paths[file]), largest >= self._checker.limits[numbers]
+        numbers = np.array([chunk.number for chunk in found])
+        # Where the whole dictionary is within the limits, so is each row.
+        checked = largest >= self._checker.limits[numbers]
+        where = str(self._files.paths[file])
         return OpenRowGroup(self._checker, numbers, where, state, checked, memory, self._values)
 
-    def _column_chunks(
-        self, row_group: int
-    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Return the column chunks of a row group that can be read here.
-
-        Returns:
-            int64 [chunks], which of the schema's columns each is; the chunks, whose addresses here
-            count from the first byte that is read; and the parts of the file to read, first byte
-            and number of bytes.
-        """
+    def _find_chunks(self, row_group: int) -> list[_FileChunk]:
+        """Return the column chunks of a row group that can be read here, in the file's order."""
         files, checker, footer = self._files, self._checker, self._files.footer(row_group)
         group = files.row_groups[row_group]
-        described = []
-        for number, leaf in checker.plain_leaves(footer).items():
+        found = []
+        for number, leaf in checker.find_plain_leaves(footer).items():
             codec, values, _, size, begin, dictionary = footer.chunks[group.index, leaf].tolist()
             if dictionary > 0:
                 begin = min(begin, dictionary)
             inside = 0 < begin <= begin + size <= files.status[group.file].st_size
             if codec == _UNCOMPRESSED and inside and values == group.rows:
-                signed = number < len(checker.signed) and checker.signed[number]
-                described.append((begin, number, (size, values, signed)))
-        described.sort()
-        byte_ranges: list[tuple[int, int]] = []
-        chunks, place = np.empty(len(described), pages.CHUNK), 0
-        for i, (begin, _, (size, *rest)) in enumerate(described):
-            chunks[i] = place, size, *rest
-            place += size
-            if byte_ranges and begin == sum(byte_ranges[-1]):
-                begin, size = byte_ranges[-1][0], byte_ranges.pop()[1] + size
-            byte_ranges.append((begin, size))
-        return np.array([number for _, number, _ in described]), chunks, byte_ranges
+                signed = number < len(checker.signed) and bool(checker.signed[number])
+                found.append(_FileChunk(begin, size, number, values, signed))
+        return sorted(found)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class _FileChunk:
+    """A column chunk in a file.
+
+    Attributes:
+        begin, size: Its first byte, and the number of its bytes.
+        number: The schema's column that it holds.
+        values: The number of its values.
+        signed: Whether they are floats that may be negative.
+    """
+
+    begin: int
+    size: int
+    number: int
+    values: int
+    signed: bool
+
+
+def _merge_ranges(chunks: list[_FileChunk]) -> list[tuple[int, int]]:
+    """Return the parts of a file to read (first byte, number of bytes): adjacent chunks at once."""
+    merged: list[tuple[int, int]] = []
+    for chunk in chunks:
+        begin, size = chunk.begin, chunk.size
+        if merged and begin == sum(merged[-1]):
+            begin, before = merged.pop()
+            size += before
+        merged.append((begin, size))
+    return merged
 
 
 @dataclasses.dataclass
@@ -105,9 +127,10 @@ class OpenRowGroup:
         where: The name of the row group's file.
         state: Cursors, pages, first pages and column chunks, as the loops take them.
         checked: bool [chunks], the columns whose values are checked row by row.
-        owner: The pages' memory.
+        owner: The memory of the pages.
         buffers: Memory for decoded values.
-        broken: Whether rows could not be read; then none can be any more.
+        broken: Whether rows could not be read. The cursors are then in an undefined state, so no
+            further rows can be read.
     """
 
     checker: Checker
@@ -126,14 +149,15 @@ class OpenRowGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether these are all of the schema's columns."""
+        """Whether all of the schema's columns are read here."""
         return len(self.numbers) == len(self.checker.limits)
 
     def skip(self, rows: int) -> bool:
         """Skip the next rows; False if they cannot be read here."""
-        none = np.zeros(len(self.numbers), np.int64)
-        largest = none.astype(np.uint64)
-        return self._can(read_rows, none, largest, self.state, none, self.checked, rows)
+        no_targets = np.zeros(len(self.numbers), np.int64)
+        addresses, largest = no_targets.copy(), no_targets.astype(np.uint64)
+        arguments = addresses, largest, self.state, no_targets, self.checked, rows
+        return self._call_kernel(read_rows, *arguments)
 
     def read(self, rows: int) -> RowChunk | None:
         """Read the next rows; None if they cannot be read here.
@@ -141,60 +165,86 @@ class OpenRowGroup:
         Raises:
             SchemaError: Infinity or NaN, or an id outside its table.
         """
-        columns = len(self.numbers)
-        memory = self.buffers.take(4 * rows * columns)
-        targets = memory.ctypes.data + 4 * rows * np.arange(columns)
-        places, largest = np.empty(columns, np.int64), np.zeros(columns, np.uint64)
-        if not self._can(read_rows, places, largest, self.state, targets, self.checked, rows):
+        num_read = len(self.numbers)
+        memory = self.buffers.take(4 * rows * num_read)
+        targets = memory.ctypes.data + 4 * rows * np.arange(num_read)
+        read_addresses = np.empty(num_read, np.int64)
+        largest = np.zeros(num_read, np.uint64)
+        arguments = read_addresses, largest, self.state, targets, self.checked, rows
+        if not self._call_kernel(read_rows, *arguments):
             return None
-        addresses, none = np.zeros((2, len(self.checker.limits)), np.int64)
-        addresses[self.numbers] = places
-        chunk = RowChunk(rows, addresses, none, [self.owner, memory])
+        addresses, values_of_lists = np.zeros((2, len(self.checker.limits)), np.int64)
+        addresses[self.numbers] = read_addresses
+        chunk = RowChunk(rows, addresses, values_of_lists, [self.owner, memory])
         for number in self.numbers[largest >= self.limits].tolist():
-            values = chunk.column(number, self.checker.dtype(number))
+            values = chunk.column(number, self.checker.find_dtype(number))
             self.checker.check(values, number, self.where)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:
-        """Read the next rows of all columns into a block; ``first`` is the number of the first one
-        in its source. False if they cannot be read here, or do not pass the checks."""
-        where = first, rows, np.argsort(self.numbers), self.limits
-        return self._can(read_into, tuple(target), *where, self.state, self.checked)
+        """Read the next rows of all columns into a block.
 
-    def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
-        """Call a kernel; return whether it could read its rows. After one failure none can."""
-        self.broken = self.broken or not kernel(*arguments)
+        Args:
+            target: The block.
+            first: The number of the first row in its source.
+            rows: The number of rows.
+
+        Returns:
+            False if the rows cannot be read here, or do not pass the checks.
+        """
+        order = np.argsort(self.numbers)
+        arguments = tuple(target), first, rows, order, self.limits, self.state, self.checked
+        return self._call_kernel(read_into, *arguments)
+
+    def _call_kernel(self, kernel: Callable[..., bool], *arguments: object) -> bool:
+        """Call a kernel, unless an earlier one failed; return whether it could read its rows."""
+        if not self.broken:
+            self.broken = not kernel(*arguments)
         return not self.broken
 
 
 def _read(path: Path | RemoteFile, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
     """Read parts of a file into memory; False if the file is too short."""
-    place = 0
+    done = 0
     file: Any
     with open_file(path) as file:
         for begin, size in byte_ranges:
             file.seek(begin)
-            if file.readinto(memory[place : place + size]) < size:
+            if file.readinto(memory[done : done + size]) < size:
                 return False
-            place += size
+            done += size
     return True
 
 
 def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the pages of column chunks (None: not readable here) and the first page of each."""
+    """Find the pages of column chunks.
+
+    Returns:
+        The pages, or None if they cannot be read here; int64 [chunks + 1], the first page of each
+        chunk, and the number of pages.
+    """
     first_page = np.empty(len(chunks) + 1, np.int64)
-    count = 8 * len(chunks)
+    # If the table is too small, the loop returns how many pages it needs room for.
+    count = _USUAL_PAGES * len(chunks)
     while True:
         table = np.empty(count, pages.PAGE)
         count = pages.find_pages(table, first_page, chunks)
+        if count < 0:
+            return None, first_page
         if count <= len(table):
-            return (None if count < 0 else table[:count]), first_page
+            return table[:count], first_page
 
 
 def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
-    """Whether the pages in a file's bytes have the CRC-32 in their headers, where there is one."""
-    content, begin = memoryview(memory), memory.ctypes.data  # type: ignore[arg-type]
-    return all(
-        checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum
-        for body, size, checksum in table[["body", "bytes", "checksum"]].tolist()
-    )
+    """Return whether all pages match the CRC-32 in their headers, where there is one.
+
+    Args:
+        table: The pages.
+        memory: The bytes that they lie in.
+    """
+    content = memoryview(memory)  # type: ignore[arg-type]
+    for address, size, checksum in table[["body", "bytes", "checksum"]].tolist():
+        begin = address - memory.ctypes.data
+        if checksum >= 0 and isal_zlib.crc32(content[begin : begin + size]) != checksum:
+            return False
+    return True

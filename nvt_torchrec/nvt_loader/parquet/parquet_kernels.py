@@ -6,10 +6,10 @@ alive. Addresses, and loops that count from zero, also let the compiler use vect
 which an index that might be negative prevents. Addresses need no alignment on the processors that
 PyTorch runs on. Floats are copied as their bits.
 
-*Copies* say which consecutive rows go where. For flat blocks they are int64 [copies, 5]: step,
-chunk, first row in the chunk, rows, place in the batch. For lists they are int64 [copies, 4], in
-the order of the target: chunk, first row, rows, and the element of the target where column 0
-begins.
+A *copy* moves consecutive rows of a chunk. For flat blocks, copies are int64 [copies, 5]: step,
+chunk, first row in the chunk, number of rows, first row in the batch. For lists, they are int64
+[copies, 4], in the order of the target: chunk, first row, number of rows, and the element of the
+target where column 0 begins.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ TILE_ROWS = 256
 
 @numba.njit(inline="always")
 def _interleave(target, columns, addresses, first, here, count):
-    """Copy rows [here, here + count) of ``columns`` columns from number ``first`` on to the
-    address ``target``, row by row."""
-    if columns == 1:  # by vector instructions
+    """Copy rows [here, here + count) of columns [first, first + columns) to the address ``target``,
+    row by row."""
+    if columns == 1:
+        # Without a stride the compiler uses vector instructions.
         source = numba.carray(pointer(addresses[first] + here * 4), (1,), np.int32)
         to = numba.carray(pointer(target), (1,), np.int32)
         for i in range(count):
@@ -39,6 +40,7 @@ def _interleave(target, columns, addresses, first, here, count):
             source = numba.carray(pointer(addresses[first + c] + (here + tile) * 4), (1,), np.int32)
             to = numba.carray(pointer(target + (tile * columns + c) * 4), (1,), np.int32)
             for i in range(min(TILE_ROWS, count - tile)):
+                # An unsigned index, which need not be tested for being negative.
                 to[np.uint64(i * columns)] = source[i]
 
 
@@ -47,7 +49,7 @@ def _interleave(target, columns, addresses, first, here, count):
     " int64, int64, int64)"
 )
 def copy_rows(labels, weights, dense, ids, addresses, copies, batch, first, rows):
-    """Copy rows [first, first + rows) of a source to their places in a block.
+    """Copy rows [first, first + rows) of a source to their positions in a block.
 
     Args:
         labels, weights, dense: The block's memory: [steps · B, columns] of each.
@@ -56,29 +58,29 @@ def copy_rows(labels, weights, dense, ids, addresses, copies, batch, first, rows
         copies: int64 [copies, 5], from :func:`find_copies` with all rows of the source in one
             chunk.
         batch: B.
-        first, rows: Which rows of the source.
+        first, rows: The number of the first row in the source, and the number of rows.
     """
     widths = labels.shape[1], weights.shape[1], dense.shape[1]
     targets = labels.ctypes.data, weights.ctypes.data, dense.ctypes.data
-    floats = sum(widths)
-    categorical = len(addresses) - floats
+    num_floats = sum(widths)
+    num_ids = len(addresses) - num_floats
     for k in range(len(copies)):
-        step, _, begin, count, place = copies[k]
-        skipped = max(first - begin, 0)
-        here = max(begin, first) - first
-        count = min(begin + count, first + rows) - max(begin, first)
+        step, _, copy_begin, copy_count, batch_row = copies[k]
+        # The part of the copy that lies in [first, first + rows).
+        begin = max(copy_begin, first)
+        count = min(copy_begin + copy_count, first + rows) - begin
         if count <= 0:
             continue
-        place += skipped
-        at = step * batch + place
+        batch_row += begin - copy_begin
+        here = begin - first
         column = 0
         for part in range(3):
-            to = targets[part] + at * widths[part] * 4
+            to = targets[part] + (step * batch + batch_row) * widths[part] * 4
             _interleave(to, widths[part], addresses, column, here, count)
             column += widths[part]
-        for c in range(categorical):
-            source = numba.carray(pointer(addresses[floats + c] + here * 4), (1,), np.int32)
-            address = ids.ctypes.data + ((step * categorical + c) * batch + place) * 4
+        for c in range(num_ids):
+            source = numba.carray(pointer(addresses[num_floats + c] + here * 4), (1,), np.int32)
+            address = ids.ctypes.data + ((step * num_ids + c) * batch + batch_row) * 4
             to = numba.carray(pointer(address), (1,), np.int32)
             for i in range(count):
                 to[i] = source[i]
@@ -92,23 +94,27 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
         found: int64 [steps + chunks, 5], the result.
         steps: The steps of the block.
         width, begin, end, first: See :class:`nvt_loader.cpu.blocks.ShardRows`.
-        chunk_rows: int64 [chunks], the rows of each chunk; together those of all steps.
+        chunk_rows: int64 [chunks], the rows of each chunk; their sum is that of all steps.
         first_chunk: The number of the first chunk.
 
     Returns:
         The number of copies.
     """
-    count = chunk = start = 0  # start: row of the source where the chunk begins
+    count = 0
+    chunk = chunk_begin = 0  # the chunk, and the row of the source where it begins
     for step in range(steps):
         row, stop = step * width + begin, step * width + end
         while row < stop:
-            while start + chunk_rows[chunk] <= row:
-                start += chunk_rows[chunk]
+            while chunk_begin + chunk_rows[chunk] <= row:
+                chunk_begin += chunk_rows[chunk]
                 chunk += 1
-            rows = min(stop, start + chunk_rows[chunk]) - row
-            made = found[count]
-            made[0], made[1], made[2], made[3] = step, first_chunk + chunk, row - start, rows
-            made[4] = first + row - step * width - begin
+            rows = min(stop, chunk_begin + chunk_rows[chunk]) - row
+            copy = found[count]
+            copy[0] = step
+            copy[1] = first_chunk + chunk
+            copy[2] = row - chunk_begin
+            copy[3] = rows
+            copy[4] = first + row - step * width - begin
             count += 1
             row += rows
     return count
@@ -116,7 +122,15 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
 
 @compiled("void(int32[::1], int64[::1], int64, uint32[::1], uint32[::1])")
 def permute(target, sources, stride, to_rows, from_rows):
-    """Copy columns' rows ``from_rows`` to rows ``to_rows`` of a target [columns, stride], flat."""
+    """Copy rows of some columns to other rows of a target.
+
+    Args:
+        target: int32, the result, flat: [columns, stride].
+        sources: int64 [columns], the address of each column.
+        stride: The rows of the target.
+        to_rows: uint32 [rows], the rows of the target.
+        from_rows: uint32 [rows], the row of the source for each of them.
+    """
     for c in range(len(sources)):
         source = numba.carray(pointer(sources[c]), (1,), np.int32)
         to = numba.carray(pointer(target.ctypes.data + c * stride * 4), (1,), np.int32)
@@ -126,10 +140,10 @@ def permute(target, sources, stride, to_rows, from_rows):
 
 @numba.njit(inline="always")
 def largest_of(address, count, signed):
-    """Return the largest of unsigned numbers of 32 bits; of floats, the bits of the largest
-    magnitude, which from 0x7F800000 on are infinity or NaN.
+    """Return the largest of ``count`` numbers of 32 bits, read as unsigned integers.
 
-    Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
+    So read, a negative id is larger than any table: one reduction checks both ends. Of ``signed``
+    floats it is the bits of the largest magnitude; from 0x7F800000 on they are infinity or NaN.
     """
     words = numba.carray(pointer(address), (1,), np.uint32)
     mask = np.uint32(0x7FFFFFFF if signed else 0xFFFFFFFF)
@@ -145,7 +159,7 @@ def list_lengths(lengths, offsets, is_list, stride, copies, steps):
 
     Args:
         lengths: int32 [steps · columns · B], the result.
-        offsets: int64 [chunks, columns], addresses of int32 offsets, one more than there are rows.
+        offsets: int64 [chunks, columns], addresses of int32 [rows + 1] offsets.
         is_list: bool [columns]; the other columns have one element in each row.
         stride: B.
         copies: int64 [copies, 4].
@@ -155,13 +169,13 @@ def list_lengths(lengths, offsets, is_list, stride, copies, steps):
     for step in range(len(steps) - 1):
         for c in range(offsets.shape[1]):
             for k in range(steps[step], steps[step + 1]):
-                chunk, first, rows, at = copies[k]
-                to = numba.carray(pointer(base + (at + c * stride) * 4), (1,), np.int32)
+                chunk, first, rows, element = copies[k]
+                to = numba.carray(pointer(base + (element + c * stride) * 4), (1,), np.int32)
                 if is_list[c]:
-                    source = offsets[chunk, c] + first * 4
-                    source = numba.carray(pointer(source), (1,), np.int32)
+                    bounds = offsets[chunk, c] + first * 4
+                    bounds = numba.carray(pointer(bounds), (1,), np.int32)
                     for i in range(rows):
-                        to[i] = source[i + 1] - source[i]
+                        to[i] = bounds[i + 1] - bounds[i]
                 else:
                     for i in range(rows):
                         to[i] = 1
@@ -178,16 +192,16 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
 
     Args:
         target: The values of a block, flat.
-        starts: int64 [steps · columns · B], where the elements of each row and column begin in
-            ``target``, in the order of :func:`list_lengths`.
-        values: int64 [chunks, columns], addresses of the elements; 0 leaves the target as it is.
+        starts: int64 [steps · columns · B], the index in ``target`` where the elements of each row
+            and column begin, in the order of :func:`list_lengths`.
+        values: int64 [chunks, columns], addresses of the elements; 0 for a chunk without any.
         offsets, is_list, stride, copies, steps: As :func:`list_lengths` takes them.
     """
     base = target.ctypes.data
     for step in range(len(steps) - 1):
         for c in range(values.shape[1]):
             for k in range(steps[step], steps[step + 1]):
-                chunk, first, rows, at = copies[k]
+                chunk, first, rows, element = copies[k]
                 begin, count = first, rows
                 if is_list[c]:
                     bounds = offsets[chunk, c] + first * 4
@@ -196,7 +210,7 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
                 if values[chunk, c] == 0 or count == 0:
                     continue
                 source = numba.carray(pointer(values[chunk, c] + begin * 4), (1,), np.int32)
-                to = base + starts[at + c * stride] * 4
+                to = base + starts[element + c * stride] * 4
                 to = numba.carray(pointer(to), (1,), np.int32)
                 for i in range(count):
                     to[i] = source[i]
@@ -204,7 +218,15 @@ def list_values(target, starts, values, offsets, is_list, stride, copies, steps)
 
 @compiled("void(int32[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])")
 def permute_lists(target, starts, values, offsets, to_rows, from_rows):
-    """Copy rows ``from_rows`` of a list column to ``target``, to ``starts[to_rows]`` and after."""
+    """Copy the lists of some rows of a column to other rows of a target.
+
+    Args:
+        target: int32, the result: the elements of all rows.
+        starts: int64 [target rows], the index in ``target`` where each row's elements begin.
+        values, offsets: The addresses of the column's elements and of its int32 offsets.
+        to_rows: uint32 [rows], the rows of the target.
+        from_rows: uint32 [rows], the row of the source for each of them.
+    """
     source = numba.carray(pointer(values), (1,), np.int32)
     bounds = numba.carray(pointer(offsets), (1,), np.int32)
     for i in range(len(to_rows)):
@@ -214,22 +236,28 @@ def permute_lists(target, starts, values, offsets, to_rows, from_rows):
             target[to + k] = source[begin + k]
 
 
+#: The step of SplitMix64's state: 2**64 divided by the golden ratio, as its authors chose it.
+_GOLDEN_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
 @compiled("void(uint64[::1], uint64)")
 def random_words(words, seed):
     """Fill ``words`` with SplitMix64's stream from ``seed``."""
     for i in range(len(words)):
-        words[i] = splitmix64(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
+        words[i] = splitmix64(seed + np.uint64(i + 1) * _GOLDEN_STEP)
 
 
 @compiled("void(int64[::1], uint64)")
 def random_order(order, seed):
     """Fill ``order`` with a random permutation of 0 … len(order) - 1 < 2**32.
 
-    By Fisher and Yates, with SplitMix64's stream.
+    By Fisher and Yates' shuffle, from the front on, with SplitMix64's stream.
     """
     for i in range(len(order)):
-        seed += np.uint64(0x9E3779B97F4A7C15)
-        high = splitmix64(seed) >> np.uint64(32)
-        place = np.int64((high * np.uint64(i + 1)) >> np.uint64(32))
-        order[i] = order[place]
-        order[place] = i
+        seed += _GOLDEN_STEP
+        # A random position from 0 to i, by a multiplication instead of a slow division: the upper
+        # 32 bits of word · (i + 1), where word has 32 bits.
+        word = splitmix64(seed) >> np.uint64(32)
+        position = np.int64((word * np.uint64(i + 1)) >> np.uint64(32))
+        order[i] = order[position]
+        order[position] = i

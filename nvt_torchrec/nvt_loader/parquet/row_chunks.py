@@ -1,4 +1,4 @@
-"""Rows in CPU memory, column by column: what decodes them, and what hands them out in order."""
+"""Rows in CPU memory, column by column, and a reader that hands them out in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rows(Protocol):
 
 
 class Target(NamedTuple):
-    """Where the rows of a source go in a block in CPU memory.
+    """A block in CPU memory, and the copies that say which of its rows come from a source.
 
     Attributes:
         labels, weights, dense: The block's memory [steps · B, columns]; floats as their bits.
@@ -55,8 +55,8 @@ class Target(NamedTuple):
     batch: int
 
 
-#: ``(slice, rows) → parts of the slice``, which follow one another and together are the slice. What
-#: is decoded at once is decoded so many rows at a time.
+#: A function ``(slice, rows) → parts of the slice``. The parts follow one another and together are
+#: the slice; it decodes at most ``rows`` rows at a time.
 Decoder = Callable[[RowGroupSlice, int], Iterator[Any]]
 
 
@@ -83,7 +83,7 @@ class RowChunk:
         return RowChunk(end - begin, self.addresses + 4 * begin, self.values, self.owner)
 
     def chunks(self) -> Iterator[RowChunk]:
-        """Yield the chunk itself, which is decoded."""
+        """Yield the chunk itself: it is decoded already."""
         yield self
 
     def copy_to(self, target: Target, first: int) -> None:
@@ -101,6 +101,7 @@ class RowChunk:
 
 
 def _view(address: int, length: int, dtype: type) -> np.ndarray:
+    """Return ``length`` numbers of four bytes from an address on, on the same memory."""
     memory: Any = (ctypes.c_char * (4 * length)).from_address(int(address))
     return np.frombuffer(memory, dtype)
 
@@ -108,9 +109,9 @@ def _view(address: int, length: int, dtype: type) -> np.ndarray:
 class ShardReader:
     """Hands out consecutive rows of a sequence of row group slices.
 
-    :meth:`decode_ahead` lets a pool's threads decode (of :class:`~nvt_loader.parquet.decoder
-    .LazyRows`, read) the next rows while earlier ones are used. :meth:`take` decodes what no thread
-    has begun with, so it may itself be a task of the same pool.
+    :meth:`decode_ahead` lets a pool's threads decode the next rows while earlier ones are used (of
+    :class:`~nvt_loader.parquet.decoder.LazyRows`, they only read the bytes). :meth:`take` itself
+    decodes rows that no thread has begun with, so it may be a task of the same pool.
     """
 
     def __init__(
@@ -119,15 +120,14 @@ class ShardReader:
         """Read ``slices`` with ``decoder``.
 
         Args:
-            decoder: Decodes a slice, so many rows at a time.
-            slices: What to read.
-            first: Rows that are decoded at a time in the first slice; fewer, so that they come
+            decoder: Decodes a slice.
+            slices: The slices to read.
+            first: Rows that are decoded at a time in the first slice: fewer, so that they are ready
                 sooner.
-            rows: Rows that are decoded at a time in the others. While so many rows are there to be
-                taken, nothing is decoded ahead.
+            rows: Rows that are decoded at a time in the others. While so many decoded rows wait to
+                be taken, nothing is decoded ahead.
         """
-        sizes = iter([first])
-        self._chunks = (chunk for part in slices for chunk in decoder(part, next(sizes, rows)))
+        self._chunks = _decode_slices(decoder, slices, first, rows)
         self._enough = rows
         self._rest: Rows | None = None
         self._ready: collections.deque[Rows] = collections.deque()
@@ -138,16 +138,17 @@ class ShardReader:
         """Yield the next ``rows`` rows, in parts that follow one another."""
         while rows:
             chunk = self._rest if self._rest is not None else self._next()
-            taken = min(rows, chunk.rows)
-            whole = taken == chunk.rows
-            self._rest = None if whole else chunk.slice(taken, chunk.rows)
-            rows -= taken
-            yield chunk if whole else chunk.slice(0, taken)
+            self._rest = None
+            if chunk.rows > rows:
+                self._rest = chunk.slice(rows, chunk.rows)
+                chunk = chunk.slice(0, rows)
+            rows -= chunk.rows
+            yield chunk
 
     def peek(self, rows: int) -> list[Rows]:
-        """Return the parts that the next ``rows`` rows begin or end in, or all that are left.
+        """Return parts that hold the next ``rows`` rows, or all that are left, without taking them.
 
-        They stay to be taken. An error is raised where the rows are taken.
+        An error of decoding is not raised here, but where the rows are taken.
         """
         while self.left < rows and self._error is None:
             with self._decoding:
@@ -157,16 +158,18 @@ class ShardReader:
 
     @property
     def left(self) -> int:
-        """Rows that are there to be taken."""
-        rest, ready = self._rest, self._ready.copy()  # which other threads change
-        return (rest.rows if rest is not None else 0) + sum(chunk.rows for chunk in ready)
+        """The number of decoded rows that wait to be taken."""
+        rest, ready = self._rest, self._ready.copy()  # copies: other threads change them meanwhile
+        rows = sum(chunk.rows for chunk in ready)
+        return rows if rest is None else rows + rest.rows
 
     def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
-        """Let the pool decode the next rows, unless enough are there."""
+        """Let the pool decode the next rows, unless enough are decoded."""
         if self.left < self._enough:
             pool.submit(self._decode)
 
     def _decode(self) -> None:
+        """Decode until enough rows are ready, or another thread decodes: a task of the pool."""
         while self._error is None and self.left < self._enough:
             if not self._decoding.acquire(blocking=False):
                 return  # another thread is decoding
@@ -176,8 +179,10 @@ class ShardReader:
                 self._decoding.release()
 
     def _next(self) -> Rows:
+        """Return the next decoded rows; raise the error that ended the decoding."""
         if not self._ready:
             with self._decoding:
+                # Another thread may have decoded them while this one waited for the lock.
                 if not self._ready:
                     self._decode_next()
                 if not self._ready:
@@ -185,13 +190,25 @@ class ShardReader:
         return self._ready.popleft()
 
     def _decode_next(self) -> None:
-        if self._error is None:
-            try:
-                self._ready.append(next(self._chunks))
-            except StopIteration:
-                self._error = EOFError("no rows are left")
-            except Exception as error:  # raised again where the rows are taken
-                self._error = error
+        """Decode the next rows, or keep the error for :meth:`take`; the lock must be held."""
+        if self._error is not None:
+            return
+        try:
+            self._ready.append(next(self._chunks))
+        except StopIteration:
+            self._error = EOFError("no rows are left")
+        except Exception as error:
+            self._error = error
+
+
+def _decode_slices(
+    decoder: Decoder, slices: Iterable[RowGroupSlice], first: int, rows: int
+) -> Iterator[Rows]:
+    """Decode slices one after another: the first by ``first`` rows, the others by ``rows``."""
+    at_once = first
+    for part in slices:
+        yield from decoder(part, at_once)
+        at_once = rows
 
 
 class Buffers:
@@ -205,17 +222,21 @@ class Buffers:
 
         Slices of the array do not keep it alive: use it as a tensor's memory, or hold it.
         """
-        buffer = None
-        for _ in range(len(self._free)):
-            try:
-                free = self._free.popleft()
-            except IndexError:  # another thread took it
-                break
-            if size <= len(free) <= 2 * size + 4096:
-                buffer = free
-                break
+        buffer = self._find_free(size)
         if buffer is None:
             buffer = np.empty(size, np.uint8)
         view = buffer[:size]
+        # Called when nothing refers to the view any more, which is not the same object as buffer.
         weakref.finalize(view, self._free.append, buffer).atexit = False
         return view
+
+    def _find_free(self, size: int) -> np.ndarray | None:
+        """Return a free buffer of about ``size`` bytes; buffers of other sizes are given up."""
+        for _ in range(len(self._free)):
+            try:
+                free = self._free.popleft()
+            except IndexError:  # another thread took the last one
+                return None
+            if size <= len(free) <= 2 * size + 4096:
+                return free
+        return None

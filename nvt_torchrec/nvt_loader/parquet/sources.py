@@ -1,4 +1,4 @@
-"""What a loader asks of the object that its rows come from, and the one of Arrow tables."""
+"""The interface of a source of rows, and the source of an Arrow table's rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-#: Rows of a row group. They are views of the table, so that small ones cost little.
+#: Rows of a table's row groups. They are views of the table, so small ones cost little and shuffle
+#: well.
 ROW_GROUP_ROWS = 16384
 
 
@@ -17,14 +18,14 @@ ROW_GROUP_ROWS = 16384
 class Source(Protocol):
     """Rows in row groups: ``KJTLoader(source, batch_size, schema=TableSchema(…))``.
 
-    Any object with these four members is a source. Which rows make which batch, the state and
-    resuming follow from the row counts; values are converted and checked as those of files are.
-    Some ten thousand rows in a row group, and many row groups, shuffle well and decode fast.
+    Any object with these four members is a source. The row counts determine which rows make which
+    batch, the state and resuming; values are converted and checked as those of files are. Many row
+    groups of some ten thousand rows shuffle well and decode fast.
     """
 
     @property
     def name(self) -> str:
-        """What errors call the data."""
+        """The name of the data in errors."""
 
     @property
     def row_counts(self) -> Sequence[int]:
@@ -32,7 +33,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Any:
-        """Return a value for JSON, another one when the rows are: states are loaded on the same."""
+        """Return a value for JSON that changes with the rows; states are loaded on the same."""
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterable[pa.RecordBatch]:
         """Return the rows of a row group, each time the same in the same order.
@@ -42,7 +43,8 @@ class Source(Protocol):
         Args:
             row_group: The number of the row group, from 0.
             columns: The columns that are needed; others are ignored.
-            rows: The rows of a record batch, at most: more than that takes more memory.
+            rows: The largest number of rows of a record batch. Larger batches take more memory than
+                the loader plans for.
         """
 
 

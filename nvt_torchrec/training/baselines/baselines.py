@@ -18,7 +18,7 @@ from scipy.special import logit
 
 from nvt_torchrec.base.auroc import bin_numbers, column_auroc
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
+from nvt_torchrec.models.metrics import ByLabel, compute_metrics, find_groups
 from nvt_torchrec.models.piecewise import find_edges
 from nvt_torchrec.training.baselines.penalties import choose_penalties
 from nvt_torchrec.training.baselines.regression import Objective, Start, fit_regression
@@ -76,7 +76,7 @@ def compute_baselines(
         groups = None
         if settings.gauc_column:
             column = sample.columns[config.categorical.index(settings.gauc_column)]
-            groups = groups_of(column.ids)
+            groups = find_groups(column.ids)
         for label, regression in regressions.items():
             rest = sample.labels[label], sample.weights, groups
             odds = clicks[label] / (1 - clicks[label])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.models.metrics import ByLabel, compute_metrics, groups_of
+from nvt_torchrec.models.metrics import ByLabel, compute_metrics, find_groups
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.launch.distributed import gather_rows
 from nvt_torchrec.training.launch.run_state import RunState
@@ -45,10 +45,11 @@ def evaluate(
     all_groups = gather_rows(run.group, np.concatenate(groups)) if group_by else None
     if rows is None:
         return None
-    logits, truth, weights = rows
-    rest = weights, all_groups
-    each = zip(run.config.labels, logits, truth, strict=True)
-    return {label: compute_metrics(scores, values, *rest) for label, scores, values in each}
+    all_logits, all_labels, weights = rows
+    metrics = {}
+    for name, logits, labels in zip(run.config.labels, all_logits, all_labels, strict=True):
+        metrics[name] = compute_metrics(logits, labels, weights, all_groups)
+    return metrics
 
 
 def predict(
@@ -57,13 +58,13 @@ def predict(
     batches: Iterator[TrainBatch],
     after_step: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """Return logits and labels [labels, rows] and weights [rows] of all ranks' rows (collective).
+    """Compute the logits of all rows of a pass on all ranks (collective).
 
     The arguments, and the error, are those of :func:`evaluate`.
 
     Returns:
-        Float32, in the order of the ranks, on rank 0; None on the others. Weights are None if rows
-        have none.
+        On rank 0 the logits and the labels, float32 [labels, rows], and the weights, float32 [rows]
+        or None if rows have none; the rows are in the order of the ranks. None on other ranks.
     """
     run.model.eval()
     outputs: list[list[torch.Tensor]] = []
@@ -73,25 +74,30 @@ def predict(
                 output = pipeline.progress(batches)
             except StopIteration:
                 break
-            more = [] if output.weights is None else [output.weights]
-            outputs.append([output.logits, output.labels.float(), *more])
+            parts = [output.logits, output.labels.float()]
+            if output.weights is not None:
+                parts.append(output.weights)
+            outputs.append(parts)
             after_step()
     run.model.train()
-    count = len(run.config.labels)
-    rows = torch.zeros(0, 2 * count)
+    # One matrix of logits, labels and perhaps weights, so that ranks exchange one message.
+    num_labels = len(run.config.labels)
+    rows = torch.zeros(0, 2 * num_labels)
     if outputs:
         rows = torch.column_stack([torch.cat(parts) for parts in zip(*outputs, strict=True)])
     all_rows = gather_rows(run.group, rows.cpu().numpy())
     if all_rows is None:
         return None
-    logits, truth, weights = (part.T for part in np.split(all_rows, [count, 2 * count], axis=1))
-    bad = np.count_nonzero(~np.isfinite(logits).all(0))
-    if bad:
+    columns = all_rows.T
+    logits, labels = columns[:num_labels], columns[num_labels : 2 * num_labels]
+    weights = columns[2 * num_labels] if len(columns) > 2 * num_labels else None
+    num_bad = np.count_nonzero(~np.isfinite(logits).all(0))
+    if num_bad:
         raise SettingsError(
-            f"{bad} of {len(all_rows)} predictions are not finite",
+            f"{num_bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    return logits, truth, weights[0] if len(weights) else None
+    return logits, labels, weights
 
 
 def _collect(
@@ -99,5 +105,5 @@ def _collect(
 ) -> Iterator[TrainBatch]:
     """Append the groups of the rows by a column to ``groups``."""
     for batch in batches:
-        groups.append(groups_of(batch.sparse_features[column].values().cpu().numpy()))
+        groups.append(find_groups(batch.sparse_features[column].values().cpu().numpy()))
         yield batch

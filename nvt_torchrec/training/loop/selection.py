@@ -1,9 +1,10 @@
 """Choose how strongly a small log's model is regularized, by complete trainings of a few epochs.
 
 On a log of some ten thousand rows, whose values have few rows each, nothing matters more than this
-choice: with L2 regularization and batch normalization DLRM has an AUROC of 0.984 on Frappe, without
-0.974; on other logs it loses. A strength and the length of the schedule go together: one that is
-cut short, or looked at on the way, would prefer weaker ones. So each trial is a whole schedule.
+choice: with L2 regularization and batch normalization DLRM has an AUROC of 0.984 on Frappe, and
+0.974 without; on other logs it is worse with them. The best strength depends on the length of the
+schedule: a training that is cut short, or evaluated before its end, would prefer weaker ones. So
+each trial is a whole schedule.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: The first strength of L2 that is tried, the factor to the next one, and the most trials of it.
-_FIRST_L2, _FACTOR, _MAX_L2_TRIALS = 0.015, 3.0, 4
-#: So many trials of L2 that are worse than those without it end them.
+#: The first strength of L2 that is tried.
+_FIRST_L2 = 0.015
+#: The factor from one strength to the next.
+_L2_FACTOR = 3.0
+#: The largest number of strengths that are tried.
+_MAX_L2_TRIALS = 4
+#: The trials of L2 end when so many of them are worse than those without L2.
 _MAX_WORSE = 2
-#: The epochs of a trial with L2, and of a longer one with the best strength.
-_EPOCHS, _LONG_EPOCHS = 7, 15
-#: Layers over the interaction, but for the last one, that rows of many numbers gain by.
+#: The epochs of a trial with L2.
+_EPOCHS = 7
+#: The epochs of one more trial with the best strength.
+_LONG_EPOCHS = 15
+#: The hidden layers over the interaction, from which rows of many numbers profit.
 _WIDE_LAYERS = (256, 128)
-#: How many default batches one of a training with L2 has: each step takes time for every weight.
+#: A batch of a training with L2, in default batches: each step takes time for every weight, so
+#: there should be fewer.
 _BATCHES = 4
-#: Flags that say how to regularize, or how long to train: who gives one has chosen.
+#: Flags that say how to regularize, or how long to train. A user who gives one has chosen.
 _CHOOSING = (
     *("embedding_l2", "batch_norm", "dropout", "optimizer", "learning_rate"),
     *("dense_learning_rate", "epochs", "early_stopping", "max_steps", "dense_decay", "sharding"),
@@ -40,7 +48,7 @@ _CHOOSING = (
 
 
 def is_open(given: TrainSettings) -> bool:
-    """Return whether a run may choose its regularization: settings are those that a user gave."""
+    """Return whether a run may choose its regularization, by the settings that the user gave."""
     if given.mode != "train" or given.model not in MODELS:
         return False
     if given.adagrad or given.loader == "merlin" or given.table_precision != "fp32":
@@ -53,20 +61,25 @@ def is_open(given: TrainSettings) -> bool:
 def choose_regularization(
     given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
 ) -> tuple[TrainSettings, Baselines | None]:
-    """Try regularizations on valid; return the settings of the best run, and rank 0's baselines.
+    """Try regularizations on valid, and choose the best one.
 
-    First come the default model, and batch normalization with wide layers, both without L2. Then
-    the strength of L2, beside batch normalization and layers of the default width, is raised while
-    the log loss of valid falls; one trial that is worse than logistic regression, or two that are
-    worse than those without L2, end it. If one of L2 is the best of all, it is tried with more
-    epochs as well. Every trial is a complete training, so that the run can repeat the best
-    (:class:`.Trials` says which it is).
+    1. The default model, and one with batch normalization and wide layers, are trained without L2.
+    2. With L2, batch normalization and layers of the default width, the strength is raised while
+       the log loss of valid falls. A trial that is worse than logistic regression ends this, or two
+       that are worse than the best one without L2.
+    3. If a trial with L2 is the best of all, it is tried with more epochs as well.
+
+    Every trial is a complete training, so that the run can repeat the best one
+    (:class:`.Trials` defines it).
 
     Args:
         given: The settings that the user gave.
-        settings: The same with what a run without L2 takes.
+        settings: The same, filled in for a run without L2.
         schema: The columns of the data.
         group: This rank.
+
+    Returns:
+        The settings of the best trial, and on rank 0 the baselines.
     """
     trials = Trials(given, settings, schema, group)
     trials.try_out({"batch_norm": False})
@@ -83,11 +96,12 @@ def choose_regularization(
         loss = trials.try_out(make_l2_run(strength, _EPOCHS, batch_size))
         if loss is None or loss >= lowest:
             break
-        worse += loss >= without_l2
+        if loss >= without_l2:
+            worse += 1
         if worse == _MAX_WORSE:
             break
         lowest = loss
-        strength = round(_FACTOR * strength, 6)
+        strength = round(_L2_FACTOR * strength, 6)
     chosen = trials.best
     if "embedding_l2" in chosen:
         trials.try_out({**chosen, "epochs": _LONG_EPOCHS})

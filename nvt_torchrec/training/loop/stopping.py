@@ -1,4 +1,4 @@
-"""When a run stops early, and the model of its best evaluation, which it keeps."""
+"""Decide when a run stops early, and keep the model of its best evaluation."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from nvt_torchrec.models.metrics import ByLabel, count_effective_rows, sum_log_losses
 from nvt_torchrec.training.launch.distributed import Group, from_rank_0
 from nvt_torchrec.training.launch.run_state import RunState, copied
-from nvt_torchrec.training.optim.learning_rates import period
+from nvt_torchrec.training.optim.learning_rates import find_period
 from nvt_torchrec.training.reporting.progress import Progress
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: By how much, summed over the rows of valid, the log loss must be lower in the middle of a
-#: schedule. It is the one-standard-error rule (Breiman et al. 1984, "Classification and Regression
-#: Trees", §3.4.3) for models that differ little: if the new one is right, the rows' differences sum
-#: to d nats with the variance 2 d, and d is more than its standard error where it is more than 2.
-#: With each row's difference instead, kept for the next evaluation, logs of 2,500 rows had models
-#: as good, and some of 45,000 rows worse ones.
+#: By how much, summed over the rows of valid, the log loss must be lower to count as better in the
+#: middle of a schedule. It is the one-standard-error rule (Breiman et al. 1984, "Classification and
+#: Regression Trees", §3.4.3) for models that differ little: if the new model is the true one, the
+#: rows' differences sum to d nats with the variance 2 d, so d exceeds its standard error if it is
+#: more than 2. An estimate of the standard error from each row's difference was tried instead: it
+#: gave models as good on logs of 2,500 rows, and worse ones on some of 45,000 rows.
 NATS = 2.0
 
 
@@ -30,11 +30,13 @@ class Stopping:
     weights and optimizer state in main memory, and every checkpoint holds that copy, too.
 
     Attributes:
-        best: The ``loss``, ``step`` and ``samples`` of the best evaluation, and the number of
-            evaluations since, ``worse``; None without one. JSON-ready. With ``--stop_by auroc``
-            ``loss`` is 1 − AUROC. An evaluation is better at the end of a schedule if its loss is
-            lower, else, by log loss, if it is so by ``NATS`` in all.
-        state: The tensors then, as a checkpoint holds them; None likewise.
+        best: The best evaluation, JSON-ready: its ``loss``, ``step`` and ``samples``, and
+            ``worse``, the number of evaluations since; None before the first. With
+            ``--stop_by auroc``, ``loss`` is 1 − AUROC. At the end of a schedule an evaluation is
+            better if its loss is lower; in the middle, if the log loss, summed over the rows, is
+            lower by ``NATS``.
+        state: The tensors at the best evaluation, as a checkpoint holds them; None before the
+            first.
     """
 
     def __init__(self, settings: TrainSettings, group: Group) -> None:
@@ -43,34 +45,45 @@ class Stopping:
         self.state: dict[str, Any] | None = None
 
     def evaluated(self, metrics: ByLabel | None, progress: Progress, run: RunState) -> None:
-        """Look at an evaluation, which rank 0 has; at the last one, end the run after its step."""
-        patience, target = self._settings.early_stopping, self._settings.stop_at_auroc
-        if not (patience or target):
+        """Consider an evaluation, which rank 0 has; end the run after this step if it is time."""
+        patience = self._settings.early_stopping
+        if not (patience or self._settings.stop_at_auroc):
             return
-        values = list((metrics or {}).values())
-        reached = bool(target and values and min(m.auroc or 0.0 for m in values) >= target)
-        found = self._loss(metrics), count_effective_rows(metrics), reached
-        loss, rows, reached = from_rank_0(self._group, found)
+        found = self._find_loss(metrics), count_effective_rows(metrics), self._is_good(metrics)
+        loss, rows, is_last = from_rank_0(self._group, found)
         if patience and loss is not None:
-            ends = period(progress.step, progress.epoch_steps)[0], progress.total_steps
-            by_loss = self._settings.stop_by == "log_loss"
-            minimum = NATS / rows if by_loss and progress.step not in ends else 0.0
-            worse = self.best["worse"] + 1 if self.best and not reached else 0
-            if self.best is None or reached or loss < self.best["loss"] - minimum:
-                worse, state = 0, run.tensors()
+            ends = find_period(progress.step, progress.epoch_steps)[0], progress.total_steps
+            margin = 0.0
+            if self._settings.stop_by == "log_loss" and progress.step not in ends:
+                margin = NATS / rows
+            # A model that reaches --stop_at_auroc is kept, whatever its loss.
+            if self.best is None or is_last or loss < self.best["loss"] - margin:
+                state = run.tensors()
                 self.state = copied({name: state[name] for name in ("model", "optimizer")})
-                self.best = {"loss": loss, "step": progress.step, "samples": progress.samples}
-            self.best = {**self.best, "worse": worse}
-            reached |= worse >= patience
-        if reached:
+                self.best = {
+                    "loss": loss,
+                    "step": progress.step,
+                    "samples": progress.samples,
+                    "worse": 0,
+                }
+            else:
+                self.best = {**self.best, "worse": self.best["worse"] + 1}
+            is_last = is_last or self.best["worse"] >= patience
+        if is_last:
             progress.total_steps = progress.step
 
-    def _loss(self, metrics: ByLabel | None) -> float | None:
-        """Return what should be low, summed over the labels; None if no row has a label."""
+    def _is_good(self, metrics: ByLabel | None) -> bool:
+        """Return whether the AUROC of every label reaches ``--stop_at_auroc``."""
+        target = self._settings.stop_at_auroc
+        if not target or not metrics:
+            return False
+        return min(value.auroc or 0.0 for value in metrics.values()) >= target
+
+    def _find_loss(self, metrics: ByLabel | None) -> float | None:
+        """Return the number to minimize, summed over the labels; None if no row has a label."""
         if self._settings.stop_by == "log_loss":
             return sum_log_losses(metrics)
-        values = (metrics or {}).values()
-        areas = [m.auroc for m in values if m.auroc is not None]
+        areas = [m.auroc for m in (metrics or {}).values() if m.auroc is not None]
         return sum(1 - area for area in areas) if areas else None
 
     def finish(self, progress: Progress, run: RunState) -> None:

@@ -1,4 +1,4 @@
-"""Train as settings say: what is chosen and checked before a run, and the run."""
+"""Train by settings: check and fill them in, and run the training."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def train(settings: TrainSettings, group: Group | None = None) -> TrainResult:
 
     Args:
         settings: The settings of the run.
-        group: This process among all that train together; None: it joins those that torchrun has
-            started, or trains alone, and leaves PyTorch as it was.
+        group: This process among all that train together. Without it, the process joins those that
+            torchrun has started, or trains alone, and leaves PyTorch's process group as it was.
 
     Returns:
         The run's metrics, steps and checkpoint.
@@ -59,8 +59,15 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
         if done:
             if group.rank == 0:
                 log.info("%s: this run has written it: done", settings.save_checkpoint_path)
-            rest = done["steps"], done["samples"], 0.0, done["metrics"], done.get("baselines", {})
-            return TrainResult("already done", settings.save_checkpoint_path, *rest)
+            return TrainResult(
+                status="already done",
+                checkpoint=settings.save_checkpoint_path,
+                steps=done["steps"],
+                samples=done["samples"],
+                train_seconds=0.0,
+                metrics=done["metrics"],
+                baselines=done.get("baselines", {}),
+            )
         check_destination(settings.save_checkpoint_path)
     given = settings
     settings = choices.choose_order(choices.choose_sizes(given, schema, group.world_size))

@@ -27,7 +27,7 @@ from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathere
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.loop.evaluate import evaluate
-from nvt_torchrec.training.loop.finish import column_importance, fit_bias, make_samples
+from nvt_torchrec.training.loop.finish import fit_bias, make_samples, measure_importance
 from nvt_torchrec.training.loop.stopping import Stopping
 from nvt_torchrec.training.optim import learning_rates
 from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
@@ -65,24 +65,24 @@ class Trainer:
         self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
         self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
-        parts = {"train": days.files, "valid": None, "test": None}
-        self.loaders = {
-            split: make_loader(settings, config, split, group, part)
-            for split, part in parts.items()
-        }
         self.files = days.files
+        self.loaders = {
+            "train": make_loader(settings, config, "train", group, days.files),
+            "valid": make_loader(settings, config, "valid", group),
+            "test": make_loader(settings, config, "test", group),
+        }
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
-        remedy = learning_rates.remedies(settings, config, global_batch, self.epoch_steps)
+        remedy = learning_rates.find_remedies(settings, config, global_batch, self.epoch_steps)
         settings = learning_rates.fill_rates(settings, config, global_batch, self.epoch_steps)
         self.settings = settings
         self.learning = LearningCheck(settings, group, self.events, self.epoch_steps, remedy)
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.samples = make_samples(settings, config, group, days.files)
-        read = self.loaders | {f"sample of {name}": it for name, it in self.samples.items()}
-        self.run, plan = build(settings, config, group, read, own)
+        samples = {f"sample of {name}": sample for name, sample in self.samples.items()}
+        self.run, plan = build(settings, config, group, self.loaders | samples, own)
         self.pipeline = make_pipeline(self.run)
         self.origin = {
             "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
@@ -91,7 +91,7 @@ class Trainer:
         }
         self.learning_rate = settings.learning_rate
         self.stopping = Stopping(settings, group)
-        self.finished: int | None = None  # the last step, once the model is that to be saved
+        self.finished: int | None = None  # the last trained step, once the model is finished
         self.resumed = False
         self.metrics: dict[str, ByLabel] = {}
         self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
@@ -103,8 +103,8 @@ class Trainer:
         rows = {split: loader.num_rows for split, loader in self.loaders.items()}
         self.progress.report_start(config, plan, rows)
         if group.rank == 0 and settings.mode == "train":
-            log.info("%s", learning_rates.sizes_line(settings, config, rows["train"]))
-            log.info("%s", learning_rates.rates_line(settings))
+            log.info("%s", learning_rates.describe_sizes(settings, config, rows["train"]))
+            log.info("%s", learning_rates.describe_rates(settings))
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
@@ -115,17 +115,14 @@ class Trainer:
         return self._result()
 
     def try_out(self, start: Start | None) -> ByLabel | None:
-        """Train from rank 0's ``start``, and keep nothing; return the metrics of valid there."""
+        """Train from rank 0's ``start`` without writing anything; return rank 0's valid metrics."""
         check_length(self.settings, self.progress.total_steps)
         self._start(self._prepare(start))
         self._train_all()
         return self._evaluate("valid")
 
     def train(self, known: Baselines | None = None) -> TrainResult:
-        """Train, evaluate, and write the checkpoints.
-
-        ``known`` are the baselines, on rank 0, where they have been computed before.
-        """
+        """Train, evaluate, write checkpoints; ``known``: rank 0's baselines, computed before."""
         settings, progress = self.settings, self.progress
         check_length(settings, progress.total_steps)
         profiler: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -138,7 +135,7 @@ class Trainer:
         start = self._prepare(start)
         if not self._resume():
             self._start(start)
-        # the checkpoints of --checkpoint_dir are of the last steps, not of the best one
+        # The checkpoints in --checkpoint_dir are of the last steps, not of the best one.
         kept = settings.checkpoint_dir and not settings.early_stopping
         if self.group.rank == 0 and not (kept or settings.save_checkpoint_path):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
@@ -167,9 +164,9 @@ class Trainer:
         progress.total_steps = progress.step
         self.learning.evaluated(progress.step, self._evaluate("valid"))
         self._evaluate("test")
-        losses = column_importance(self.samples["valid"], self.pipeline, self.run)
-        for label, lost in losses.items():
-            self.events.write("importance", label=label, columns=lost)
+        importance = measure_importance(self.samples["valid"], self.pipeline, self.run)
+        for label, losses in importance.items():
+            self.events.write("importance", label=label, columns=losses)
         if self.checkpoints:
             self.checkpoints.wait()
 
@@ -177,7 +174,7 @@ class Trainer:
         """Train what is left of all epochs, with evaluations on the way, and finish the model."""
         self.run.model.train()
         progress = self.progress
-        # a checkpoint is written before the evaluation of its step: a resumed run repeats that
+        # A checkpoint is written before the evaluation of its step, so a resumed run repeats it.
         if not self.finished:
             self._validate_if_due()
         while progress.step < progress.total_steps and not self.finished:
@@ -191,8 +188,8 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Train what is left of an epoch, up to ``--max_steps``.
 
-        It is cut into segments that end where an evaluation follows: the pipeline never fetches a
-        training batch that it cannot train before it.
+        It is divided into segments that end before each evaluation, because the pipeline fetches
+        batches ahead: it must not evaluate a batch that it fetched for training.
         """
         progress, every = self.progress, self.progress.validation_every
         first = progress.step % self.epoch_steps
@@ -200,11 +197,11 @@ class Trainer:
         batches = self._batches(first)
         while first < last and progress.step < progress.total_steps:
             end = min(first - first % every + every, last)
-            # a new iterator object: the pipeline takes it as a new series of batches
+            # A new iterator object, which the pipeline takes as a new series of batches.
             self._train_segment(itertools.islice(batches, end - first), progress.step + end - first)
             first = end
             self._validate_if_due()
-        if first == self.epoch_steps:  # otherwise the rest of the epoch is not read
+        if first == self.epoch_steps:  # otherwise --max_steps ended the epoch early
             next(batches, None)
             self.loaders["train"].check_epoch()
 
@@ -247,7 +244,7 @@ class Trainer:
             self.profiler.step()
 
     def _validate_if_due(self) -> None:
-        """Evaluate valid if that is due; at the beginning and the end only to choose the model."""
+        """Evaluate valid if it is time; at the beginning and the end only to choose the model."""
         progress = self.progress
         due = progress.step % self.epoch_steps % progress.validation_every == 0
         if progress.step in (0, progress.total_steps):
@@ -258,23 +255,27 @@ class Trainer:
             self.stopping.evaluated(metrics, progress, self.run)
 
     def _evaluate(self, split: str) -> ByLabel | None:
-        """Evaluate a split; its metrics on rank 0. What is trained is kept if that fails."""
+        """Evaluate a split; return rank 0's metrics. A trained model is kept if that fails."""
         begin = time.perf_counter()
         loader, group = self.loaders[split], self.group
-        trained = 0 < self.progress.step == self.progress.total_steps
-        changed = gathered(group, loader.changed_file()) if trained else []  # type: ignore[union-attr]
+        is_trained = 0 < self.progress.step == self.progress.total_steps
+        errors: list[BadInputError] = []
+        if is_trained:
+            errors = list(filter(None, gathered(group, loader.changed_file())))  # type: ignore[union-attr]
         try:
-            if error := next(filter(None, changed), None):
-                raise error
+            if errors:
+                raise errors[0]
             batches = padded_batches(loader, group)
-            rest = self._stop_if_asked, self.settings.gauc_column
-            metrics = evaluate(self.pipeline, self.run, batches, *rest)
+            gauc_column = self.settings.gauc_column
+            metrics = evaluate(self.pipeline, self.run, batches, self._stop_if_asked, gauc_column)
             loader.check_epoch()
         except (BadInputError, SchemaError):
-            # otherwise the other ranks may wait for this one in the middle of the evaluation
-            if trained and (any(changed) or group.world_size == 1):
+            # Saving is collective. An error in the middle of the evaluation may be this rank's
+            # alone, while the others wait for its next step.
+            if is_trained and (errors or group.world_size == 1):
                 self._save_final_checkpoint()
-                if group.rank == 0 and (path := self.settings.save_checkpoint_path):
+                path = self.settings.save_checkpoint_path
+                if group.rank == 0 and path:
                     log.warning("%s: written, although the evaluation of %s failed", path, split)
             raise
         if metrics is not None:
@@ -289,7 +290,7 @@ class Trainer:
         return start
 
     def _start(self, start: Start | None = None) -> None:
-        """Load what a run starts from if it is not resumed: a checkpoint, or ``start``."""
+        """Load the weights of a run that is not resumed: of a checkpoint, or of ``start``."""
         settings = self.settings
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.run)
@@ -302,7 +303,7 @@ class Trainer:
 
     @property
     def _optimizer_steps(self) -> int:
-        """The trained steps, with those of the runs that this one continues."""
+        """The trained steps, including those of the runs that this one continues."""
         return self.progress.step + (self.ancestor.optimizer_steps if self.ancestor else 0)
 
     def _resume(self) -> bool:
@@ -351,7 +352,7 @@ class Trainer:
         self.checkpoints.save(last, state, record, progress.loss)
 
     def _save_final_checkpoint(self) -> None:
-        """Write ``--save_checkpoint_path``, with the metrics that there are."""
+        """Write ``--save_checkpoint_path``, with the metrics so far."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
             record = {**self._record(), **to_results(self.metrics, self.baselines)}
@@ -387,7 +388,7 @@ class Trainer:
         )
 
     def _record(self) -> dict[str, Any]:
-        """Return what a checkpoint records of the run."""
+        """Return the training record of a checkpoint."""
         return {
             "settings": self.settings.to_dict(),
             "steps": self.progress.step,

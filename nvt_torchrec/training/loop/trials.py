@@ -29,31 +29,33 @@ from nvt_torchrec.training.sharding.planning import choose_sharding
 
 log = logging.getLogger(__name__)
 
-#: What keeps a trial from writing to the run's directories.
+#: Settings that keep a trial from writing to the run's directories.
 _KEPT_NOWHERE: dict[str, Any] = {
     **dict.fromkeys(("checkpoint_dir", "checkpoint_freq", "save_checkpoint_path", "keep")),
     **dict.fromkeys(("resume", "profile", "tensorboard"), False),
 }
-#: More steps than an epoch of a small log has: valid is evaluated after an epoch alone.
+#: More steps than an epoch of a small log has, so that valid is only evaluated after an epoch.
 _NEVER = 1 << 30
 
 
 class Trials:
     """The trials of a run, and the best of them.
 
-    A trial is better than an earlier one, which is simpler, if its log loss of valid is lower by
-    ``NATS``, summed over the rows, as in :mod:`.stopping`. With the standard error of the rows'
-    differences instead, wide layers, which gain on numbers, were not chosen on 3,700 rows of valid.
+    A trial is better than an earlier one, which is simpler, if its log loss of valid, summed over
+    the rows, is lower by ``NATS``, as in :mod:`.stopping`. With a standard error of the rows'
+    differences instead, wide layers, from which logs of numbers profit, were not chosen on 3,700
+    rows of valid.
 
     Attributes:
-        best: What the best trial was given; None before the first.
-        best_loss: The log loss of valid in it, summed over the labels.
-        baselines: On rank 0, those of all trials.
-        regression_loss: The log loss of valid of logistic regression; infinity without one.
+        best: The settings of the best trial; None before the first.
+        best_loss: Its log loss of valid, summed over the labels.
+        baselines: The baselines, which are the same for all trials; on rank 0.
+        regression_loss: The log loss of logistic regression on valid; infinity without a
+            regression.
 
     Args:
         given: The settings that the user gave.
-        settings: The same with what a run takes that is given no more.
+        settings: The same, filled in with defaults.
         schema: The columns of the data.
         group: This rank.
     """
@@ -68,32 +70,36 @@ class Trials:
         if group.rank == 0:
             files = choices.choose_days(settings, None).files
             self.baselines = compute_baselines(settings, model_config(settings, schema), files)
-        metrics = self.baselines[1].get(("valid", REGRESSION)) if self.baselines else None
+        metrics = None
+        if self.baselines:
+            _, baseline_metrics = self.baselines
+            metrics = baseline_metrics.get(("valid", REGRESSION))
         self.regression_loss = from_rank_0(group, sum_log_losses(metrics) or math.inf)
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
-        """Return the settings of a run that is given ``chosen`` as well."""
+        """Return the settings of a run with those that the user gave and ``chosen``."""
         settings = dataclasses.replace(self._given, **chosen)
         settings = choices.choose_sizes(settings, self._schema, self._group.world_size)
         return choices.choose_order(settings)
 
     def try_out(self, chosen: Mapping[str, Any]) -> float | None:
-        """Train with ``chosen``; return the log loss of valid (collective).
+        """Train with the settings ``chosen``, and return the log loss of valid (collective).
 
-        It is None without rows of valid, and if the training diverges.
+        It is None if valid has no rows, or if the training diverges.
         """
         begin = time.perf_counter()
-        more = dict(_KEPT_NOWHERE)
+        settings_of_trials = dict(_KEPT_NOWHERE)
         if "epochs" in chosen:
-            more["validation_freq_within_epoch"] = _NEVER
-        settings = self.fill({**chosen, **more})
+            settings_of_trials["validation_freq_within_epoch"] = _NEVER
+        settings = self.fill({**chosen, **settings_of_trials})
         config = model_config(settings, self._schema)
         settings = choose_sharding(settings, config, self._group.device.type)
         metrics = None
         with _silence_messages():
             trainer = Trainer(settings, config, self._group, keeps_log=False)
             start = self.baselines[0] if self.baselines else None
-            with contextlib.suppress(SettingsError):  # a loss that is not finite, on all ranks
+            # A loss that is not finite is an error on all ranks.
+            with contextlib.suppress(SettingsError):
                 metrics = trainer.try_out(start)
         measured = sum_log_losses(metrics), count_effective_rows(metrics)
         loss, rows = from_rank_0(self._group, measured)
@@ -107,9 +113,10 @@ class Trials:
 
 
 def make_l2_run(strength: float, epochs: int, batch_size: int) -> dict[str, Any]:
-    """Return what a run with L2 regularization of its tables is given.
+    """Return the settings of a run with L2 regularization of its tables.
 
-    Batch normalization scales up the vectors that L2 keeps small: neither is of use alone.
+    L2 keeps the vectors small, and batch normalization scales the results of layers up again:
+    neither is of use alone.
     """
     return {
         "embedding_l2": strength,

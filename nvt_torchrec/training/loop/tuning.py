@@ -31,16 +31,21 @@ log = logging.getLogger(__name__)
 _LAYERS = ("64", "256,128", "400,400,400")
 _EMBEDDING_DIMS = (8, 16, 32)
 _DROPOUTS = (0.0, 0.1, 0.2, 0.3)
-#: The smallest and the largest strength of L2, and the epochs of a training with it.
-_MIN_L2, _MAX_L2, _EPOCHS = 0.001, 1.0, (7, 15, 25)
-#: How many default batches one of a training with L2 has: each step takes time for every weight.
+#: Bounds of the strength of L2.
+_MIN_L2 = 0.001
+_MAX_L2 = 1.0
+#: The epochs of a training with L2.
+_EPOCHS = (7, 15, 25)
+#: A batch of a training with L2, in default batches: each step takes time for every weight.
 _BATCHES = (1, 2, 4)
-#: The smallest and the largest factor of the default learning rates.
-_MIN_RATE, _MAX_RATE = 1 / 3, 3.0
-#: Who gives one of these has chosen how the model is regularized, or at which rates it learns.
+#: Bounds of the factor of the default learning rates.
+_MIN_RATE_FACTOR = 1 / 3
+_MAX_RATE_FACTOR = 3.0
+#: A user who gives one of these flags has chosen how the model is regularized.
 _REGULARIZING = ("embedding_l2", "batch_norm", "optimizer", "epochs", "batch_size")
+#: A user who gives one of these has chosen the learning rates.
 _RATES = ("learning_rate", "dense_learning_rate")
-#: What is tried first: good candidates of :mod:`.selection`.
+#: The first trials: good candidates of :mod:`.selection`.
 _FIRST: tuple[dict[str, Any], ...] = (
     {"regularization": "none", "layers": "64"},
     {"regularization": "batch_norm", "layers": "256,128"},
@@ -51,23 +56,27 @@ _FIRST: tuple[dict[str, Any], ...] = (
 def tune(
     given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
 ) -> tuple[TrainSettings, Baselines | None]:
-    """Try settings until ``--tune`` has passed; return the best, and rank 0's baselines.
+    """Try settings until the time of ``--tune`` has passed.
 
-    What the user gave stays; the model does, too, unless it is the default one. The trial in which
-    the time ends is finished.
+    Settings that the user gave are not changed; nor is the model, unless it is the default one. The
+    trial in which the time ends is finished.
 
     Args:
         given: The settings that the user gave.
-        settings: The same with what a run takes that is not tuned.
+        settings: The same, filled in as for a run that is not tuned.
         schema: The columns of the data.
         group: This rank.
+
+    Returns:
+        The best settings, and on rank 0 the baselines.
 
     Raises:
         SettingsError: Optuna is not installed, or valid has no rows.
     """
     study = _make_study(given.seed) if group.rank == 0 else None
     trials = Trials(given, settings, schema, group)
-    end = time.monotonic() + parse_duration(given.tune or "") / 1e6
+    seconds = parse_duration(given.tune or "") / 1e6
+    end = time.monotonic() + seconds
     is_over = False
     while not is_over:
         trial, chosen = None, {}
@@ -76,13 +85,13 @@ def tune(
             chosen = _suggest(trial, trials, given, schema, group)
         loss = trials.try_out(from_rank_0(group, chosen))
         if study is not None and trial is not None:
-            # a trial that fails teaches the sampler nothing
-            study.tell(trial, values=loss, state=_failed() if loss is None else None)
+            _tell_loss(study, trial, loss)
         is_over = from_rank_0(group, time.monotonic() > end)
     if trials.best is None:
         raise SettingsError(
             f"--tune {given.tune}: no trial has a log loss of valid",
-            "valid needs rows, and training must not diverge",
+            "give valid some rows ([split] of the spec), or a lower --learning_rate if training "
+            "diverges",
         )
     if group.rank == 0:
         log.info(
@@ -105,10 +114,14 @@ def _make_study(seed: int) -> optuna.Study:
     return study
 
 
-def _failed() -> optuna.trial.TrialState:
+def _tell_loss(study: optuna.Study, trial: optuna.Trial, loss: float | None) -> None:
+    """Tell a study the loss of a trial; one that has none fails, and the sampler ignores it."""
     import optuna
 
-    return optuna.trial.TrialState.FAIL
+    if loss is None:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        study.tell(trial, values=loss)
 
 
 def _suggest(
@@ -118,7 +131,7 @@ def _suggest(
     schema: TableSchema,
     group: Group,
 ) -> dict[str, Any]:
-    """Return what a trial is given: what the user has not given, as the study suggests it."""
+    """Return the settings of a trial that the user has not given, as the study suggests them."""
     chosen: dict[str, Any] = {"model": given.model}
     if given.model == DEFAULT_MODEL:
         chosen["model"] = trial.suggest_categorical("model", _list_models(given, schema))
@@ -132,7 +145,7 @@ def _suggest(
     if all(getattr(given, name) is None for name in _REGULARIZING):
         chosen |= _suggest_regularization(trial, trials.fill(chosen).batch_size)
     if all(getattr(given, name) is None for name in _RATES):
-        factor = trial.suggest_float("rate", _MIN_RATE, _MAX_RATE, log=True)
+        factor = trial.suggest_float("rate", _MIN_RATE_FACTOR, _MAX_RATE_FACTOR, log=True)
         settings = trials.fill(chosen)
         config = model_config(settings, schema)
         settings = choose_sharding(settings, config, group.device.type)
@@ -143,7 +156,7 @@ def _suggest(
 
 
 def _list_models(given: TrainSettings, schema: TableSchema) -> list[str]:
-    """Return the models that take the data, and the flags that the user gave."""
+    """Return the models that can be trained on the data with the flags that the user gave."""
     flags = [name for name in MODEL_FLAGS if getattr(given, name) not in (None, False)]
     models = []
     for name, model in MODELS.items():

@@ -1,20 +1,23 @@
-"""Learning rates: the defaults, and the rate of each step.
+"""Choose the default learning rates, and compute the rate of each step.
 
-There is a default for the tables and one for the dense layers: one rate cannot serve both. A
-table's row is trained by the few samples that hold its value, a dense weight by all of them, and an
-adaptive optimizer's first steps move every weight by the rate itself, whatever the gradient: over a
-thousand inputs of a layer such steps add up. So the dense rate falls with the width of the widest
-layer (as Adam's in Yang et al. 2022, "Tensor Programs V", table 3), and the tables' with the root
-of their width, because what the layers above see are dot products of such rows.
+Tables and dense layers have different defaults, because one rate cannot serve both. A row of a
+table is trained by the few samples that hold its value, a dense weight by all of them. And the
+first steps of an adaptive optimizer move every weight by the rate itself, whatever the gradient;
+over a thousand inputs of a layer such steps add up. So the dense rate falls with the width of the
+widest layer (as Adam's in Yang et al. 2022, "Tensor Programs V", table 3). The tables' rate falls
+with the square root of their width, because the layers above compute dot products of their rows.
 
-Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's for the
-dense layers follow the root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling
-Rules for Adaptive Gradient Algorithms"), and so do SGD's, up to a batch whose gradients are no
-longer noise. Those of the tables do not: a rare row is in few batches, however large they are.
-Adam's need no factor; SGD's grow with the batch itself, of which a sample's gradient is a part.
+How the rates depend on the batch size:
 
-The factors are those that ``make bench-quality`` was run with. The rate of a step is a function
-of the step alone, counted from 0 over all epochs, so a resumed run has the same.
+- Adagrad's do not: its steps shrink as gradients are summed.
+- For the dense layers, Adam's grow with the square root of the global batch (Malladi et al. 2022,
+  "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"), and so do SGD's, up to a batch
+  whose gradients are no longer noise.
+- For the tables, Adam's do not: a rare row is in few batches, however large they are. SGD's grow
+  with the batch, because the gradient of one sample is divided by its size.
+
+The factors are those that ``make bench-quality`` was run with. The rate of a step depends only on
+the number of the step, counted from 0 over all epochs, so a resumed run has the same rates.
 """
 
 from __future__ import annotations
@@ -28,17 +31,21 @@ from nvt_torchrec.models.registry import flags_of
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: The default warm-up: a share of an epoch's steps, and the least and the most steps.
-_WARMUP_SHARE, _MIN_WARMUP, _MAX_WARMUP = 0.05, 10, 200
-#: The rates of tables and dense layers in a continued run, as shares of those of a first training.
-#: At the full rates the last batches of a day move the whole model up or down.
-_CONTINUED = 0.4, 1 / 6
+#: The default warm-up: a share of an epoch's steps, within bounds.
+_WARMUP_SHARE = 0.05
+_MIN_WARMUP = 10
+_MAX_WARMUP = 200
+#: The rates of a continued run, as shares of those of a first training. At the full rates the last
+#: batches of a day would move all predictions up or down.
+_CONTINUED_TABLES = 0.4
+_CONTINUED_DENSE = 1 / 6
 #: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
-#: rate the last batches decide the mean prediction. Adagrad's tables, whose rows are seen seldom
-#: and whose steps shrink anyway, lose by it; those of SGD and Adam need it for the same reason.
+#: rate the last batches would decide the mean prediction. The rate of SGD's and Adam's tables falls
+#: for the same reason. That of Adagrad's does not: models get worse by it, because rows are seen
+#: seldom and the steps shrink anyway.
 _DENSE_DECAY = 0.5
 #: The lowest rate of facebookresearch/dlrm's decay.
-_SMALLEST = 1e-7
+_MIN_RATE = 1e-7
 
 
 def fill_rates(
@@ -46,9 +53,9 @@ def fill_rates(
 ) -> TrainSettings:
     """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
 
-    A given ``learning_rate`` serves the dense layers too, as in TorchRec's example and
+    A given ``learning_rate`` is also that of the dense layers, as in TorchRec's example and
     facebookresearch/dlrm; the schedule stays. A run that continues from a checkpoint has no
-    warm-up, and lower rates (:data:`_CONTINUED`).
+    warm-up, and lower rates.
 
     Args:
         settings: The settings of the run.
@@ -60,9 +67,8 @@ def fill_rates(
     warmup = default_warmup(epoch_steps)
     if settings.lr_decay_steps:
         warmup = min(warmup, settings.lr_decay_start)
-    if settings.continue_from:
-        warmup = 0  # it is for random weights and optimizer state without a history
-    if settings.change_lr:
+    # A warm-up is for random weights and an optimizer state without a history.
+    if settings.continue_from or settings.change_lr:
         warmup = 0
     if settings.learning_rate is not None:
         tables = dense = settings.learning_rate
@@ -87,9 +93,9 @@ def default_rates(
     tables, dense = optimizer.rates(dim, widest_layer(config), global_batch)
     if settings.sharding == "data_parallel":
         tables = optimizer.rate_of_whole_tables(dim) or tables
-    tables, dense = _rounded(tables), _rounded(dense)
+    tables, dense = _round(tables), _round(dense)
     if settings.continue_from:
-        return _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
+        return _round(_CONTINUED_TABLES * tables), _round(_CONTINUED_DENSE * dense)
     return tables, dense
 
 
@@ -99,30 +105,38 @@ def default_warmup(epoch_steps: int) -> int:
     return min(warmup, epoch_steps // 2)
 
 
-def sizes_line(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
+def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
-    widths = [config.settings.get(name) for name in flags_of(config.model)]
-    layers = " and ".join(as_text(tuple(sizes)) for sizes in widths if isinstance(sizes, list))
+    layers = []
+    for name in flags_of(config.model):
+        sizes = config.settings.get(name)
+        if isinstance(sizes, list):
+            layers.append(as_text(tuple(sizes)))
+    model = config.model
+    if layers:
+        model += f" of layers {' and '.join(layers)}"
     return (
         f"size {settings.size} ({rows:,} training rows): tables {config.embedding_dim} wide, "
-        f"{config.model}{f' of layers {layers}' if layers else ''}, "
-        f"{settings.batch_size} samples per step and rank"
+        f"{model}, {settings.batch_size} samples per step and rank"
     )
 
 
-def rates_line(settings: TrainSettings) -> str:
+def describe_rates(settings: TrainSettings) -> str:
     """Describe the learning rates of a run, for its log."""
-    both = "both " if tables_fall(settings) else ""
-    falls = f", {both}falling to 0 over {settings.dense_decay:.0%} of the steps"
+    decay = ""
+    if settings.dense_decay:
+        decay = f"falling to 0 over {settings.dense_decay:.0%} of the steps"
+        decay = f", both {decay}" if tables_fall(settings) else f", {decay}"
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
-        f"{settings.dense_learning_rate:g} (dense layers{falls if settings.dense_decay else ''})"
+        f"{settings.dense_learning_rate:g} (dense layers{decay})"
     )
-    warmup = settings.lr_warmup_steps
-    return f"{line}, after a warm-up of {warmup} steps" if warmup else line
+    if settings.lr_warmup_steps:
+        line += f", after a warm-up of {settings.lr_warmup_steps} steps"
+    return line
 
 
-def remedies(
+def find_remedies(
     given: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> Remedies:
     """Return the remedies for a run that does not learn as it should.
@@ -134,8 +148,11 @@ def remedies(
         epoch_steps: The steps of an epoch.
     """
     tables, dense = default_rates(given, config, global_batch)
-    names = ("learning_rate", "dense_learning_rate")
-    flags = [f"--{name} {rate:g}" for name in names if (rate := getattr(given, name))]
+    flags = []
+    for name in ("learning_rate", "dense_learning_rate"):
+        rate = getattr(given, name)
+        if rate:
+            flags.append(f"--{name} {rate:g}")
     too_high = f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
     if flags:
         too_high = (
@@ -143,7 +160,8 @@ def remedies(
             f"{dense:g} for the dense layers"
         )
     at_chance = (
-        f"look whether the data tell anything of the label (report.html of the ETL), or {too_high}"
+        "check in the ETL's report.html whether any column tells something about the label, or "
+        f"{too_high}"
     )
     if not OPTIMIZERS[given.table_optimizer].ADAPTIVE:
         at_chance += (
@@ -158,7 +176,7 @@ def remedies(
     return Remedies(too_high, at_chance, at_end)
 
 
-def _rounded(rate: float) -> float:
+def _round(rate: float) -> float:
     """Round to two significant digits, which are easy to read and to type."""
     return float(f"{rate:.2g}")
 
@@ -171,59 +189,70 @@ class Rates(NamedTuple):
 
 
 def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_steps: int) -> Rates:
-    """Return the learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+    """Return the learning rates of a step.
 
     A run that may stop early decays its rates again and again, at the end of epochs 1, 3, 7, 15 …
-    (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983): whenever it stops, there is a model
-    of a finished schedule, and the first is that of a run of one epoch.
+    (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983). So whenever it stops, there is a
+    model of a finished schedule; the first one is that of a run of one epoch.
 
-    ``settings`` come from :func:`fill_rates`.
+    Args:
+        settings: The settings of the run, from :func:`fill_rates`.
+        step: The step, counted from 0 over all epochs.
+        total_steps: The steps of all epochs.
+        epoch_steps: The steps of an epoch.
     """
-    bases = settings.learning_rate, settings.dense_learning_rate
-    tables, dense = (learning_rate(settings, base, step, total_steps) for base in bases)
+    tables = learning_rate(settings, settings.learning_rate, step, total_steps)
+    dense = learning_rate(settings, settings.dense_learning_rate, step, total_steps)
     begin, end = 0, total_steps
     if settings.early_stopping:
-        begin, end = period(step, epoch_steps)
+        begin, end = find_period(step, epoch_steps)
         end = min(end, total_steps)
-    falling = settings.dense_decay * (end - begin)
-    share = min(1.0, (end - step) / falling) if falling else 1.0
+    decay_steps = settings.dense_decay * (end - begin)
+    factor = min(1.0, (end - step) / decay_steps) if decay_steps else 1.0
     if tables_fall(settings):
-        tables *= share
-    return Rates(tables, dense * share)
+        tables *= factor
+    return Rates(tables, dense * factor)
 
 
 def tables_fall(settings: TrainSettings) -> bool:
     """Return whether the tables' rate falls at the end, too.
 
-    A regularized weight is where its last gradients and the regularization balance: at a constant
-    rate it follows the last batches.
+    With L2 regularization it must: a weight settles where its gradients and the regularization
+    balance, and at a constant rate it follows the last batches.
     """
-    falls = OPTIMIZERS[settings.table_optimizer].TABLES_FALL
-    return falls or bool(settings.embedding_l2)
+    return OPTIMIZERS[settings.table_optimizer].TABLES_FALL or bool(settings.embedding_l2)
 
 
-def period(step: int, epoch_steps: int) -> tuple[int, int]:
-    """Return the first step of the schedule that a step is of, and of the next one."""
+def find_period(step: int, epoch_steps: int) -> tuple[int, int]:
+    """Return the steps [begin, end) of the schedule of a run with restarts that holds a step.
+
+    Schedule n, from 1, has 2**(n - 1) epochs, and so begins after 2**(n - 1) - 1 epochs.
+    """
     number = (step // epoch_steps + 1).bit_length()
-    return epoch_steps * ((1 << number - 1) - 1), epoch_steps * ((1 << number) - 1)
+    epochs_before, epochs_after = 2 ** (number - 1) - 1, 2**number - 1
+    return epoch_steps * epochs_before, epoch_steps * epochs_after
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:
-    """Return the learning rate of one step for ``base``, the rate that the run was given.
+    """Return the learning rate of one step for ``base``, the rate of the run.
 
-    ``change_lr``: it is ``lr_after_change_point`` from step
-    ``floor(total_steps * lr_change_point)`` on; another base changes by the same factor.
+    With ``change_lr`` it is ``lr_after_change_point`` from step
+    ``floor(total_steps * lr_change_point)`` on; the dense rate changes by the same factor.
 
     Warm-up over W steps and decay over D steps from step S on are those of facebookresearch/dlrm
-    (``LRPolicyScheduler``). With c = ``step`` + 1: c/W for c < W; ((S + D − c)/D)² for
-    S ≤ c < S + D, 1e-7 at least; at any other step, if it decays at all, what the last of these
-    steps had, so that the peak is (W − 1)/W until the decay begins. All times ``base``. Without a
-    decay the warm-up ends at ``base``.
+    (``LRPolicyScheduler``). With c = ``step`` + 1, ``base`` is multiplied by:
+
+    - c/W for c < W;
+    - ((S + D − c)/D)² for S ≤ c < S + D; the product is at least 1e-7;
+    - at any other step of a run that decays, the factor of the last step before it that had one. So
+      the peak is (W − 1)/W until the decay begins.
+
+    Without a decay the warm-up ends at ``base``.
     """
     if settings.change_lr:
-        changed = step >= int(total_steps * settings.lr_change_point)
-        ratio = base / settings.learning_rate
-        return settings.lr_after_change_point * ratio if changed else base
+        if step < int(total_steps * settings.lr_change_point):
+            return base
+        return settings.lr_after_change_point * (base / settings.learning_rate)
     count = step + 1
     warmup = settings.lr_warmup_steps or 0
     start, length = settings.lr_decay_start, settings.lr_decay_steps
@@ -231,7 +260,8 @@ def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: 
         return base * (1.0 - (warmup - count) / warmup)
     if not length:
         return base
-    if count < start:  # frozen at the last step of the warm-up, if there was one
+    if count < start:
+        # It stays as at the last step of the warm-up, if there was one.
         return base * (1.0 - 1 / warmup) if warmup > 1 else base
     done = min(count, start + length - 1) - start
-    return max(_SMALLEST, base * ((length - done) / length) ** 2)
+    return max(_MIN_RATE, base * ((length - done) / length) ** 2)

@@ -53,7 +53,7 @@ class MetricsLog:
       fields of :class:`models.metrics.Metrics`, seconds;
     - ``baseline``: split, label, name and the same fields (:mod:`training.baselines.baselines`);
     - ``importance``: label, and for each of the ``columns`` by how much AUROC falls without it
-      (:func:`training.loop.finish.column_importance`);
+      (:func:`training.loop.finish.measure_importance`);
     - ``warning``: step, text and remedy (:mod:`training.reporting.learning_check`);
     - ``resume``: step and checkpoint;
     - ``end``: step, samples, train_seconds, samples_per_s, checkpoint, advice (or "").

@@ -15,12 +15,12 @@ from torch import nn
 
 @dataclasses.dataclass
 class StepRows:
-    """The rows of this rank in the step that is computed, which all layers of a model share.
+    """The rows of this rank in the present step, which all layers of a model share.
 
     Attributes:
-        rows: The rows that are samples, the first ones.
-        padded: The rows with those that pad the batch.
-        global_size: The samples of all ranks.
+        rows: The number of rows that are samples; they are the first ones.
+        padded: The number of all rows, including those that pad the batch.
+        global_size: The number of samples of all ranks.
     """
 
     rows: int = 0
@@ -39,9 +39,13 @@ class SyncedBatchNorm(nn.BatchNorm1d):
 
     @classmethod
     def replace_in(cls, module: nn.Module, step: StepRows) -> None:
-        """Let the ``BatchNorm1d`` in ``module`` be of this class; ``step`` is set before each step.
+        """Make each ``BatchNorm1d`` in ``module`` one of this class.
 
-        Their weights, statistics and settings stay theirs.
+        Their weights, statistics and settings stay as they are.
+
+        Args:
+            module: The module.
+            step: The rows of the present step, which the caller sets before each step.
         """
         for norm in module.modules():
             if type(norm) is nn.BatchNorm1d:
@@ -51,10 +55,13 @@ class SyncedBatchNorm(nn.BatchNorm1d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``, [B, C] or [B, C, L], normalized; in evaluation by running statistics."""
         step = self.step
-        by_batch = self.training or self.running_mean is None
-        # all ranks must decide alike, as the sums are collective
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if not by_batch or (alone and step.rows == step.padded and len(x) > 1):
+        uses_step_statistics = self.training or self.running_mean is None
+        if not uses_step_statistics:
+            return super().forward(x)
+        # All ranks must decide alike, because the sums are collective: of several ranks, none may
+        # take the shortcut.
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if is_alone and step.rows == step.padded and len(x) > 1:
             return super().forward(x)
         values = x.float()
         if values.dim() == 3:
@@ -91,11 +98,15 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         if momentum is None:  # the mean of all steps
             momentum = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, momentum)
+        # The running variance is the unbiased one, of count - 1.
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
 
 
 class _SumOfRanks(torch.autograd.Function):
-    """The sum of a tensor over all ranks; so is its gradient, as all ranks' losses depend on it."""
+    """Sum a tensor over all ranks.
+
+    The gradient is summed over all ranks as well, because the losses of all of them depend on it.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The model of a run, from its settings and data."""
+"""Choose the model of a run by its settings and data."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: The factor of the first-order term, and the largest one times the columns that it sums. With
-#: more, SGD diverges on the demo's log, and other logs end an epoch below the regression that they
-#: start from, by up to 0.0017 of AUROC with a factor of 1.7.
-_FIRST_ORDER, _MAX_FIRST_ORDER = 0.2, 5.0
+#: The factor of the first-order term, unless it sums so many columns that their number times the
+#: factor is above ``_MAX_FIRST_ORDER``.
+_FIRST_ORDER = 0.2
+#: With more, SGD diverges on the demo's log, and models of other logs end an epoch below the
+#: regression that they start from: by up to 0.0017 of AUROC with a factor of 1.7.
+_MAX_FIRST_ORDER = 5.0
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
     """Return the model that ``settings`` ask for on the data that ``schema`` describes.
 
-    Table sizes come from the data unless the settings hold them. A given size that leaves out the
-    reserved ids, as published sizes do, is raised to what the data need.
+    Table sizes come from the data unless the settings hold them. A given size that does not count
+    the reserved ids, as published sizes do not, is raised to the size that the data need.
 
     Raises:
         SettingsError: A given table is too small for the ids in the data, the number of given
@@ -38,7 +40,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
     columns = Columns(
         dense=schema.dense,
         categorical=schema.categorical,
-        num_embeddings=_table_sizes(settings, schema),
+        num_embeddings=_choose_table_sizes(settings, schema),
         embedding_dim=settings.embedding_dim,
         labels=settings.labels or (schema.label,),
         dense_bins=(settings.dense_bins or 0) if schema.dense else 0,
@@ -48,34 +50,47 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
     )
     columns = dataclasses.replace(columns, sequences=_choose_sequences(settings, columns))
     if columns.histories and settings.loader == "merlin":
-        raise SettingsError("Merlin's Loader reads no histories", "--loader kjt, or --max_events 0")
+        raise SettingsError(
+            "--loader merlin: Merlin's Loader reads no histories",
+            "give --loader kjt, or --max_events 0 to leave the histories out",
+        )
     return ModelConfig(
         **vars(columns),
-        vector_scale=_vector_scale(settings),
-        first_order=_first_order(settings, columns),
+        vector_scale=_choose_vector_scale(settings),
+        first_order=_choose_first_order(settings, columns),
         model=settings.model,
-        settings=_build_settings(settings, columns),
+        settings=_choose_model_settings(settings, columns),
         hash_indices=bool(settings.hash_indices),
     )
 
 
-def _build_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]:
+def _choose_model_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]:
     """Return the settings of the model's function ``build``, as JSON holds them."""
     if settings.model not in MODELS:
         return dict(settings.model_settings or {})
     chosen = {name: getattr(settings, name) for name in flags_of(settings.model)}
-    if choose := getattr(load_model(settings.model), "choose_settings", None):
+    choose = getattr(load_model(settings.model), "choose_settings", None)
+    if choose:
         chosen = choose(chosen, columns)
-    for name in REGULARIZATION:  # as of checkpoints that do not know them
+    # Unused regularization is left out, so that the settings equal those of older checkpoints.
+    for name in REGULARIZATION:
         if not chosen[name]:
             del chosen[name]
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
+    for name, value in chosen.items():
+        if isinstance(value, tuple):
+            chosen[name] = list(value)
+    return chosen
 
 
 def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, ...]:
-    """Return the histories whose events the model gets one by one."""
-    known, model = [history.name for history in columns.histories], settings.model
-    given, attends = settings.sequences or (), model in MODELS and MODELS[model].attends
+    """Return the histories whose events the model gets one by one.
+
+    By default a model of this project that attends to events gets those of all histories.
+    """
+    model = settings.model
+    known = [history.name for history in columns.histories]
+    attends = model in MODELS and MODELS[model].attends
+    given = settings.sequences or ()
     for name in given:
         if name not in known:
             raise SettingsError(
@@ -87,30 +102,36 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
             f"--sequences has no effect with --model {model}, which takes means of histories",
             f"leave it out, or choose another --model: {models}, or one of your own",
         )
-    return tuple(name for name in known if name in (given or (known if attends else ())))
+    if given:
+        return tuple(name for name in known if name in given)
+    return tuple(known) if attends else ()
 
 
-def _first_order(settings: TrainSettings, columns: Columns) -> float:
+def _choose_first_order(settings: TrainSettings, columns: Columns) -> float:
     """Return the factor of the first-order term."""
     if settings.first_order is not None:
         return settings.first_order
-    if settings.embedding_l2:  # which would keep down weights that are multiplied by less
+    if settings.embedding_l2:
+        # With a smaller factor the weights of the term would have to be larger, and L2 regularizes
+        # large ones more.
         return 1.0
     return min(_FIRST_ORDER, round(_MAX_FIRST_ORDER / max(len(columns.vectors), 1), 3))
 
 
-def _vector_scale(settings: TrainSettings) -> float:
-    """Return what the module's vectors are multiplied by; steps of SGD grow with its square.
-
-    That of an own model is chosen later (:mod:`.own_scale`).
-    """
+def _choose_vector_scale(settings: TrainSettings) -> float:
+    """Return the factor of the module's vectors; that of an own model is found later
+    (:mod:`.own_scale`)."""
+    if settings.vector_scale:
+        return settings.vector_scale
     known = MODELS.get(settings.model)
-    scale = known.vector_scale if known else 1.0
-    adaptive = OPTIMIZERS[settings.table_optimizer].ADAPTIVE
-    return settings.vector_scale or (scale if adaptive else 1.0)
+    # Steps of SGD grow with the square of the scale.
+    if known is None or not OPTIMIZERS[settings.table_optimizer].ADAPTIVE:
+        return 1.0
+    return known.vector_scale
 
 
-def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
+def _choose_table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
+    """Return the rows of the table of each categorical column."""
     leave_out = "leave the flag out and the sizes come from the data"
     paste = f"or paste --num_embeddings_per_feature {schema.num_embeddings_per_feature}"
     if settings.num_embeddings is not None:
@@ -128,33 +149,30 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
             f"{leave_out}, {paste}",
         )
     if settings.hash_indices:
-        return _shared_sizes(settings, schema, flag, sizes)
-    short = {
-        name: (given, needed)
-        for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True)
-        if given < needed
-    }
-    small = [
-        f"column {name} needs {needed} rows (its largest id + 1) and gets {given}"
-        for name, (given, needed) in short.items()
-        if needed - given > RESERVED_IDS
-    ]
-    if small:
+        return _limit_shared_sizes(settings, schema, flag, sizes)
+    too_small, raised, chosen = [], [], []
+    for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True):
+        chosen.append(max(given, needed))
+        if needed - given > RESERVED_IDS:
+            too_small.append(
+                f"column {name} needs {needed} rows (its largest id + 1) and gets {given}"
+            )
+        elif given < needed:
+            raised.append(f"{name} {given} → {needed}")
+    if too_small:
         raise SettingsError(
-            f"{flag}: table too small: {'; '.join(small)}",
+            f"{flag}: table too small: {'; '.join(too_small)}",
             f"{leave_out}, {paste}; for tables that do not fit, --hash_indices lets ids share rows",
         )
-    if short:
-        raised = (f"{name} {given} → {needed}" for name, (given, needed) in short.items())
+    if raised:
         log.info("%s counts values; raised for the reserved ids: %s", flag, ", ".join(raised))
-    needed = {name: rows for name, (_, rows) in short.items()}
-    return tuple(map(needed.get, schema.categorical, sizes))
+    return tuple(chosen)
 
 
-def _shared_sizes(
+def _limit_shared_sizes(
     settings: TrainSettings, schema: TableSchema, flag: str, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the sizes of tables whose rows ids may share, with --hash_indices."""
+    """Return the sizes of tables whose rows are shared by ids, with --hash_indices."""
     limit = settings.max_table_size or max(sizes, default=0)
     limited = tuple(min(size, limit) for size in sizes)
     for name, rows, needed in zip(schema.categorical, limited, schema.table_sizes, strict=True):
@@ -166,7 +184,7 @@ def _shared_sizes(
             )
         if rows < needed and name == settings.gauc_column:
             raise SettingsError(
-                f"--gauc_column {name}: its ids share rows, so groups would be of several ids",
+                f"--gauc_column {name}: its ids share rows, so a group would mix several ids",
                 f"give it a table of {needed} rows, or another --gauc_column",
             )
     return limited

@@ -1,19 +1,21 @@
-"""What the vectors of an own model are multiplied by, found from the module itself.
+"""Find the factor of the vectors of an own model, by evaluating the module itself.
 
-Tables learn by steps of one size, whatever is computed from them, and begin small. A module that
-multiplies vectors at once, as a factorization machine, learns from such steps, and diverges if they
-are four times as large; layers that begin as ``torch.nn.Linear`` does hardly change the logit by
-them. So the module is asked, with its initial weights: how far do products of vectors, of the size
-that learned ones have, move its logits?
+Embeddings begin small, and their optimizer's steps have one size, whatever module uses them. A
+module that multiplies vectors directly, as a factorization machine does, learns well from such
+steps, and diverges if they are four times as large. Layers that are initialized as
+``torch.nn.Linear`` is hardly change the logit by them. So the module is evaluated with its initial
+weights: how far do products of vectors, of the size that learned ones have, move its logits?
 
-Their part of a logit is what stays when all vectors change their signs. The linear part does no
-harm: its gradient stays the same while vectors grow, that of products grows with them.
+The part of a logit that products make is the part that stays when all vectors change their signs.
+The linear part does no harm: its gradient stays the same while vectors grow, but that of products
+grows with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 
 import torch
 from torch import nn
@@ -27,32 +29,36 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: The scales that may be chosen. Layers that hardly react would else get any.
+#: The scales that may be chosen. Without a bound, layers that hardly react would get any scale.
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-#: The standard deviation of the coordinates of learned vectors, about, and that of the logits which
-#: products of these may make at most: DeepFM on the demo's log is best with 1.0, and diverges with
-#: 60; on ``crossed`` of ``benchmarks.regression`` it is best with 0.4, and loses .002 of AUROC with
-#: 1.5 and .009 with 6. Cross networks and others gain up to there.
-_LEARNED, _MAX_CHANGE = 0.2, 1.25
+#: About the standard deviation of the coordinates of learned vectors.
+_LEARNED_DEVIATION = 0.2
+#: The largest standard deviation of the logits that products of such vectors may make. DeepFM on
+#: the demo's log is best with 1.0, and diverges with 60; on ``crossed`` of
+#: ``benchmarks.regression`` it is best with 0.4, and loses .002 of AUROC with 1.5 and .009 with 6.
+#: Cross networks and others gain up to this value.
+_MAX_CHANGE = 1.25
+#: The random rows that the module is evaluated on.
 _ROWS = 256
 
 
 def choose_scale(
     config: ModelConfig, settings: TrainSettings, build: Build, group: Group
 ) -> ModelConfig:
-    """Choose ``vector_scale`` of an own model, if it is not given, nor a checkpoint's (collective).
+    """Choose ``vector_scale`` of an own model, unless a user or checkpoint gives it (collective).
 
-    It is 1 without the first-order term, which would stay as it is, and with SGD, whose steps grow
-    with the square of the scale.
+    It stays 1 without the first-order term, beside which alone vectors are scaled, and with SGD,
+    whose steps grow with the square of the scale.
 
     Args:
         config: The model.
-        settings: Those of the run, with what its checkpoint says.
+        settings: The settings of the run, including those of its checkpoint.
         build: The function that makes the module.
         group: This rank.
     """
-    adaptive = OPTIMIZERS[settings.table_optimizer].ADAPTIVE
-    if settings.vector_scale is not None or not (adaptive and config.first_order):
+    if settings.vector_scale is not None or not config.first_order:
+        return config
+    if not OPTIMIZERS[settings.table_optimizer].ADAPTIVE:
         return config
     scale = call_on_rank_0(group, find_scale, config, build, settings.seed)
     if group.rank == 0:
@@ -61,16 +67,17 @@ def choose_scale(
 
 
 def find_scale(config: ModelConfig, build: Build, seed: int) -> float:
-    """Return the largest scale at which products of learned vectors move the logits by little.
+    """Return the largest scale at which products of learned vectors move the logits only a little.
 
-    It is a function of the module's initial weights, and so of the seed.
+    It depends on the module's initial weights, and so on the seed.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = build_head(config, seed=seed, build=build).module.eval()
         inputs = _make_inputs(module, config.columns, config.first_order_width, seed)
         found = _SCALES[0]
         for scale in _SCALES:
-            if not _measure_products(module, inputs, scale) <= _MAX_CHANGE:  # nor if not finite
+            change = _measure_products(module, inputs, scale)
+            if not math.isfinite(change) or change > _MAX_CHANGE:
                 break
             found = scale
     return found
@@ -83,8 +90,9 @@ def _make_inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def draw_vectors(*shape: int) -> torch.Tensor:
-        values = _LEARNED * torch.randn(_ROWS, *shape, columns.embedding_dim, generator=generator)
-        values[..., :first_order_width] = 0  # the module does not see them
+        values = torch.randn(_ROWS, *shape, columns.embedding_dim, generator=generator)
+        values *= _LEARNED_DEVIATION
+        values[..., :first_order_width] = 0  # the first-order term's, which the module does not see
         return values
 
     inputs = {
@@ -92,7 +100,8 @@ def _make_inputs(
         "vectors": draw_vectors(len(columns.vectors)),
     }
     for argument, names in find_raw_columns(module).items():
-        inputs[argument] = torch.full((_ROWS, len(names)), int(argument == "lengths"))
+        value = 1 if argument == "lengths" else 0
+        inputs[argument] = torch.full((_ROWS, len(names)), value)
     if columns.lists:
         inputs["lists"] = draw_vectors(len(columns.lists), columns.max_events)
         inputs["present"] = torch.ones(inputs["lists"].shape[:3], dtype=torch.bool)
@@ -100,17 +109,19 @@ def _make_inputs(
 
 
 def _measure_products(module: nn.Module, inputs: dict[str, torch.Tensor], scale: float) -> float:
-    """Return the standard deviation over rows of what products of vectors add to the logit.
+    """Return the standard deviation over rows of the part of the logit that products make.
 
-    Of several labels it is that of the one for which it is largest.
+    Of several labels it is the largest one.
     """
 
-    def logits(factor: float) -> torch.Tensor:
+    def compute_logits(factor: float) -> torch.Tensor:
         scaled = dict(inputs)
-        for name in scaled.keys() & {"vectors", "lists"}:
-            scaled[name] = scaled[name] * factor
+        for name in ("vectors", "lists"):
+            if name in scaled:
+                scaled[name] = scaled[name] * factor
         dense, vectors = scaled.pop("dense"), scaled.pop("vectors")
         return module(dense, vectors, **scaled).reshape(_ROWS, -1)
 
-    products = (logits(scale) + logits(-scale)) / 2 - logits(0.0)
+    # The parts that change their sign with the vectors cancel out.
+    products = (compute_logits(scale) + compute_logits(-scale)) / 2 - compute_logits(0.0)
     return float(products.std(0).max())

@@ -1,15 +1,14 @@
-"""The sharding plan: the ranks, the kind of sharding and the kernel of each table.
+"""Plan the sharding: the ranks, the kind of sharding and the kernel of each table.
 
-Tables are data-parallel all together or not at all (:func:`choose_sharding`), and then have a
-``torch.optim`` optimizer of their own. TorchRec's planner would choose some of them by world size
-and batch size, and train these with the optimizer of the dense layers.
+Either all tables are data-parallel or none is (:func:`choose_sharding`). Data-parallel tables have
+a ``torch.optim`` optimizer of their own. TorchRec's planner would make some tables data-parallel,
+depending on world size and batch size, and train these with the optimizer of the dense layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,17 +28,9 @@ from torchrec.distributed.types import BoundsCheckMode, ShardingPlan, ShardingTy
 from torchrec.modules.embedding_configs import DataType
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import load_build
-from nvt_torchrec.training.data.choices import choose_sizes
-from nvt_torchrec.training.optim.combined import fuse_table_optimizer
-from nvt_torchrec.training.optim.learning_rates import fill_rates
-from nvt_torchrec.training.settings.fields import SIZES
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
-from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes
-from nvt_torchrec.training.sharding.model_config import model_config
-from nvt_torchrec.training.sharding.train_model import TrainModel, build_model
+from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 GIB = 1024**3
 
@@ -56,15 +47,14 @@ _AUTO_CPU = [ShardingType.TABLE_WISE.value]
 _WHOLE = ShardingType.DATA_PARALLEL.value
 _FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-#: The most weights of tables that each rank has whole by default: a step takes time for each.
+#: The largest number of weights of all tables that are data-parallel by default: their optimizer
+#: takes time for every weight in each step.
 _MAX_WHOLE = 1 << 22
-#: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
-DEFAULT_HBM_GIB = 80.0
-GPUS_PER_MACHINE = 8
-#: FBGEMM's backward on GPUs numbers the rows of all tables of a rank in the type of the ids.
+#: FBGEMM's backward on GPUs numbers the rows of all tables of a rank in the type of the ids. With
+#: more rows they must be int64.
 _MAX_INT32_ROWS = 2**31 - 1
-#: The share of a rank's memory that is not for tables: dense layers, activations, batches.
-_RESERVED = 0.25
+#: The share of a rank's memory that is kept for dense layers, activations and batches.
+RESERVED = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,21 +102,30 @@ class TablePlan:
 
 
 def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -> TrainSettings:
-    """Return the settings with tables that are data-parallel, where ``--sharding`` leaves it open.
+    """Decide whether tables are data-parallel, if ``--sharding`` leaves it open.
 
-    A small table is trained whole where every weight has a gradient in each step: an L2
-    regularization, or Adam's, which moves weights on after their row was seen.
+    Small tables are, if each step changes every weight: with L2 regularization, which gives all of
+    them a gradient; or with an optimizer that FBGEMM does not have on a CPU, as Adam, which moves a
+    weight on after its row was seen.
+
+    Args:
+        settings: The settings of the run.
+        config: The model.
+        device: "cuda" or "cpu".
+
+    Returns:
+        The settings with a value of ``sharding``.
 
     Raises:
-        SettingsError: The device, or the kind of sharding, does not go with the optimizer.
+        SettingsError: The optimizer cannot train such tables on the device.
     """
     name = settings.table_optimizer
     kind = OPTIMIZERS[name]
     weights = sum(config.tables.values()) * config.embedding_dim
-    possible = kind.WHOLE and settings.table_precision == "fp32"
-    fused = kind.ON_CPU or device != "cpu"
+    can_be_whole = kind.WHOLE and settings.table_precision == "fp32"
+    can_be_sharded = kind.ON_CPU or device != "cpu"
     if settings.sharding == _WHOLE:
-        if not possible:
+        if not can_be_whole:
             raise SettingsError(
                 f"--sharding {_WHOLE} with --optimizer {name} and --table_precision "
                 f"{settings.table_precision}: torch.optim does not train such tables",
@@ -134,10 +133,10 @@ def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -
             )
         return settings
     chosen = settings.sharding or "auto"
-    needed = settings.embedding_l2 or not fused
-    if chosen == "auto" and needed and possible and weights <= _MAX_WHOLE:
+    should_be_whole = settings.embedding_l2 or not can_be_sharded
+    if chosen == "auto" and should_be_whole and can_be_whole and weights <= _MAX_WHOLE:
         chosen = _WHOLE
-    if chosen != _WHOLE and not fused:
+    if chosen != _WHOLE and not can_be_sharded:
         raise SettingsError(
             f"--optimizer {name}: on CPUs it trains tables of up to {_MAX_WHOLE:,} weights, these "
             f"have {weights:,}",
@@ -155,23 +154,22 @@ class Sharder(EmbeddingBagCollectionSharder):
         return [*_AUTO, ShardingType.COLUMN_WISE.value, _WHOLE]
 
 
-def sharder(
+def make_sharder(
     settings: TrainSettings, config: ModelConfig, plan: ShardingPlan | None = None
 ) -> Sharder:
-    """Return the sharder: how tables are read, and codecs for the messages between ranks.
+    """Make the sharder, which says how tables are read and how messages between ranks are encoded.
 
     Args:
         settings: The settings of the run.
         config: The model's shape.
-        plan: The plan, once there is one.
+        plan: The plan, once it is made.
     """
-    tables = [table for part in plan.plan.values() for table in part.values()] if plan else []
-    cached = any(table.compute_kernel == _UVM for table in tables)
-    few = sum(config.tables.values()) <= _MAX_INT32_ROWS and not cached
-    ids = torch.int32 if few else torch.int64
+    num_rows = sum(config.tables.values())
+    fits_int32 = num_rows <= _MAX_INT32_ROWS and not _caches_tables(plan)
+    id_type = torch.int32 if fits_int32 else torch.int64
     lookups: dict[str, Any] = {
-        "embedding_table_index_type": ids,
-        "embedding_table_offset_type": ids,
+        "embedding_table_index_type": id_type,
+        "embedding_table_offset_type": id_type,
         "bounds_check_mode": BoundsCheckMode.NONE,  # the loader has checked the ids
     }
     if settings.table_precision == "fp16":
@@ -182,6 +180,16 @@ def sharder(
     codecs = QCommsConfig(forward_precision=precision, backward_precision=precision)
     registry = get_qcomm_codecs_registry(codecs)
     return Sharder(fused_params=lookups, qcomm_codecs_registry=registry)
+
+
+def _caches_tables(plan: ShardingPlan | None) -> bool:
+    """Return whether a plan keeps a table in main memory, with a cache on the GPU."""
+    if plan is None:
+        return False
+    for tables in plan.plan.values():
+        if any(table.compute_kernel == _UVM for table in tables.values()):
+            return True
+    return False
 
 
 def make_plan(
@@ -199,8 +207,8 @@ def make_plan(
         config: The model's shape.
         settings: The settings of the run.
         hardware: The machines to plan for.
-        group: The process group whose rank 0 plans for all (collective). None: this process plans
-            for itself.
+        group: The process group whose rank 0 plans for all (collective). Without it, this process
+            plans for itself.
 
     Returns:
         The plan, and its tables in order (empty on ranks other than 0).
@@ -208,16 +216,15 @@ def make_plan(
     Raises:
         SettingsError: The tables do not fit.
     """
-    constraints = _constraints(config, settings, hardware)
     kept = _KeepPlan()
     planner = EmbeddingShardingPlanner(
-        topology=_topology(hardware),
+        topology=_make_topology(hardware),
         batch_size=settings.batch_size,
-        storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED),
-        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(percentage=RESERVED),
+        constraints=_constrain_tables(config, settings, hardware),
         stats=kept,
     )
-    sharders = [sharder(settings, config)]
+    sharders = [make_sharder(settings, config)]
     try:
         if group is None:
             plan = planner.plan(model, sharders)
@@ -233,10 +240,10 @@ def make_plan(
             "use more ranks, --table_precision fp16, a smaller --embedding_dim, or smaller tables "
             "(the ETL's --max_table_size and --freq_threshold)",
         ) from error
-    return plan, [_table_plan(option) for option in kept.options]
+    return plan, [_describe_table(option) for option in kept.options]
 
 
-def gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]:
+def sum_gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]:
     """Return the GiB of the tables on each rank: in GPU memory, or in main memory without GPUs."""
     sums = [0] * hardware.world_size
     for table in tables:
@@ -244,28 +251,6 @@ def gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]:
         for rank, size in zip(table.ranks, sizes, strict=True):
             sums[rank] += size
     return [size / GIB for size in sums]
-
-
-def plan_text(tables: list[TablePlan], hardware: Hardware) -> str:
-    """Format a plan as text: a line per table, and the GiB per rank."""
-    width = max(len(table.table) for table in tables)
-    lines = [
-        f"{'table':{width}} {'rows':>13} {'dim':>4} {'GPU GiB':>9} {'host GiB':>9}  "
-        f"{'sharding':14} {'kernel':17} ranks"
-    ]
-    for table in tables:
-        ranks = ",".join(map(str, sorted(set(table.ranks))))
-        lines.append(
-            f"{table.table:{width}} {table.rows:13,} {table.dim:4} {sum(table.gpu) / GIB:9.3f} "
-            f"{sum(table.host) / GIB:9.3f}  {table.sharding:14} {table.kernel:17} {ranks}"
-        )
-    usable = hardware.memory * (1 - _RESERVED) / GIB
-    lines.append(
-        "GiB per rank: "
-        + " ".join(f"{gib:.2f}" for gib in gib_per_rank(tables, hardware))
-        + f"; each has {hardware.memory / GIB:.1f}, of which {usable:.1f} are for tables"
-    )
-    return "\n".join(lines)
 
 
 class _KeepPlan(EmbeddingStats):
@@ -279,7 +264,7 @@ class _KeepPlan(EmbeddingStats):
         self.options = best_plan
 
 
-def _table_plan(option: planner_types.ShardingOption) -> TablePlan:
+def _describe_table(option: planner_types.ShardingOption) -> TablePlan:
     rows, dim = option.tensor.shape
     return TablePlan(
         table=option.name,
@@ -293,7 +278,7 @@ def _table_plan(option: planner_types.ShardingOption) -> TablePlan:
     )
 
 
-def _topology(hardware: Hardware) -> Topology:
+def _make_topology(hardware: Hardware) -> Topology:
     cuda = hardware.device == "cuda"
     trainer = planner_types.TrainerConfig(
         world_size=hardware.world_size,
@@ -307,29 +292,34 @@ def _topology(hardware: Hardware) -> Topology:
     )
 
 
-def _constraints(
+def _constrain_tables(
     config: ModelConfig, settings: TrainSettings, hardware: Hardware
 ) -> dict[str, ParameterConstraints]:
+    """Return the kinds of sharding and kernels among which the planner may choose, by table."""
     cuda = hardware.device == "cuda"
-    # the width of a column shard; FBGEMM needs multiples of 4
-    width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
-    means = {*config.features} - {*config.categorical, *config.lists}
-    features, constraints = config.features_of_tables, {}
-    for table, rows in config.tables.items():
+    # The width of a column shard: FBGEMM needs multiples of 4.
+    shard_width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
+    # A history that is summed looks up many ids for a row; other features look up one.
+    summed = {*config.features} - {*config.categorical, *config.lists}
+    constraints = {}
+    for table, features in config.features_of_tables.items():
         sharding = settings.sharding or "auto"
-        if sharding == "row_wise" and _has_empty_shards(rows, hardware):
+        if sharding == "row_wise" and _has_empty_shards(config.tables[table], hardware):
             sharding = "table_wise"
-        auto = _AUTO if cuda else _AUTO_CPU
+        sharding_types = [sharding]
+        if sharding == "auto":
+            sharding_types = _AUTO if cuda else _AUTO_CPU
         kernels = [_FUSED, _UVM] if cuda else [_FUSED]
         if sharding == _WHOLE:
             kernels = [EmbeddingComputeKernel.DENSE.value]
+        pooling_factors = []
+        for name in features:
+            pooling_factors.append(float(config.max_events if name in summed else 1))
         constraints[table] = ParameterConstraints(
-            sharding_types=auto if sharding == "auto" else [sharding],
+            sharding_types=sharding_types,
             compute_kernels=kernels,
-            min_partition=width if sharding == "column_wise" else None,
-            pooling_factors=[
-                float(config.max_events if name in means else 1) for name in features[table]
-            ],
+            min_partition=shard_width if sharding == "column_wise" else None,
+            pooling_factors=pooling_factors,
             output_dtype=DataType.FP32 if settings.table_precision == "fp16" else None,
         )
     return constraints
@@ -337,43 +327,12 @@ def _constraints(
 
 def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
     """Return whether a rank would get no row of a table; FBGEMM's CPU kernels fail on that."""
-    each = -(-rows // hardware.world_size)
-    return hardware.device == "cpu" and each * (hardware.world_size - 1) >= rows > 0
+    rows_per_rank = math.ceil(rows / hardware.world_size)
+    is_last_empty = rows_per_rank * (hardware.world_size - 1) >= rows > 0
+    return hardware.device == "cpu" and is_last_empty
 
 
-def plan_only(settings: TrainSettings) -> str:
-    """Return the plan for ``--plan_only`` GPUs of ``--hbm_gib``, as text, without using a GPU.
-
-    It assumes machines of 8 GPUs, with as much main memory per GPU as GPU memory. Without data at
-    ``--binary_path``, the tables are those of ``--num_embeddings_per_feature``.
-
-    Raises:
-        SettingsError: The tables do not fit.
-        BadInputError: There are neither data nor sizes.
-    """
-    sizes = settings.num_embeddings_per_feature
-    ranks = settings.plan_only or 1
-    if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
-        settings = fill_sizes(settings, SIZES["large"].min_rows, ranks)
-        names = tuple(f"cat_{i}" for i in range(len(sizes)))
-        schema = TableSchema(("label",), tuple(f"int_{i}" for i in range(13)), names, sizes)
-    else:
-        schema = TableSchema.read(settings.binary_path)
-        settings = choose_sizes(settings, schema, ranks)
-    config = model_config(settings, schema)
-    settings = choose_sharding(settings, config, "cuda")
-    memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
-    hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
-    build = load_build(settings.model)
-    unsharded = build_model(config, tables=settings.table_precision, build=build)
-    model = TrainModel(unsharded, ranks)
-    settings = fill_rates(settings, config, ranks * settings.batch_size, 1)
-    fuse_table_optimizer(unsharded.sparse_arch, settings)
-    _, tables = make_plan(model, config, settings, hardware)
-    return f"{plan_text(tables, hardware)}\n{fit_text(tables)}"
-
-
-def fit_text(tables: list[TablePlan]) -> str:
+def describe_fit(tables: list[TablePlan]) -> str:
     """Describe whether the tables fit into GPU memory, and what happens to those that do not."""
     cached = [table.table for table in tables if table.kernel == _UVM]
     if not cached:

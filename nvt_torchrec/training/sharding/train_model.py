@@ -1,20 +1,15 @@
-"""The model with its tables and its loss; its initial weights depend on the seed alone.
+"""The model with its tables and its loss.
 
-The same seed gives the same weights on any device, for any number of ranks and any sharding plan:
-dense layers are initialized on the CPU, and tables in blocks of rows, each with a generator of its
-own, so that a shard is initialized without making the whole table.
+Dense layers are initialized on the CPU, so that the same seed gives the same weights on any device;
+:mod:`.initial_weights` initializes the tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import fx, nn
@@ -24,18 +19,11 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from nvt_torchrec.base.device import use_device
-from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
-
-#: The rows of a table that one generator initializes. The initial weights depend on it.
-BLOCK_ROWS = 65536
-#: The threads that initialize blocks: this rank's share of the machine's cores.
-_INIT_THREADS = max(1, min(16, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclasses.dataclass
@@ -44,7 +32,7 @@ class StepOutput:
 
     Attributes:
         loss: The scaled loss, a scalar.
-        logits, labels: Those of this rank's samples, [rows, labels].
+        logits, labels: The logits and labels of this rank's samples, [rows, labels].
         global_size: The number of samples of all ranks together.
         weights: The weights of this rank's samples [rows], in training scaled so that those of the
             global batch have a mean of 1; None if samples have none.
@@ -64,9 +52,9 @@ class TrainModel(nn.Module):
     ranks is one more number that the ranks exchange in each step.
 
     DDP and TorchRec average gradients over the ranks, as if all had equally many samples. The sum
-    of a rank's losses is therefore scaled with world size / global batch size: then that average
-    is the gradient of the mean over the global batch, also when the last batch is uneven or empty
-    on some ranks.
+    of a rank's losses is therefore multiplied by world size / global batch size. So the average is
+    the gradient of the mean over the global batch, also if the last batch is uneven or empty on
+    some ranks.
     """
 
     def __init__(
@@ -85,10 +73,10 @@ class TrainModel(nn.Module):
             world_size: The number of ranks.
             device_type: The kind of the device that computes.
             amp: Whether the dense layers compute in bfloat16; loss and weights stay float32.
-            compiled: Whether they are compiled, on GPUs with CUDA graphs.
+            compiled: Whether the dense layers are compiled, on GPUs with CUDA graphs.
             kept_negatives: The share of the rows with label 0 that training reads; None for all.
-                Their loss is that of the logits plus log(1 / share), which are those of the rows
-                that are read, so that the model's own are those of the whole log.
+                In training the loss is that of the logits plus log(1 / share), which hold for the
+                rows that are read. So the logits themselves hold for the whole log.
         """
         super().__init__()
         self.model = model
@@ -116,10 +104,12 @@ class TrainModel(nn.Module):
         weights = batch.weights
         if self.training:
             weights = _scale_to_mean_1(weights, batch.global_size, self.world_size)
-        shown = logits + self._offset if self.training and self._offset else logits
         if weights is not None:
             weights = weights[: batch.rows]
-        total = self.losses(shown, labels, weights)
+        sampled_logits = logits
+        if self.training and self._offset:
+            sampled_logits = logits + self._offset
+        total = self.losses(sampled_logits, labels, weights)
         loss = total * (self.world_size / batch.global_size)
         output = StepOutput(
             loss.detach(), logits.detach(), labels.detach(), batch.global_size, weights
@@ -127,7 +117,8 @@ class TrainModel(nn.Module):
         return loss, output
 
 
-@fx.wrap  # TorchRec's pipeline traces the model once, without a batch
+# TorchRec's pipeline traces the model once, without a batch. It must not trace the branches here.
+@fx.wrap
 def _scale_to_mean_1(
     weights: torch.Tensor | None, global_size: int, world_size: int
 ) -> torch.Tensor | None:
@@ -144,7 +135,7 @@ def _scale_to_mean_1(
 
 
 class _SetRows(nn.Module):
-    """Say which rows a step has; a module, so that the pipeline does not trace into it."""
+    """Set the rows of a step; a module, so that the pipeline does not trace into it."""
 
     def __init__(self, step: StepRows) -> None:
         super().__init__()
@@ -159,7 +150,7 @@ class _Losses(nn.Module):
     """The sum of the losses of samples; a module, so that the pipeline does not trace into it.
 
     Args:
-        own: The method ``loss`` of the model's module (:mod:`models.contract`); None: the loss
+        own: The method ``loss`` of the model's module (:mod:`models.contract`); without it the loss
             is binary cross-entropy.
     """
 
@@ -171,7 +162,7 @@ class _Losses(nn.Module):
         self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
         if self._own is not None:
-            # the contract has [B] of one label
+            # By the contract, logits and labels are [B] if there is one label.
             return self._own(logits.squeeze(-1), labels.squeeze(-1), weights).sum()
         if weights is not None:
             weights = weights.unsqueeze(1)
@@ -179,7 +170,7 @@ class _Losses(nn.Module):
 
 
 class PooledVectors(SparseArch):
-    """TorchRec's ``SparseArch``, which returns the lookup's output instead of copying it twice.
+    """TorchRec's ``SparseArch``, except that it does not copy the lookup's output twice.
 
     Args:
         embedding_bag_collection: The tables, all of one width D.
@@ -190,15 +181,18 @@ class PooledVectors(SparseArch):
         self, embedding_bag_collection: EmbeddingBagCollection, features: list[str]
     ) -> None:
         super().__init__(embedding_bag_collection)
-        self.in_order = _InOrder(features, self.D)
+        self.order_vectors = _OrderVectors(features, self.D)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Return the features' vectors [B, F, D]."""
-        return self.in_order(self.embedding_bag_collection(features))
+        return self.order_vectors(self.embedding_bag_collection(features))
 
 
-class _InOrder(nn.Module):
-    """A module of its own, because TorchRec's pipeline traces modules that hold sharded tables."""
+class _OrderVectors(nn.Module):
+    """Put the vectors of features in order.
+
+    It is a module of its own, because TorchRec's pipeline traces modules that hold sharded tables.
+    """
 
     def __init__(self, names: list[str], dim: int) -> None:
         super().__init__()
@@ -207,46 +201,51 @@ class _InOrder(nn.Module):
     def forward(self, pooled: KeyedTensor) -> torch.Tensor:
         if list(pooled.keys()) == self._names:
             return pooled.values().view(-1, len(self._names), self._dim)
-        vectors = pooled.to_dict()  # a plan, and tables of several features, have another order
+        # A plan may change the order, and so do tables of several features.
+        vectors = pooled.to_dict()
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
 class _HeadInputs(nn.Module):
-    """What the head takes; a module of its own, as :class:`_InOrder`."""
+    """Makes the inputs of the head; a module of its own, as :class:`_OrderVectors`."""
 
     def __init__(self, config: ModelConfig, columns: dict[str, tuple[str, ...]]) -> None:
         super().__init__()
         self._columns = columns
-        #: How many keys each feature has, from the first history on, and whether it is a list.
-        self._singles, names = len(config.categorical), [*config.features]
-        self._lists = [name in config.lists for name in names[self._singles :]]
-        self._sizes = [config.max_events if is_list else 1 for is_list in self._lists]
+        self._num_categorical = len(config.categorical)
+        history_columns = list(config.features)[self._num_categorical :]
+        #: For each column of the histories whether the module gets its events one by one, and the
+        #: number of its keys.
+        self._is_list = [name in config.lists for name in history_columns]
+        self._num_keys = [config.max_events if is_list else 1 for is_list in self._is_list]
 
     def forward(
         self, features: KeyedJaggedTensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return vectors of the features, histories as means, and what else a module takes.
+        """Return the vectors of the features, with histories as means, and further inputs.
 
-        Tables sum: a column of lists, which is summed, may have that of a history. Ids and lengths
-        are int64 [B, columns]; padding rows, which have no ids, have 0.
+        Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
         """
 
-        def ids(name: str) -> torch.Tensor:
+        def read_ids(name: str) -> torch.Tensor:
             values = features[name].values()
             return functional.pad(values, (0, features.stride() - len(values)))
 
-        lengths = {name: features[name].lengths() for name in self._columns.get("lengths", ())}
-        more = stack_raw_inputs(self._columns, ids=ids, lengths=lengths.__getitem__)
-        if not self._lists:
+        def read_lengths(name: str) -> torch.Tensor:
+            return features[name].lengths()
+
+        more = stack_raw_inputs(self._columns, ids=read_ids, lengths=read_lengths)
+        if not self._is_list:
             return vectors, more
-        sizes = [self._singles, *self._sizes]
+        # The first part are the categorical columns; each of the others is a column of a history.
+        sizes = [self._num_categorical, *self._num_keys]
         parts = list(vectors.split(sizes, 1))
         counts = features.lengths().view(vectors.shape[1], -1).T.split(sizes, 1)
-        # the first part has the features of one id; each of the others is a history
-        lists = [index for index, is_list in enumerate(self._lists, start=1) if is_list]
+        lists = [index for index, is_list in enumerate(self._is_list, start=1) if is_list]
         if lists:
             more["lists"] = torch.stack([parts[index] for index in lists], 1)
             more["present"] = torch.stack([counts[index] > 0 for index in lists], 1)
+        # Tables sum, because a multi-hot column, which is summed, may share the table of a history.
         for index in range(1, len(parts)):
             sums = parts[index].sum(1, keepdim=True)
             num_events = counts[index].sum(1).clamp(min=1)
@@ -255,11 +254,12 @@ class _HeadInputs(nn.Module):
 
 
 class LookupL2(nn.Module):
-    """L2 regularization of sharded tables, in the gradients of what is looked up.
+    """L2 regularization of sharded tables, in the gradients of the looked-up vectors.
 
-    A row that is looked up p times by a row of the log in the mean, and so B p times in a step of B
-    rows, gets the gradient of λ/2 times its square, λ w, divided by B p at each lookup: in the mean
-    of the steps that is the regularization of whole tables. Lists and histories add none.
+    The penalty λ/2 · w² of a table's row w has the gradient λ w. Adding it in each step would touch
+    all rows; here it is added where a row is looked up. A row of the table that is looked up p
+    times by a row of the log on average, and so B p times in a step of B rows, gets λ w / (B p) at
+    each lookup: on average that is λ w in a step. Lists and histories add no penalty.
 
     It is a module, so that TorchRec's pipeline does not trace into it.
     """
@@ -270,32 +270,34 @@ class LookupL2(nn.Module):
         self._factors: dict[int, torch.Tensor] = {}
 
     def set_factors(self, factors: dict[str, torch.Tensor]) -> None:
-        """Set by how much of its weights each lookup of an id raises their gradients, by column."""
-        self._factors = {self._columns.index(name): each for name, each in factors.items()}
+        """Set the factor λ / (B p) of each id, float32 [rows], by the name of the column."""
+        self._factors = {self._columns.index(name): value for name, value in factors.items()}
 
     def forward(self, features: KeyedJaggedTensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [B, F, D]; their gradient has that of the regularization as well."""
+        """Return the vectors [B, F, D], with the penalty added to their gradient."""
         if not (self._factors and self.training and vectors.requires_grad):
             return vectors
         penalty = torch.zeros_like(vectors)
         for index, factors in self._factors.items():
             ids = features[self._columns[index]].values().long()
+            # Padding rows have no id.
             padding = 0, 0, 0, len(vectors) - len(ids)
-            of_ids = functional.pad(factors[ids].unsqueeze(1), padding)
-            penalty[:, index] = vectors.detach()[:, index] * of_ids
+            row_factors = functional.pad(factors[ids].unsqueeze(1), padding)
+            penalty[:, index] = vectors.detach()[:, index] * row_factors
         vectors.register_hook(lambda gradient: gradient + penalty)
         return vectors
 
 
 class ModelWithTables(nn.Module):
-    """The lookup of TorchRec's tables, and what follows it."""
+    """The lookup of TorchRec's tables, and the head that follows it."""
 
     def __init__(self, collection: EmbeddingBagCollection, head: Head, config: ModelConfig) -> None:
         super().__init__()
         self.sparse_arch = PooledVectors(collection, [*config.lookups])
         self.head = head
-        more = head.raw_columns or config.histories
-        self.inputs = _HeadInputs(config, head.raw_columns) if more else None
+        self.inputs = None
+        if head.raw_columns or config.histories:
+            self.inputs = _HeadInputs(config, head.raw_columns)
         self.lookup_l2 = LookupL2(config.categorical)
 
     def forward(
@@ -305,8 +307,9 @@ class ModelWithTables(nn.Module):
 
         The keys of ``sparse_features`` are ``ModelConfig.lookups``.
         """
-        vectors, more = self.sparse_arch(sparse_features), None
+        vectors = self.sparse_arch(sparse_features)
         vectors = self.lookup_l2(sparse_features, vectors)
+        more = None
         if self.inputs is not None:
             vectors, more = self.inputs(sparse_features, vectors)
         return self.head(dense_features, vectors, more)
@@ -320,66 +323,29 @@ def build_model(
     tables: str = "fp32",
     build: Build | None = None,
 ) -> ModelWithTables:
-    """Build a model whose dense layers are initialized, on ``device``, and whose tables are not.
+    """Build a model with initialized dense layers, and tables on the meta device.
 
-    The tables are on the meta device: sharding allocates them. With ``device="meta"`` nothing is
-    allocated. ``tables`` is their precision, "fp32" or "fp16".
-    ``build`` is that of an own model, to train it.
+    Sharding allocates the tables, and :func:`.initial_weights.fill_table` initializes them.
+
+    Args:
+        config: The model.
+        seed: The seed of the initial weights.
+        device: The device of the dense layers; with "meta" nothing is allocated.
+        tables: The precision of the tables, "fp32" or "fp16".
+        build: The function ``build`` of an own model.
     """
     features = config.features_of_tables
-    configs = [
-        EmbeddingBagConfig(
-            name=table,
-            embedding_dim=config.embedding_dim,
-            num_embeddings=rows,
-            feature_names=features[table],
-            data_type=DataType(tables.upper()),
+    configs = []
+    for table, rows in config.tables.items():
+        configs.append(
+            EmbeddingBagConfig(
+                name=table,
+                embedding_dim=config.embedding_dim,
+                num_embeddings=rows,
+                feature_names=features[table],
+                data_type=DataType(tables.upper()),
+            )
         )
-        for table, rows in config.tables.items()
-    ]
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     head = build_head(config, seed=seed, device=device, build=build)
     return ModelWithTables(collection, head, config)
-
-
-def fill_table(
-    shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
-) -> None:
-    """Write the initial weights of a table, or of a shard of it, in threads.
-
-    They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
-
-    Args:
-        shard: The shard [m, n], filled in place.
-        table: The table's name, which selects its random numbers.
-        rows: The rows of the whole table.
-        dim: The width of the whole table.
-        seed: The seed of the run.
-        offsets: The first row and the first column of the shard in the table.
-    """
-    first, column = offsets
-    bound = 1 / math.sqrt(rows)
-    end = first + shard.shape[0]
-    stream = torch.cuda.current_stream(shard.device) if shard.is_cuda else None
-
-    def fill(block: int) -> None:
-        begin = block * BLOCK_ROWS
-        height = min(BLOCK_ROWS, rows - begin)
-        key = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
-        low, high = max(first, begin), min(end, begin + height)
-        # NumPy copies in this thread; torch would start further threads in each
-        mine = np.ascontiguousarray(
-            values.numpy()[low - begin : high - begin, column : column + shard.shape[1]]
-        )
-        part = shard.detach()[low - first : high - first]
-        if stream is None:
-            np.copyto(part.numpy(), mine)
-            return
-        with torch.cuda.stream(stream):  # the caller's, not that of this thread
-            part.copy_(torch.from_numpy(mine))
-
-    with ThreadPoolExecutor(_INIT_THREADS, "init", use_device, (shard.device,)) as pool:
-        for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
-            pass
