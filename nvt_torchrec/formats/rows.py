@@ -237,6 +237,8 @@ class RawRows:
             where that is missing. None if the spec has no events.
         groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
             it is missing. None if the spec has no events, or what happened before was added.
+        amounts: float64 [amounts, n], the numbers of columns that aggregates are of, NaN where
+            missing; None if the spec has no events, or the rows are to be scored.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
         has_aggregates: Whether the aggregates of the rows were added.
@@ -255,6 +257,7 @@ class RawRows:
     key: np.ndarray | None = None
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
+    amounts: np.ndarray | None = None
     pointers: np.ndarray | None = None
     has_aggregates: bool = False
 
@@ -336,6 +339,7 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         key=np.empty(0, np.int64) if label and spec.split.column else None,
         times=np.empty((1 + label, 0), np.int64) if spec.events else None,
         groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
+        amounts=np.empty((len(spec.amounts), 0)) if spec.events and label else None,
     )
 
 

@@ -36,15 +36,13 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
-from nvt_torchrec.workflows.event_sums import (
-    GroupEvents,
+from nvt_torchrec.workflows.event_groups import (
     LaterRates,
     aggregate_values,
     cut_times,
-    find_newest,
-    has_aggregates,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.event_sums import GroupEvents, find_newest
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec event state", 3, "what happened before, beside a workflow")
@@ -73,7 +71,7 @@ def event_files(spec: FeatureSpec) -> list[str]:
 def _array_names(spec: FeatureSpec) -> list[str]:
     names = [_RATES]
     for number, group in enumerate(sums_of_groups(spec)):
-        names += _files(str(number), GroupEvents) if has_aggregates(spec, group) else []
+        names += _files(str(number), GroupEvents) if group.aggregates else []
     for rule in spec.histories:
         names += _files(rule.name, HistoryTail)
     return names
@@ -118,7 +116,7 @@ def write_event_state(
         _RATES: np.stack([hours, *(rates.rates[label] for label in spec.labels)])
     }
     for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
-        if has_aggregates(spec, group):
+        if group.aggregates:
             names = _files(str(number), GroupEvents)
             arrays |= zip(names, vars(events).values(), strict=True)
     for rule, tail in zip(spec.histories, tails, strict=True):
@@ -153,7 +151,7 @@ class EventState:
         self._groups = {
             number: (group, GroupEvents(*(values[n] for n in _files(str(number), GroupEvents))))
             for number, group in enumerate(sums_of_groups(spec))
-            if has_aggregates(spec, group)
+            if group.aggregates
         }
         self.tails = [
             HistoryTail(*(values[name] for name in _files(rule.name, HistoryTail)))
@@ -196,12 +194,12 @@ class EventState:
             if shapes[_RATES][0] != 1 + len(spec.labels) or not shapes[_RATES][1]:
                 raise ValueError(f"{_RATES} is of other labels")
             for number, group in enumerate(sums_of_groups(spec)):
-                if not has_aggregates(spec, group):
+                if not group.aggregates:
                     continue
                 keys, offsets, known, last, sums = (
                     shapes[name] for name in _files(str(number), GroupEvents)
                 )
-                wanted = (keys[0] + 1,), known, (1 + len(spec.labels), *known)
+                wanted = (keys[0] + 1,), known, (group.measures, *known)
                 if (offsets, last, sums) != wanted:
                     raise ValueError(f"the files of group {number} are of other numbers of events")
             for rule in spec.histories:
@@ -240,8 +238,8 @@ class EventState:
         cuts = self.cuts(groups.shape[1], times)
         found: dict[str, np.ndarray] = {}
         for number, (group, events) in self._groups.items():
-            sums, last = events.sums_before(group, groups[number], cuts)
-            found |= aggregate_values(self._spec, group, self._rates, sums, last, cuts)
+            sums = events.sums_before(group, groups[number], cuts)
+            found |= aggregate_values(group, self._rates, sums, cuts)
         return np.array([found[column.name] for column in self._spec.aggregates])
 
     def newest(

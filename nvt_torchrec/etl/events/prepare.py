@@ -5,8 +5,9 @@ further days need::
 
     events.json         newest time, smoothing; size and SHA-256 of the others
     events.hours.npy    see :func:`.label_rates.count_hours`
-    events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
-                        the number of events, and of those with each label
+    events.N.npy        int64 [3 + measures, n]: of group N the key, from when it is known, the
+                        time, the number of events, of those with each label, and exact sums of
+                        numbers (:attr:`workflows.event_groups.GroupSums.measures`)
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
 from nvt_torchrec.workflows.event_state import write_event_state
-from nvt_torchrec.workflows.event_sums import GroupEvents, LaterRates, sums_of_groups
+from nvt_torchrec.workflows.event_sums import GroupEvents
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
@@ -94,10 +96,9 @@ class EarlierDays:
             hours, *kept = (
                 MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
             )
-            for name, array, rows in zip(
-                (_HOURS, *names), (hours, *kept), (2, *[4] * len(names)), strict=True
-            ):
-                if len(array) != rows + len(spec.labels):
+            rows = [2 + len(spec.labels), *(3 + group.measures for group in sums_of_groups(spec))]
+            for name, array, count in zip((_HOURS, *names), (hours, *kept), rows, strict=True):
+                if len(array) != count:
                     raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
@@ -155,7 +156,8 @@ def prepare(
         report(rows)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
-    kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
+    groups = sums_of_groups(spec)
+    kept = earlier.groups if earlier else [EarlierEvents.none(g.measures) for g in groups]
     log = EventLog(spec, files, names)
     if spec.split.by == "files":
         _check_files(log, blocks, splits)
@@ -173,7 +175,6 @@ def prepare(
 
     number_keys(log, kept, threads)
     moments, next_keys = [], {}
-    groups = sums_of_groups(spec)
     for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
         events = summed.kept
         for number in groups[group].histories:

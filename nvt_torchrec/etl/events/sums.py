@@ -2,6 +2,7 @@
 
 The sums of all keys are in memory; events and rows pass by in chunks. An event is added once it is
 known before the next row, and, of a sum with a window, subtracted once it has left the window.
+:mod:`.running_sums` does that; here is what is summed up, written and kept.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from nvt_torchrec.base.exact_sums import join_sums, split_terms
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import flag_type
+from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
 from nvt_torchrec.etl.events.timeline import (
-    NO_EVENTS,
     EarlierEvents,
     EventBlock,
     EventLog,
@@ -27,20 +28,17 @@ from nvt_torchrec.etl.events.timeline import (
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
-from nvt_torchrec.workflows.event_sums import (
+from nvt_torchrec.workflows.event_groups import (
     BEFORE_ALL,
     EVENT,
     FIRST_LABEL,
-    TRAIN,
+    PARTS,
     GroupSums,
     cut_times,
     history_bit,
     sums_of_groups,
 )
 from nvt_torchrec.workflows.history_tail import HistoryTail
-
-#: The time of the last event of a key without one.
-NEVER = -(2**63)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +91,23 @@ def sum_up(
     for group in groups:
         kept, *states = (next(done) for _ in group.tasks())
         report(log.rows / len(groups))
-        _, *trained = states[0][:, -group.others :].T
-        yield Summed(np.stack(trained), kept)
+        yield Summed(states[0].trained.T, kept)
     log.sync(path for group in groups for path in group.outputs)
 
 
 class GroupSummer:
     """Sums up the events of a group.
 
-    A state is int64 [keys, sums + 2 + labels]: of each key the sums, the time of the last event,
-    how many rows for training it has, and how many of them with each label.
+    Args:
+        log: The events.
+        group: The number of the group.
+        wanted: What is summed up.
+        earlier: The events of days before.
+        tails: Of each history, the newest events of days before; none without such days.
+        newest: The time of the newest row that is not late, also of earlier days.
+
+    Attributes:
+        outputs: The files that are written.
     """
 
     def __init__(
@@ -114,26 +119,27 @@ class GroupSummer:
         tails: Sequence[HistoryTail],
         newest: int,
     ) -> None:
-        self.log, self.group, self.wanted, self.newest = log, group, wanted, newest
-        self.others = 2 + len(log.spec.labels)
+        self._log, self._group, self._wanted, self._newest = log, group, wanted, newest
+        self._bits = range(EVENT, FIRST_LABEL + wanted.labels)
         self._keys = map_array(log.files.keys(group))
         is_old = earlier.known == BEFORE_ALL
         self._old, recent = earlier.take(is_old), earlier.take(~is_old)
-        flags = np.full(len(recent.key), 1 << EVENT, flag_type(log.spec))
-        for label, counts in enumerate(recent.counts[1:]):
-            flags |= counts.astype(flags.dtype) << (FIRST_LABEL + label)
-        self._recent = [self._make_block(recent.known, recent.happened, flags, recent.key)]
+        self._recent = [self._restore(recent)]
         self._of_histories = []
         for number in wanted.histories if tails else ():
             key, known = tails[number].expand()
             flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
+            amounts = np.full((len(log.spec.amounts), len(key)), np.nan)
             happened = np.full(len(key), NEVER)
-            self._of_histories.append(self._make_block(known, happened, flags, key))
+            self._of_histories.append(self._make_block(known, happened, flags, key, amounts))
         kind = np.int32 if log.rows + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
         for name in log.names:
             rows = log.map(log.files.flags(name)).shape
             self._create(log.files.sums(name, group), (len(wanted.sums), *rows), kind)
+            if wanted.totals:
+                totals = 2 * len(wanted.totals)
+                self._create(log.files.totals(name, group), (totals, *rows), np.float64)
             if wanted.has_last:
                 self._create(log.files.last(name, group), rows, np.int64)
 
@@ -143,188 +149,130 @@ class GroupSummer:
             np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
         self.outputs.append(path)
 
+    def _restore(self, recent: EarlierEvents) -> EventBlock:
+        """Return events of earlier days that are kept one by one, with their flags and amounts."""
+        labels, columns = self._wanted.labels, self._log.spec.amounts
+        flags = np.full(len(recent.key), 1 << EVENT, flag_type(self._log.spec))
+        for label, counts in enumerate(recent.counts[1 : 1 + labels]):
+            flags |= counts.astype(flags.dtype) << (FIRST_LABEL + label)
+        amounts = np.full((len(columns), len(recent.key)), np.nan)
+        for number, column in enumerate(self._wanted.columns):
+            first = 1 + labels + PARTS * number
+            count, *words = recent.counts[first : first + PARTS]
+            amount = join_sums(np.stack(words))
+            amounts[columns.index(column)] = np.where(count > 0, amount, np.nan)
+        return self._make_block(recent.known, recent.happened, flags, recent.key, amounts)
+
     def _make_block(
-        self, known: np.ndarray, happened: np.ndarray, flags: np.ndarray, keys: np.ndarray
+        self,
+        known: np.ndarray,
+        happened: np.ndarray,
+        flags: np.ndarray,
+        keys: np.ndarray,
+        amounts: np.ndarray,
     ) -> EventBlock:
         numbers = np.searchsorted(self._keys, keys).astype(np.int32)
-        return EventBlock(known, happened, flags, numbers).take(np.argsort(known, kind="stable"))
+        block = EventBlock(known, happened, flags, numbers, amounts)
+        return block.take(np.argsort(known, kind="stable"))
 
     def tasks(self) -> list[Callable[[], Any]]:
         """Return what is to be done: what is kept, and the state of each window."""
-        windows = list(dict.fromkeys(window for window, _ in self.wanted.sums))
+        windows = self._wanted.windows
         return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
 
-    def _start(self, window: int, bits: Sequence[int]) -> np.ndarray:
-        """Return the state before the first event."""
-        state = np.zeros((len(self._keys), len(bits) + self.others), np.int64)
-        state[:, len(bits)] = NEVER
-        place = np.searchsorted(self._keys, self._old.key)
-        state[place, len(bits)] = self._old.happened
-        for number, bit in enumerate(bits if not window else ()):
-            if bit < FIRST_LABEL + len(self.log.spec.labels):
-                state[place, number] = self._old.counts[bit - EVENT]
+    def _start(self, window: int, bits: Sequence[int], columns: Sequence[str]) -> KeySums:
+        """Return the sums of all keys before the first event.
+
+        Args:
+            window: The window; events that are summed up as one have left every window.
+            bits: Of each sum, the bit of the events that it counts.
+            columns: The columns of totals.
+        """
+        state = KeySums.zeros(len(self._keys), len(bits), len(columns), self._wanted.labels)
+        index = np.searchsorted(self._keys, self._old.key)
+        state.last[index] = self._old.happened
+        if window:
+            return state
+        for number, bit in enumerate(bits):
+            if bit in self._bits:
+                state.sums[index, number] = self._old.counts[bit - EVENT]
+        for number, column in enumerate(columns):
+            first = 1 + self._wanted.labels + PARTS * self._wanted.columns.index(column)
+            parts = self._old.counts[first : first + PARTS]
+            state.totals[index, PARTS * number : PARTS * (number + 1)] = parts.T
         return state
 
-    def _sum(self, window: int) -> np.ndarray:
-        log, group, files = self.log, self.group, self.log.files
-        first = next(i for i, (other, _) in enumerate(self.wanted.sums) if other == window)
-        bits = [bit for other, bit in self.wanted.sums if other == window]
-        of_window = slice(first, first + len(bits))
+    def _sum(self, window: int) -> KeySums:
+        """Write what the events within a window sum up to before each row."""
+        log, group, files, wanted = self._log, self._group, self._log.files, self._wanted
+        sums = [number for number, (other, _) in enumerate(wanted.sums) if other == window]
+        totals = [number for number, (other, _) in enumerate(wanted.totals) if other == window]
+        bits = [wanted.sums[number][1] for number in sums]
+        columns = [wanted.totals[number][1] for number in totals]
         before = [*self._recent, *self._of_histories]
-        added, dropped = (log.iterate_events(group, before) for _ in range(2))
-        summer = RunningSums(window, bits, self._start(window, bits), added, dropped)
+        summer = RunningSums(
+            window=window,
+            bits=bits,
+            columns=[log.spec.amounts.index(column) for column in columns],
+            state=self._start(window, bits, columns),
+            added=log.iterate_events(group, before),
+            dropped=log.iterate_events(group, before),
+        )
+        # one of the windows writes the time of the last event, which is the same for all
+        writes_last = wanted.has_last and window == wanted.windows[0]
         for chunk in log.iterate_rows():
             blocks = [log.block(group, number) for number in chunk.blocks]
-            cuts = cut_times(log.spec, chunk.take([block.happened for block in blocks]))
-            numbers = chunk.take([block.numbers for block in blocks])
-            flags = chunk.take([block.flags for block in blocks])
             names = [log.names[number] for number in chunk.blocks]
-            outputs = [map_array(files.sums(name, group), write=True)[of_window] for name in names]
-            counts = np.zeros((len(bits), len(cuts)), outputs[0].dtype)
-            last = np.full(len(cuts), NEVER)
-            summer.go_on(cuts, numbers, flags, counts, last)
-            chunk.put(counts, outputs)
-            if not first and self.wanted.has_last:
-                chunk.put(last, [map_array(files.last(name, group), write=True) for name in names])
-        return summer.finish(end_of(log.spec, self.newest))
+            rows = RowSums(
+                cuts=cut_times(log.spec, chunk.take([block.happened for block in blocks])),
+                numbers=chunk.take([block.numbers for block in blocks]),
+                flags=chunk.take([block.flags for block in blocks]),
+                sums=len(bits),
+                totals=len(columns),
+            )
+            summer.go_on(rows)
+            if sums:  # the sums of a window stand together
+                of_window = slice(sums[0], sums[-1] + 1)
+                outputs = [map_array(files.sums(name, group), write=True) for name in names]
+                chunk.put(rows.sums, [output[of_window] for output in outputs])
+            if totals:
+                found = rows.totals.reshape(len(totals), 2, -1)
+                outputs = [map_array(files.totals(name, group), write=True) for name in names]
+                for number, of_total in zip(totals, found, strict=True):
+                    pair = slice(2 * number, 2 * number + 2)
+                    chunk.put(of_total, [output[pair] for output in outputs])
+            if writes_last:
+                chunk.put(
+                    rows.last, [map_array(files.last(name, group), write=True) for name in names]
+                )
+        return summer.finish(end_of(log.spec, self._newest))
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
-        longest = max(window for window, _ in self.wanted.sums)
-        horizon = int(cut_times(self.log.spec, np.array([self.newest]))[0]) - longest
-        bits = range(EVENT, FIRST_LABEL + len(self.log.spec.labels))
-        events = self.log.iterate_events(self.group, self._recent)
-        summer = RunningSums(0, bits, self._start(0, bits), events, iter(()))
+        log, wanted = self._log, self._wanted
+        horizon = int(cut_times(log.spec, np.array([self._newest]))[0]) - max(wanted.windows)
+        columns = [log.spec.amounts.index(column) for column in wanted.columns]
+        summer = RunningSums(
+            window=0,
+            bits=self._bits,
+            columns=columns,
+            state=self._start(0, self._bits, wanted.columns),
+            added=log.iterate_events(self._group, self._recent),
+            dropped=iter(()),
+        )
         state = summer.finish(horizon)
-        there = np.flatnonzero(state[:, 0])
-        old = state[there].T
-        parts = [(there, np.full(len(there), BEFORE_ALL), old[len(bits)], old[: len(bits)])]
+        there = np.flatnonzero(state.sums[:, 0])
+        measures = np.concatenate([state.sums[there].T, state.totals[there].T])
+        parts = [(there, np.full(len(there), BEFORE_ALL), state.last[there], measures)]
         for left in summer.iterate_left():
             left = left.take(left.numbers >= 0)
-            counts = np.stack([left.flags >> bit & 1 for bit in bits]).astype(np.int64)
-            parts.append((left.numbers, left.known, left.happened, counts))
+            measures = [(left.flags >> bit & 1).astype(np.int64)[np.newaxis] for bit in self._bits]
+            for column in columns:
+                amounts = left.amounts[column]
+                measures += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
+            parts.append((left.numbers, left.known, left.happened, np.concatenate(measures)))
         number, known, happened, counts = (
             np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)
         )
         order = sort_by_key(number.astype(np.int32), len(self._keys))
         return EarlierEvents(self._keys[number], known, happened, counts).take(order)
-
-
-class RunningSums:
-    """Adds events to a state, and subtracts those that leave the window, as the rows pass by.
-
-    Args:
-        window: How long an event counts, in microseconds; 0: always.
-        bits: Of each sum, the bit of the events that it counts.
-        state: See :class:`GroupSummer`; it is changed.
-        added: The events in the order in which they are known.
-        dropped: The same events once more; not read without a window.
-    """
-
-    def __init__(
-        self,
-        window: int,
-        bits: Sequence[int],
-        state: np.ndarray,
-        added: Iterator[EventBlock],
-        dropped: Iterator[EventBlock],
-    ) -> None:
-        self._window, self._bits, self._state = window, np.array(bits), state
-        self._streams = [added, dropped if window else iter(())]
-        self._chunks = [NO_EVENTS] * 2
-        # where the rows, the added and the dropped events are, and whether there are further ones
-        self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
-
-    def go_on(
-        self,
-        cuts: np.ndarray,
-        numbers: np.ndarray,
-        flags: np.ndarray,
-        counts: np.ndarray,
-        last: np.ndarray,
-    ) -> None:
-        """Sum up the events before further rows.
-
-        Args:
-            cuts: int64 [n], the times before which events count; rising.
-            numbers: int32 [n], those of the rows' keys; -1 without one.
-            flags: Unsigned [n].
-            counts: Integers [sums, n], the result, where there is a key.
-            last: int64 [n], likewise the time of the last event.
-        """
-        self._at[0] = 0
-        while self._at[0] < len(cuts):
-            added, dropped = self._chunks
-            _sum_rows(
-                (cuts, numbers, flags, counts, last),
-                (added.known, added.happened, added.flags, added.numbers),
-                (dropped.known, dropped.flags, dropped.numbers),
-                self._window, self._bits, self._state, self._at, self._more,
-            )  # fmt: skip
-            for place, chunk in enumerate(self._chunks):
-                if self._at[1 + place] == len(chunk.known):
-                    self._refill(place)
-
-    def _refill(self, place: int) -> None:
-        events = next(self._streams[place], None)
-        self._more[place] = events is not None
-        if events is not None:
-            self._chunks[place], self._at[1 + place] = events, 0
-
-    def finish(self, end: int) -> np.ndarray:
-        """Return the state for a time."""
-        row = np.array([end]), np.array([-1], np.int32), np.zeros(1, self._chunks[0].flags.dtype)
-        self.go_on(*row, np.empty((len(self._bits), 1), np.int32), np.empty(1, np.int64))
-        return self._state
-
-    def iterate_left(self) -> Iterator[EventBlock]:
-        """Yield the events that were not added."""
-        yield self._chunks[0].take(slice(self._at[1], None))
-        yield from self._streams[0]
-
-
-@compiled()
-def _sum_rows(
-    rows: tuple,
-    added: tuple,
-    dropped: tuple,
-    window: int,
-    bits: np.ndarray,
-    state: np.ndarray,
-    at: np.ndarray,
-    more: np.ndarray,
-) -> None:
-    """Sum up events until there are no more rows, or no more events in the chunk."""
-    cuts, row_numbers, row_flags, counts, last = rows
-    known, happened, flags, numbers = added
-    known_of_dropped, flags_of_dropped, numbers_of_dropped = dropped
-    size = len(bits)
-    event, drop = at[1], at[2]
-    for row in range(at[0], len(cuts)):
-        cut = cuts[row]
-        while event < len(known) and known[event] < cut:
-            number = numbers[event]
-            if number >= 0:
-                for s in range(size):
-                    state[number, s] += flags[event] >> bits[s] & 1
-                state[number, size] = max(state[number, size], happened[event])
-            event += 1
-        while drop < len(known_of_dropped) and known_of_dropped[drop] < cut - window:
-            number = numbers_of_dropped[drop]
-            if number >= 0:
-                for s in range(size):
-                    state[number, s] -= flags_of_dropped[drop] >> bits[s] & 1
-            drop += 1
-        at[1], at[2] = event, drop
-        if (event == len(known) and more[0]) or (drop == len(known_of_dropped) and more[1]):
-            at[0] = row
-            return
-        number = row_numbers[row]
-        if number >= 0:
-            for s in range(size):
-                counts[s, row] = state[number, s]
-            last[row] = state[number, size]
-            if row_flags[row] >> TRAIN & 1:
-                for kind in range(EVENT, EVENT + state.shape[1] - size - 1):
-                    state[number, size + kind] += row_flags[row] >> kind & 1
-    at[0] = len(cuts)

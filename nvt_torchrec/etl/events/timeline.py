@@ -18,7 +18,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.event_sums import BEFORE_ALL
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
@@ -36,7 +36,7 @@ class EarlierEvents:
         key: int64 [n], rising.
         known: int64 [n], from when it is known; rising for each key.
         happened: int64 [n], the time of the last one.
-        counts: int64 [1 + labels, n]: how many events there are, and how many with each label.
+        counts: int64 [measures, n], see :attr:`workflows.event_groups.GroupSums.measures`.
     """
 
     key: np.ndarray
@@ -45,10 +45,10 @@ class EarlierEvents:
     counts: np.ndarray
 
     @classmethod
-    def none(cls, labels: int) -> EarlierEvents:
+    def none(cls, measures: int) -> EarlierEvents:
         """Return no events."""
         empty = np.empty(0, np.int64)
-        return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
+        return cls(empty, empty, empty, np.empty((measures, 0), np.int64))
 
     def take(self, indices: slice | np.ndarray) -> EarlierEvents:
         """Return some of the events."""
@@ -63,8 +63,9 @@ class EventBlock:
     Attributes:
         known: int64 [n], from when they are known, in microseconds since 1970.
         happened: int64 [n], their times.
-        flags: Unsigned [n], see :data:`workflows.event_sums.TRAIN`.
+        flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
         numbers: int32 [n], those of their keys in the group; -1 without a key.
+        amounts: float64 [amounts, n], see :attr:`FeatureSpec.amounts`; NaN where missing.
         ids: int32 [columns of histories, n]; None where nobody needs them.
     """
 
@@ -72,6 +73,7 @@ class EventBlock:
     happened: np.ndarray
     flags: np.ndarray
     numbers: np.ndarray
+    amounts: np.ndarray
     ids: np.ndarray | None = None
 
     def take(self, indices: slice | np.ndarray) -> EventBlock:
@@ -84,7 +86,13 @@ class EventBlock:
         return [column for column in vars(self).values() if column is not None]
 
 
-NO_EVENTS = EventBlock(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.uint8, np.int32)))
+NO_EVENTS = EventBlock(
+    known=np.empty(0, np.int64),
+    happened=np.empty(0, np.int64),
+    flags=np.empty(0, np.uint8),
+    numbers=np.empty(0, np.int32),
+    amounts=np.empty((0, 0)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +210,11 @@ class EventLog:
         name = self.names[number]
         times = self.map(self.files.times(name))
         flags, numbers = self.files.flags(name), self.files.numbers(name, group)
+        amounts = np.empty((0, times.shape[1]))
+        if self.spec.amounts:
+            amounts = self.map(self.files.amounts(name))
         ids = self.map(self.files.ids(name)) if with_ids else None
-        return EventBlock(times[-1], times[0], self.map(flags), self.map(numbers), ids)
+        return EventBlock(times[-1], times[0], self.map(flags), self.map(numbers), amounts, ids)
 
     def sync(self, paths: Iterable[Path]) -> None:
         """Make arrays that were written to durable."""

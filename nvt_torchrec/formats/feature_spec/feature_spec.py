@@ -129,6 +129,12 @@ class FeatureSpec:
         return [column for column in self.dense if column.aggregate]
 
     @functools.cached_property
+    def amounts(self) -> list[str]:
+        """The columns of the file whose numbers aggregates are of."""
+        columns = [column.aggregate.column for column in self.dense if column.aggregate]
+        return list(dict.fromkeys(filter(None, columns)))
+
+    @functools.cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """The columns of the key of each group of events."""
         keys = [column.aggregate.key for column in self.dense if column.aggregate]
@@ -200,6 +206,7 @@ class FeatureSpec:
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
             groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
+            amounts=tuple(map(place, self._amount_reads())) if self.needs_time(label=label) else (),
             times=times if label else tuple(map(place, self._time_reads()[:1])),
             reads=tuple(reads),  # after all places
             labels=labels,
@@ -219,6 +226,20 @@ class FeatureSpec:
         """Return how a column of a key is read: as its feature is, else as text."""
         named = [read for column in self.key_features for read in _reads(column)]
         return next((r for r in named if r.source == name), Read(name, "string", trim=True))
+
+    def _amount_reads(self) -> list[Read]:
+        """Return how the columns of amounts are read: as their features are, else as numbers."""
+        by_source = {}
+        for column in self.amount_features:
+            (read,) = _reads(column)
+            by_source.setdefault(read.source, read)
+        return [by_source.get(name, Read(name, "float", trim=True)) for name in self.amounts]
+
+    @property
+    def amount_features(self) -> list[DenseColumn]:
+        """The dense columns that are read from columns of amounts."""
+        plain = [column for column in self.dense if not (column.derive or column.aggregate)]
+        return [c for c in plain if (c.reading.sources or (c.name,))[0] in self.amounts]
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
@@ -241,7 +262,10 @@ class FeatureSpec:
         return list(dict.fromkeys(read.source for read in reads))
 
     def needs_time(self, *, label: bool) -> bool:
-        """Return whether each row must have a time: those with labels, unless they are scored."""
+        """Return whether each row must have a time: those with labels, unless they are scored.
+
+        These rows are events, so their amounts are read, too.
+        """
         return label and not (self.events and self.events.optional)
 
     def score_rows(self) -> FeatureSpec:
@@ -347,6 +371,10 @@ class FeatureSpec:
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]
+        for column in value["dense"]:
+            aggregate = column.get("aggregate")
+            if aggregate and not aggregate["column"]:  # likewise
+                del aggregate["column"]
         return value
 
 

@@ -117,6 +117,7 @@ class ReadPlan:
             it is known. Without labels, that of the time of a row, which may lack; () of a spec
             without events.
         groups: Those of the columns of the key of each group of events.
+        amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         dense: Those of the sources of each dense column; () for an aggregate.
         categorical: Those of the sources of each categorical column.
     """
@@ -129,3 +130,4 @@ class ReadPlan:
     categorical: tuple[tuple[int, ...], ...]
     times: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
+    amounts: tuple[int, ...] = ()

@@ -1,0 +1,224 @@
+"""Sums over the events of each key, kept up to date as rows and events pass by in time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from nvt_torchrec.base.exact_sums import join_words, split_term
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.etl.events.timeline import NO_EVENTS, EventBlock
+from nvt_torchrec.workflows.event_groups import EVENT, PARTS, TRAIN
+
+#: The time of the last event of a key without one.
+NEVER = -(2**63)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeySums:
+    """The sums of all keys of a group, as of a time.
+
+    Attributes:
+        sums: int64 [keys, sums].
+        totals: int64 [keys, PARTS * totals]: of each, how many numbers there are, and the words of
+            their sum, see :mod:`base.exact_sums`.
+        last: int64 [keys], the time of the last event.
+        trained: int64 [keys, 1 + labels], how many rows for training there are, and how many of
+            them with each label.
+    """
+
+    sums: np.ndarray
+    totals: np.ndarray
+    last: np.ndarray
+    trained: np.ndarray
+
+    @classmethod
+    def zeros(cls, keys: int, sums: int, totals: int, labels: int) -> KeySums:
+        """Return the sums before any event."""
+        return cls(
+            sums=np.zeros((keys, sums), np.int64),
+            totals=np.zeros((keys, PARTS * totals), np.int64),
+            last=np.full(keys, NEVER),
+            trained=np.zeros((keys, 1 + labels), np.int64),
+        )
+
+
+class RowSums:
+    """Rows in the order of their times, and what the events before each of them sum up to.
+
+    Args:
+        cuts: int64 [n], the times before which events count; rising.
+        numbers: int32 [n], those of the rows' keys; -1 without one.
+        flags: Unsigned [n].
+        sums: How many sums there are.
+        totals: How many totals there are.
+
+    Attributes:
+        sums: int64 [sums, n], 0 where there is no key, as all below.
+        totals: float64 [2 totals, n]: of each, how many numbers there are, and their sum.
+        last: int64 [n], the time of the last event.
+    """
+
+    def __init__(
+        self, cuts: np.ndarray, numbers: np.ndarray, flags: np.ndarray, sums: int, totals: int
+    ) -> None:
+        self.cuts, self.numbers, self.flags = cuts, numbers, flags
+        self.sums = np.zeros((sums, len(cuts)), np.int64)
+        self.totals = np.zeros((2 * totals, len(cuts)))
+        self.last = np.full(len(cuts), NEVER)
+
+
+class RunningSums:
+    """Adds events to a state, and subtracts those that leave the window, as the rows pass by.
+
+    Args:
+        window: How long an event counts, in microseconds; 0: always.
+        bits: Of each sum, the bit of the events that it counts.
+        columns: Of each total, the number of the column of amounts.
+        state: The sums before the first row; they are changed.
+        added: The events in the order in which they are known.
+        dropped: The same events once more; not read without a window.
+    """
+
+    def __init__(
+        self,
+        window: int,
+        bits: Sequence[int],
+        columns: Sequence[int],
+        state: KeySums,
+        added: Iterator[EventBlock],
+        dropped: Iterator[EventBlock],
+    ) -> None:
+        self._window, self._state = window, state
+        self._bits, self._columns = np.array(bits, np.int64), np.array(columns, np.int64)
+        self._streams = [added, dropped if window else iter(())]
+        self._chunks = [NO_EVENTS] * 2
+        # where the rows, the added and the dropped events are, and whether there are further ones
+        self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
+
+    def go_on(self, rows: RowSums) -> None:
+        """Sum up the events before further rows."""
+        state = self._state
+        self._at[0] = 0
+        while self._at[0] < len(rows.cuts):
+            added, dropped = self._chunks
+            _sum_rows(
+                (rows.cuts, rows.numbers, rows.flags, rows.sums, rows.totals, rows.last),
+                (added.known, added.numbers, added.flags, added.amounts, added.happened),
+                (dropped.known, dropped.numbers, dropped.flags, dropped.amounts),
+                self._window, self._bits, self._columns,
+                (state.sums, state.totals, state.last, state.trained),
+                self._at, self._more,
+            )  # fmt: skip
+            for stream, chunk in enumerate(self._chunks):
+                if self._at[1 + stream] == len(chunk.known):
+                    self._refill(stream)
+
+    def _refill(self, stream: int) -> None:
+        events = next(self._streams[stream], None)
+        self._more[stream] = events is not None
+        if events is not None:
+            self._chunks[stream], self._at[1 + stream] = events, 0
+
+    def finish(self, end: int) -> KeySums:
+        """Return the state for a time."""
+        # a row of that time, without a key
+        row = RowSums(
+            cuts=np.array([end]),
+            numbers=np.array([-1], np.int32),
+            flags=np.zeros(1, self._chunks[0].flags.dtype),
+            sums=len(self._bits),
+            totals=len(self._columns),
+        )
+        self.go_on(row)
+        return self._state
+
+    def iterate_left(self) -> Iterator[EventBlock]:
+        """Yield the events that were not added."""
+        yield self._chunks[0].take(slice(self._at[1], None))
+        yield from self._streams[0]
+
+
+@compiled()
+def _add_event(
+    event: int,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    amounts: np.ndarray,
+    bits: np.ndarray,
+    columns: np.ndarray,
+    sums: np.ndarray,
+    totals: np.ndarray,
+    sign: int,
+) -> None:
+    """Add an event to the sums of its key, or with sign -1 subtract it."""
+    key = numbers[event]
+    for s in range(len(bits)):
+        sums[key, s] += sign * np.int64(flags[event] >> bits[s] & 1)
+    for c in range(len(columns)):
+        amount = amounts[columns[c], event]
+        if not math.isnan(amount):
+            high, middle, low = split_term(amount)
+            first = PARTS * c
+            totals[key, first] += sign
+            totals[key, first + 1] += sign * high
+            totals[key, first + 2] += sign * middle
+            totals[key, first + 3] += sign * low
+
+
+@compiled()
+def _sum_rows(
+    rows: tuple,
+    added: tuple,
+    dropped: tuple,
+    window: int,
+    bits: np.ndarray,
+    columns: np.ndarray,
+    state: tuple,
+    at: np.ndarray,
+    more: np.ndarray,
+) -> None:
+    """Sum up events until there are no more rows, or no more events in the chunk."""
+    cuts, row_keys, row_flags, row_sums, row_totals, row_last = rows
+    known, keys, flags, amounts, happened = added
+    dropped_known, dropped_keys, dropped_flags, dropped_amounts = dropped
+    sums, totals, last, trained = state
+    event, drop = at[1], at[2]
+    for row in range(at[0], len(cuts)):
+        cut = cuts[row]
+        while event < len(known) and known[event] < cut:
+            if keys[event] >= 0:
+                _add_event(event, keys, flags, amounts, bits, columns, sums, totals, 1)
+                last[keys[event]] = max(last[keys[event]], happened[event])
+            event += 1
+        while drop < len(dropped_known) and dropped_known[drop] < cut - window:
+            if dropped_keys[drop] >= 0:
+                _add_event(
+                    drop, dropped_keys, dropped_flags, dropped_amounts,
+                    bits, columns, sums, totals, -1,
+                )  # fmt: skip
+            drop += 1
+        at[1], at[2] = event, drop
+        # the next chunk may have further events before this row
+        if (event == len(known) and more[0]) or (drop == len(dropped_known) and more[1]):
+            at[0] = row
+            return
+        key = row_keys[row]
+        if key < 0:
+            continue
+        for s in range(len(bits)):
+            row_sums[s, row] = sums[key, s]
+        for c in range(len(columns)):
+            first = PARTS * c
+            row_totals[2 * c, row] = totals[key, first]
+            row_totals[2 * c + 1, row] = join_words(
+                totals[key, first + 1], totals[key, first + 2], totals[key, first + 3]
+            )
+        row_last[row] = last[key]
+        if row_flags[row] >> TRAIN & 1:
+            for kind in range(trained.shape[1]):
+                trained[key, kind] += row_flags[row] >> (EVENT + kind) & 1
+    at[0] = len(cuts)
