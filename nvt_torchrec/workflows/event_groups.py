@@ -18,6 +18,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.aggregates import AggregateValue, EventsBefore
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
 from nvt_torchrec.formats.feature_spec.events import Aggregate, parse_duration
+from nvt_torchrec.workflows.event_picks import PICK_KINDS
 
 #: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
 #: not one of the events that a history keeps of earlier days; then a bit for each label, and one
@@ -45,6 +46,7 @@ class GroupAggregate:
         count: The number of the sum that counts its events; None if they are not counted.
         positives: That of the sum that counts those with its label; None if they are not counted.
         total: The number of the total of its column; None without one.
+        picks: By field of :class:`EventsBefore`, the number of the pick.
     """
 
     name: str
@@ -53,6 +55,7 @@ class GroupAggregate:
     count: int | None
     positives: int | None
     total: int | None
+    picks: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,8 @@ class GroupSums:
         sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
             are counted, see :data:`TRAIN`.
         totals: Of each total, the window, and the column whose numbers are summed up.
+        picks: Of each number that is picked of the events, the window, the column, and which one it
+            is, a key of :data:`.event_picks.PICK_KINDS`.
         histories: The numbers of its histories; the last sums are their events.
         has_last: Whether the time of the last event is wanted.
         aggregates: Its aggregates.
@@ -74,19 +79,37 @@ class GroupSums:
     labels: int
     sums: tuple[tuple[int, int], ...]
     totals: tuple[tuple[int, str], ...]
+    picks: tuple[tuple[int, str, str], ...]
     histories: tuple[int, ...]
     has_last: bool
     aggregates: tuple[GroupAggregate, ...]
 
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:
-        """The different windows of sums and totals; there is at least one."""
-        return tuple(dict.fromkeys(window for window, _ in (*self.sums, *self.totals)))
+        """The different windows; there is at least one."""
+        return tuple(dict.fromkeys(wanted[0] for wanted in (*self.sums, *self.totals, *self.picks)))
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """The different columns of totals."""
         return tuple(dict.fromkeys(column for _, column in self.totals))
+
+    @functools.cached_property
+    def picked(self) -> tuple[tuple[str, str], ...]:
+        """The different columns and kinds of picks, whatever their windows."""
+        return tuple(dict.fromkeys((column, kind) for _, column, kind in self.picks))
+
+    @functools.cached_property
+    def pick_kinds(self) -> np.ndarray:
+        """The kinds of :attr:`picked` as kernels take them, int64 [picked]."""
+        return np.array([PICK_KINDS[kind] for _, kind in self.picked], np.int64)
+
+    @functools.cached_property
+    def picks_and_windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each pick, its number in :attr:`picked`, and its window, int64 [picks]."""
+        numbers = [self.picked.index((column, kind)) for _, column, kind in self.picks]
+        windows = [window for window, _, _ in self.picks]
+        return np.array(numbers, np.int64), np.array(windows, np.int64)
 
     @property
     def measures(self) -> int:
@@ -124,6 +147,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
     # the sums of a window stand together, as they are made in one pass over the events
     bits_of_windows: dict[int, dict[int, None]] = {}
     totals: dict[tuple[int, str], None] = {}
+    picks: dict[tuple[int, str, str], None] = {}
     rules: dict[str, Aggregate] = {}
     for column in spec.aggregates:
         rule = column.aggregate
@@ -138,6 +162,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
             bits[_label_bit(spec, rule)] = None
         if _has_total(rule):
             totals[window, rule.column] = None
+        picks |= {(window, rule.column, kind): None for kind in PICK_KINDS if kind in keeps}
     histories = [number for number, rule in enumerate(spec.histories) if rule.key == key]
     for number in histories:
         bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
@@ -154,6 +179,11 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
                 sums.index((window, _label_bit(spec, rule))) if "positives" in keeps else None
             ),
             total=[*totals].index((window, rule.column)) if _has_total(rule) else None,
+            picks={
+                kind: [*picks].index((window, rule.column, kind))
+                for kind in PICK_KINDS
+                if kind in keeps
+            },
         )
         aggregates.append(aggregate)
     return GroupSums(
@@ -161,6 +191,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
         labels=len(spec.labels),
         sums=tuple(sums),
         totals=tuple(totals),
+        picks=tuple(picks),
         histories=tuple(histories),
         has_last=any("last_time" in rule.kind.keeps for rule in rules.values()),
         aggregates=tuple(aggregates),
@@ -218,17 +249,19 @@ class FoundSums:
     Attributes:
         sums: Integers [sums, n], in the order of :attr:`GroupSums.sums`.
         totals: float64 [2 totals, n]: of each total, how many numbers there are, and their sum.
+        picks: float64 [picks, n]; NaN where there is no number.
         last: int64 [n], the times of the last events; None where they are not wanted.
     """
 
     sums: np.ndarray
     totals: np.ndarray
+    picks: np.ndarray
     last: np.ndarray | None
 
     def take(self, rows: slice) -> FoundSums:
         """Return what was found for some of the rows."""
         last = None if self.last is None else self.last[rows]
-        return FoundSums(self.sums[:, rows], self.totals[:, rows], last)
+        return FoundSums(self.sums[:, rows], self.totals[:, rows], self.picks[:, rows], last)
 
 
 def aggregate_values(
@@ -258,6 +291,8 @@ def aggregate_values(
         if aggregate.total is not None:
             kept["amount_count"] = found.totals[2 * aggregate.total]
             kept["total"] = found.totals[2 * aggregate.total + 1]
+        for kind, number in aggregate.picks.items():
+            kept[kind] = found.picks[number]
         before = EventsBefore(cuts, last_time=found.last, smoothing=smoothing, **kept)
         values[aggregate.name] = aggregate.kind.compute(before)
     return values

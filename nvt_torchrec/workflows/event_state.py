@@ -9,8 +9,9 @@ workflow has the digest of ``state.json``::
                     which further events become known, and of each label the rate before each of
                     them; the last one is infinite
     N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
-    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, see
-                    :class:`.event_sums.GroupEvents`. Only of groups with aggregates
+    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, and of groups
+                    with last, min or max N.picks.npy, see :class:`.event_sums.GroupEvents`. Only
+                    of groups with aggregates
 
 and of each history its newest events, at most ``kept`` of a key::
 
@@ -37,6 +38,7 @@ from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
 from nvt_torchrec.workflows.event_groups import (
+    GroupSums,
     LaterRates,
     aggregate_values,
     cut_times,
@@ -71,14 +73,21 @@ def event_files(spec: FeatureSpec) -> list[str]:
 def _array_names(spec: FeatureSpec) -> list[str]:
     names = [_RATES]
     for number, group in enumerate(sums_of_groups(spec)):
-        names += _files(str(number), GroupEvents) if group.aggregates else []
+        names += _group_files(number, group)
     for rule in spec.histories:
-        names += _files(rule.name, HistoryTail)
+        names += _history_files(rule.name)
     return names
 
 
-def _files(name: str, kind: type) -> list[str]:
-    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(kind)]
+def _group_files(number: int, group: GroupSums) -> list[str]:
+    """Return the files of a group, in the order of the attributes of its events."""
+    if not group.aggregates:  # it has histories alone
+        return []
+    return [f"{number}.{name}.npy" for name in GroupEvents.array_names(group)]
+
+
+def _history_files(name: str) -> list[str]:
+    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(HistoryTail)]
 
 
 def _kind(name: str) -> tuple[type, int]:
@@ -86,7 +95,8 @@ def _kind(name: str) -> tuple[type, int]:
     if name == _RATES:
         return np.float64, 2
     kind = name.split(".")[-2]
-    return {"sums": (np.int64, 2), "ids": (np.int32, 2)}.get(kind, (np.int64, 1))
+    kinds = {"sums": (np.int64, 2), "picks": (np.float64, 2), "ids": (np.int32, 2)}
+    return kinds.get(kind, (np.int64, 1))
 
 
 def write_event_state(
@@ -116,11 +126,10 @@ def write_event_state(
         _RATES: np.stack([hours, *(rates.rates[label] for label in spec.labels)])
     }
     for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
-        if group.aggregates:
-            names = _files(str(number), GroupEvents)
-            arrays |= zip(names, vars(events).values(), strict=True)
+        for name in _group_files(number, group):
+            arrays[name] = getattr(events, name.split(".")[1])
     for rule, tail in zip(spec.histories, tails, strict=True):
-        arrays |= zip(_files(rule.name, HistoryTail), vars(tail).values(), strict=True)
+        arrays |= zip(_history_files(rule.name), vars(tail).values(), strict=True)
     entries = {}
     for name, array in arrays.items():
         write_array(directory / name, array)
@@ -148,13 +157,13 @@ class EventState:
         hours, *rates = values[_RATES]
         by_label = dict(zip(spec.labels, rates, strict=True))
         self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), by_label)
-        self._groups = {
-            number: (group, GroupEvents(*(values[n] for n in _files(str(number), GroupEvents))))
-            for number, group in enumerate(sums_of_groups(spec))
-            if group.aggregates
-        }
+        self._groups = {}
+        for number, group in enumerate(sums_of_groups(spec)):
+            if group.aggregates:
+                events = GroupEvents(*(values[name] for name in _group_files(number, group)))
+                self._groups[number] = group, events
         self.tails = [
-            HistoryTail(*(values[name] for name in _files(rule.name, HistoryTail)))
+            HistoryTail(*(values[name] for name in _history_files(rule.name)))
             for rule in spec.histories
         ]
 
@@ -196,16 +205,15 @@ class EventState:
             for number, group in enumerate(sums_of_groups(spec)):
                 if not group.aggregates:
                     continue
-                keys, offsets, known, last, sums = (
-                    shapes[name] for name in _files(str(number), GroupEvents)
+                keys, offsets, known, last, sums, *picks = (
+                    shapes[name] for name in _group_files(number, group)
                 )
                 wanted = (keys[0] + 1,), known, (group.measures, *known)
-                if (offsets, last, sums) != wanted:
+                wanted_picks = [(len(group.picked), *known)] if group.picked else []
+                if (offsets, last, sums) != wanted or picks != wanted_picks:
                     raise ValueError(f"the files of group {number} are of other numbers of events")
             for rule in spec.histories:
-                keys, offsets, known, ids = (
-                    shapes[name] for name in _files(rule.name, HistoryTail)
-                )
+                keys, offsets, known, ids = (shapes[name] for name in _history_files(rule.name))
                 if offsets[0] != keys[0] + 1 or ids != (len(rule.columns), *known):
                     raise ValueError(f"the files of {rule.name} are of other numbers of events")
         except (OSError, ValueError) as error:
@@ -238,7 +246,7 @@ class EventState:
         cuts = self.cuts(groups.shape[1], times)
         found: dict[str, np.ndarray] = {}
         for number, (group, events) in self._groups.items():
-            sums = events.sums_before(group, groups[number], cuts)
+            sums = events.sums_before(group, self.as_of, groups[number], cuts)
             found |= aggregate_values(group, self._rates, sums, cuts)
         return np.array([found[column.name] for column in self._spec.aggregates])
 

@@ -19,6 +19,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.workflows.event_groups import BEFORE_ALL, PARTS, FoundSums, GroupSums
+from nvt_torchrec.workflows.event_picks import merge_picks, pick, pick_from_each
 
 _DAMAGED = "copy the whole workflow again, or run the ETL again"
 
@@ -34,6 +35,9 @@ class GroupEvents:
         last: int64 [events], the time of the last event of the key so far.
         sums: int64 [measures, events], the sums over the events of the key so far, see
             :attr:`GroupSums.measures`.
+        picks: float64 [picked, events], what is picked of each event and all later ones of its key
+            that are known before the time of the state; of those that are not, their own numbers.
+            None of a group without.
     """
 
     keys: np.ndarray
@@ -41,6 +45,13 @@ class GroupEvents:
     known: np.ndarray
     last: np.ndarray
     sums: np.ndarray
+    picks: np.ndarray | None = None
+
+    @staticmethod
+    def array_names(group: GroupSums) -> list[str]:
+        """Return the names of the arrays that a group has, in the order of the attributes."""
+        names = [field.name for field in dataclasses.fields(GroupEvents)]
+        return names if group.picked else names[:-1]
 
     @classmethod
     def collect(
@@ -52,6 +63,7 @@ class GroupEvents:
         known: np.ndarray,
         happened: np.ndarray,
         counts: np.ndarray,
+        picked: np.ndarray,
     ) -> GroupEvents:
         """Sum up events that no row of ``as_of`` or later can tell apart.
 
@@ -63,10 +75,12 @@ class GroupEvents:
             known: int64 [n], from when they are known; rising for each key.
             happened: int64 [n], the time of the last one.
             counts: int64 [measures, n], the measures of each.
+            picked: float64 [picked, n], the number of each, or what is picked of several.
         """
         windows = sorted(window for window in group.windows if window)
         if not len(key):
-            return cls(key, np.zeros(1, np.int64), known, happened, counts)
+            picks = picked if group.picked else None
+            return cls(key, np.zeros(1, np.int64), known, happened, counts, picks)
         begin = known
         if spec.events is not None and spec.events.cut == "day":
             # rows count events before the begin of their day, and from the begin of a window on,
@@ -81,13 +95,21 @@ class GroupEvents:
         last = np.maximum.reduceat(happened, first)
         sums = np.add.reduceat(counts, first, axis=1)
         _accumulate(offsets, last, sums)
-        return cls(keys, offsets, begin[first], last, sums)
+        picks = None
+        if group.picked:
+            kinds = group.pick_kinds
+            picks = merge_picks(kinds, np.ascontiguousarray(picked), first)
+            pick_from_each(kinds, picks, offsets, begin[first], as_of)
+        return cls(keys, offsets, begin[first], last, sums, picks)
 
-    def sums_before(self, group: GroupSums, hashes: np.ndarray, cuts: np.ndarray) -> FoundSums:
+    def sums_before(
+        self, group: GroupSums, as_of: int, hashes: np.ndarray, cuts: np.ndarray
+    ) -> FoundSums:
         """Return what the events of rows' keys sum up to; 0 in the sums of histories.
 
         Args:
             group: What is summed up.
+            as_of: The earliest time before which events count for a row.
             hashes: int64 [n], the keys; 0 without one.
             cuts: int64 [n], the time before which events count for each row.
 
@@ -106,7 +128,15 @@ class GroupEvents:
             count, *words = found[first + PARTS * number : first + PARTS * (number + 1)]
             totals[2 * number] = count
             totals[2 * number + 1] = join_sums(np.stack(words))
-        return FoundSums(found[:first], totals, last)
+        picks = np.full((len(group.picks), len(hashes)), np.nan)
+        if self.picks is not None:
+            numbers, windows = group.picks_and_windows
+            _pick_before(
+                (self.keys, self.offsets, self.known, self.picks),
+                (group.pick_kinds, numbers, windows),
+                as_of, hashes, cuts, picks,
+            )  # fmt: skip
+        return FoundSums(found[:first], totals, picks, last)
 
 
 @compiled()
@@ -177,6 +207,37 @@ def _sum_before(
                 if left > begin:
                     found[s, i] -= sums[rows[s], left - 1]
     return True
+
+
+@compiled()
+def _pick_before(
+    events: tuple,
+    wanted: tuple,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Fill ``found``, of events whose offsets :func:`_sum_before` has checked."""
+    keys, offsets, known, picked = events
+    kinds, numbers, windows = wanted
+    for i in range(len(hashes)):
+        key = find_first(keys, 0, len(keys), hashes[i])
+        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        # the numbers of events before this one say what is picked until it, all others their own
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for p in range(len(numbers)):
+            left = begin
+            if windows[p]:
+                left = find_first(known, begin, end, cuts[i] - windows[p])
+            number = numbers[p]
+            if left < first_late:
+                found[p, i] = picked[number, left]
+            for late in range(max(left, first_late), end):
+                found[p, i] = pick(kinds[number], picked[number, late], found[p, i])
 
 
 @compiled(

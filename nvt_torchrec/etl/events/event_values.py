@@ -60,8 +60,11 @@ class EventValues:
             totals = np.empty((0, sums.shape[1]))
             if group.totals:
                 totals = files.read(name, files.totals(name, number))
+            picks = np.empty((0, sums.shape[1]))
+            if group.picks:
+                picks = files.read(name, files.picks(name, number))
             last = files.read(name, files.last(name, number)) if group.has_last else None
-            found.append(FoundSums(sums, totals, last))
+            found.append(FoundSums(sums, totals, picks, last))
         return found
 
     def _read_numbers(self, block: Block) -> list[np.ndarray]:

@@ -85,6 +85,10 @@ class EventFiles:
         """Float64 [2 totals, n]: of each, how many numbers and their sum; only where wanted."""
         return self.directory / f"{name}.{group}.totals.npy"
 
+    def picks(self, name: str, group: int) -> Path:
+        """Float64 [picks, n], numbers of the events before; only where wanted."""
+        return self.directory / f"{name}.{group}.picks.npy"
+
     def last(self, name: str, group: int) -> Path:
         """Int64 [n], the time of the last event before; only where it is wanted."""
         return self.directory / f"{name}.{group}.last.npy"

@@ -5,9 +5,9 @@ further days need::
 
     events.json         newest time, smoothing; size and SHA-256 of the others
     events.hours.npy    see :func:`.label_rates.count_hours`
-    events.N.npy        int64 [3 + measures, n]: of group N the key, from when it is known, the
-                        time, the number of events, of those with each label, and exact sums of
-                        numbers (:attr:`workflows.event_groups.GroupSums.measures`)
+    events.N.npy        int64 [rows, n]: of group N the key, from when it is known, the time, the
+                        number of events, of those with each label, and what is kept of numbers, see
+                        :class:`.timeline.EarlierEvents`
 """
 
 from __future__ import annotations
@@ -96,13 +96,16 @@ class EarlierDays:
             hours, *kept = (
                 MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
             )
-            rows = [2 + len(spec.labels), *(3 + group.measures for group in sums_of_groups(spec))]
+            wanted = sums_of_groups(spec)
+            rows = [2 + len(spec.labels), *map(EarlierEvents.count_rows, wanted)]
             for name, array, count in zip((_HOURS, *names), (hours, *kept), rows, strict=True):
                 if len(array) != count:
                     raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
-        groups = [EarlierEvents(rows[0], rows[1], rows[2], rows[3:]) for rows in kept]
+        groups = [
+            EarlierEvents.from_rows(rows, group) for rows, group in zip(kept, wanted, strict=True)
+        ]
         return cls(record, hours, groups)
 
 
@@ -157,7 +160,7 @@ def prepare(
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
     groups = sums_of_groups(spec)
-    kept = earlier.groups if earlier else [EarlierEvents.none(g.measures) for g in groups]
+    kept = earlier.groups if earlier else [*map(EarlierEvents.none, groups)]
     log = EventLog(spec, files, names)
     if spec.split.by == "files":
         _check_files(log, blocks, splits)
@@ -176,15 +179,11 @@ def prepare(
     number_keys(log, kept, threads)
     moments, next_keys = [], {}
     for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
-        events = summed.kept
         for number in groups[group].histories:
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(map_array(files.row_keys(group)))
-        write(
-            _kept_file(group),
-            np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
-        )
+        write(_kept_file(group), summed.kept.to_rows())
         moments.append(sum_keys(summed.trained))
     hours = [np.load(files.hours(name)) for name in names]
     write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
@@ -283,7 +282,7 @@ def write_kept(
     days = EarlierDays.read(directory, spec)
     files, end = EventFiles(directory), end_of(spec, days.record.newest)
     groups = [
-        GroupEvents.collect(spec, group, end, kept.key, kept.known, kept.happened, kept.counts)
+        GroupEvents.collect(spec, group, end, **vars(kept))
         for group, kept in zip(sums_of_groups(spec), days.groups, strict=True)
     ]
     newest: list[HistoryTail] = []

@@ -11,6 +11,12 @@ import numpy as np
 from nvt_torchrec.base.exact_sums import join_words, split_term
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.events.timeline import NO_EVENTS, EventBlock
+from nvt_torchrec.etl.events.window_picks import (
+    WindowPicks,
+    add_to_picks,
+    has_room,
+    read_picks,
+)
 from nvt_torchrec.workflows.event_groups import EVENT, PARTS, TRAIN
 
 #: The time of the last event of a key without one.
@@ -25,6 +31,7 @@ class KeySums:
         sums: int64 [keys, sums].
         totals: int64 [keys, PARTS * totals]: of each, how many numbers there are, and the words of
             their sum, see :mod:`base.exact_sums`.
+        picks: The numbers that are picked.
         last: int64 [keys], the time of the last event.
         trained: int64 [keys, 1 + labels], how many rows for training there are, and how many of
             them with each label.
@@ -32,15 +39,17 @@ class KeySums:
 
     sums: np.ndarray
     totals: np.ndarray
+    picks: WindowPicks
     last: np.ndarray
     trained: np.ndarray
 
     @classmethod
-    def zeros(cls, keys: int, sums: int, totals: int, labels: int) -> KeySums:
-        """Return the sums before any event."""
+    def zeros(cls, sums: int, totals: int, labels: int, picks: WindowPicks, keys: int) -> KeySums:
+        """Return the sums of so many keys before any event."""
         return cls(
             sums=np.zeros((keys, sums), np.int64),
             totals=np.zeros((keys, PARTS * totals), np.int64),
+            picks=picks,
             last=np.full(keys, NEVER),
             trained=np.zeros((keys, 1 + labels), np.int64),
         )
@@ -55,19 +64,28 @@ class RowSums:
         flags: Unsigned [n].
         sums: How many sums there are.
         totals: How many totals there are.
+        picks: How many numbers are picked.
 
     Attributes:
         sums: int64 [sums, n], 0 where there is no key, as all below.
         totals: float64 [2 totals, n]: of each, how many numbers there are, and their sum.
+        picks: float64 [picks, n]; NaN where there is no number.
         last: int64 [n], the time of the last event.
     """
 
     def __init__(
-        self, cuts: np.ndarray, numbers: np.ndarray, flags: np.ndarray, sums: int, totals: int
+        self,
+        cuts: np.ndarray,
+        numbers: np.ndarray,
+        flags: np.ndarray,
+        sums: int,
+        totals: int,
+        picks: int,
     ) -> None:
         self.cuts, self.numbers, self.flags = cuts, numbers, flags
         self.sums = np.zeros((sums, len(cuts)), np.int64)
         self.totals = np.zeros((2 * totals, len(cuts)))
+        self.picks = np.full((picks, len(cuts)), np.nan)
         self.last = np.full(len(cuts), NEVER)
 
 
@@ -106,13 +124,16 @@ class RunningSums:
         while self._at[0] < len(rows.cuts):
             added, dropped = self._chunks
             _sum_rows(
-                (rows.cuts, rows.numbers, rows.flags, rows.sums, rows.totals, rows.last),
+                (rows.cuts, rows.numbers, rows.flags),
+                (rows.sums, rows.totals, rows.picks, rows.last),
                 (added.known, added.numbers, added.flags, added.amounts, added.happened),
                 (dropped.known, dropped.numbers, dropped.flags, dropped.amounts),
                 self._window, self._bits, self._columns,
-                (state.sums, state.totals, state.last, state.trained),
+                (state.sums, state.totals, state.last, state.trained), state.picks.arrays,
                 self._at, self._more,
             )  # fmt: skip
+            if not has_room(state.picks.arrays):
+                state.picks.grow()
             for stream, chunk in enumerate(self._chunks):
                 if self._at[1 + stream] == len(chunk.known):
                     self._refill(stream)
@@ -132,6 +153,7 @@ class RunningSums:
             flags=np.zeros(1, self._chunks[0].flags.dtype),
             sums=len(self._bits),
             totals=len(self._columns),
+            picks=self._state.picks.count,
         )
         self.go_on(row)
         return self._state
@@ -172,17 +194,20 @@ def _add_event(
 @compiled()
 def _sum_rows(
     rows: tuple,
+    found: tuple,
     added: tuple,
     dropped: tuple,
     window: int,
     bits: np.ndarray,
     columns: np.ndarray,
     state: tuple,
+    picks: tuple,
     at: np.ndarray,
     more: np.ndarray,
 ) -> None:
-    """Sum up events until there are no more rows, or no more events in the chunk."""
-    cuts, row_keys, row_flags, row_sums, row_totals, row_last = rows
+    """Sum up events until there are no more rows, events in the chunk, or room for picks."""
+    cuts, row_keys, row_flags = rows
+    row_sums, row_totals, row_picks, row_last = found
     known, keys, flags, amounts, happened = added
     dropped_known, dropped_keys, dropped_flags, dropped_amounts = dropped
     sums, totals, last, trained = state
@@ -190,7 +215,11 @@ def _sum_rows(
     for row in range(at[0], len(cuts)):
         cut = cuts[row]
         while event < len(known) and known[event] < cut:
+            if not has_room(picks):
+                at[0], at[1], at[2] = row, event, drop
+                return
             if keys[event] >= 0:
+                add_to_picks(picks, keys[event], amounts, event, known[event], cut)
                 _add_event(event, keys, flags, amounts, bits, columns, sums, totals, 1)
                 last[keys[event]] = max(last[keys[event]], happened[event])
             event += 1
@@ -217,6 +246,7 @@ def _sum_rows(
             row_totals[2 * c + 1, row] = join_words(
                 totals[key, first + 1], totals[key, first + 2], totals[key, first + 3]
             )
+        read_picks(picks, key, cut, row, row_picks)
         row_last[row] = last[key]
         if row_flags[row] >> TRAIN & 1:
             for kind in range(trained.shape[1]):

@@ -26,6 +26,7 @@ from nvt_torchrec.etl.events.timeline import (
     EventLog,
     sort_by_key,
 )
+from nvt_torchrec.etl.events.window_picks import WindowPicks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.workflows.event_groups import (
@@ -38,6 +39,7 @@ from nvt_torchrec.workflows.event_groups import (
     history_bit,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.event_picks import PICK_KINDS
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 
@@ -140,6 +142,9 @@ class GroupSummer:
             if wanted.totals:
                 totals = 2 * len(wanted.totals)
                 self._create(log.files.totals(name, group), (totals, *rows), np.float64)
+            if wanted.picks:
+                picks = len(wanted.picks)
+                self._create(log.files.picks(name, group), (picks, *rows), np.float64)
             if wanted.has_last:
                 self._create(log.files.last(name, group), rows, np.int64)
 
@@ -161,6 +166,8 @@ class GroupSummer:
             count, *words = recent.counts[first : first + PARTS]
             amount = join_sums(np.stack(words))
             amounts[columns.index(column)] = np.where(count > 0, amount, np.nan)
+        for (column, _), numbers in zip(self._wanted.picked, recent.picked, strict=True):
+            amounts[columns.index(column)] = numbers
         return self._make_block(recent.known, recent.happened, flags, recent.key, amounts)
 
     def _make_block(
@@ -180,15 +187,29 @@ class GroupSummer:
         windows = self._wanted.windows
         return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
 
-    def _start(self, window: int, bits: Sequence[int], columns: Sequence[str]) -> KeySums:
+    def _start(
+        self,
+        window: int,
+        bits: Sequence[int],
+        columns: Sequence[str],
+        picks: Sequence[tuple[str, str]],
+    ) -> KeySums:
         """Return the sums of all keys before the first event.
 
         Args:
             window: The window; events that are summed up as one have left every window.
             bits: Of each sum, the bit of the events that it counts.
             columns: The columns of totals.
+            picks: The column and the kind of each pick.
         """
-        state = KeySums.zeros(len(self._keys), len(bits), len(columns), self._wanted.labels)
+        amounts = self._log.spec.amounts
+        kept = WindowPicks(
+            keys=len(self._keys),
+            columns=[amounts.index(column) for column, _ in picks],
+            kinds=[PICK_KINDS[kind] for _, kind in picks],
+            window=window,
+        )
+        state = KeySums.zeros(len(bits), len(columns), self._wanted.labels, kept, len(self._keys))
         index = np.searchsorted(self._keys, self._old.key)
         state.last[index] = self._old.happened
         if window:
@@ -200,6 +221,8 @@ class GroupSummer:
             first = 1 + self._wanted.labels + PARTS * self._wanted.columns.index(column)
             parts = self._old.counts[first : first + PARTS]
             state.totals[index, PARTS * number : PARTS * (number + 1)] = parts.T
+        for number, wanted in enumerate(picks):
+            kept.picked[index, number] = self._old.picked[self._wanted.picked.index(wanted)]
         return state
 
     def _sum(self, window: int) -> KeySums:
@@ -207,6 +230,7 @@ class GroupSummer:
         log, group, files, wanted = self._log, self._group, self._log.files, self._wanted
         sums = [number for number, (other, _) in enumerate(wanted.sums) if other == window]
         totals = [number for number, (other, _) in enumerate(wanted.totals) if other == window]
+        picks = [number for number, (other, _, _) in enumerate(wanted.picks) if other == window]
         bits = [wanted.sums[number][1] for number in sums]
         columns = [wanted.totals[number][1] for number in totals]
         before = [*self._recent, *self._of_histories]
@@ -214,7 +238,7 @@ class GroupSummer:
             window=window,
             bits=bits,
             columns=[log.spec.amounts.index(column) for column in columns],
-            state=self._start(window, bits, columns),
+            state=self._start(window, bits, columns, [wanted.picks[i][1:] for i in picks]),
             added=log.iterate_events(group, before),
             dropped=log.iterate_events(group, before),
         )
@@ -229,6 +253,7 @@ class GroupSummer:
                 flags=chunk.take([block.flags for block in blocks]),
                 sums=len(bits),
                 totals=len(columns),
+                picks=len(picks),
             )
             summer.go_on(rows)
             if sums:  # the sums of a window stand together
@@ -241,6 +266,9 @@ class GroupSummer:
                 for number, of_total in zip(totals, found, strict=True):
                     pair = slice(2 * number, 2 * number + 2)
                     chunk.put(of_total, [output[pair] for output in outputs])
+            if picks:
+                outputs = [map_array(files.picks(name, group), write=True) for name in names]
+                chunk.put(rows.picks, [output[picks[0] : picks[-1] + 1] for output in outputs])
             if writes_last:
                 chunk.put(
                     rows.last, [map_array(files.last(name, group), write=True) for name in names]
@@ -256,23 +284,26 @@ class GroupSummer:
             window=0,
             bits=self._bits,
             columns=columns,
-            state=self._start(0, self._bits, wanted.columns),
+            state=self._start(0, self._bits, wanted.columns, wanted.picked),
             added=log.iterate_events(self._group, self._recent),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
         there = np.flatnonzero(state.sums[:, 0])
         measures = np.concatenate([state.sums[there].T, state.totals[there].T])
-        parts = [(there, np.full(len(there), BEFORE_ALL), state.last[there], measures)]
+        picked = state.picks.picked[there].T
+        parts = [(there, np.full(len(there), BEFORE_ALL), state.last[there], measures, picked)]
         for left in summer.iterate_left():
             left = left.take(left.numbers >= 0)
             measures = [(left.flags >> bit & 1).astype(np.int64)[np.newaxis] for bit in self._bits]
             for column in columns:
                 amounts = left.amounts[column]
                 measures += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
-            parts.append((left.numbers, left.known, left.happened, np.concatenate(measures)))
-        number, known, happened, counts = (
+            picked = left.amounts[[log.spec.amounts.index(column) for column, _ in wanted.picked]]
+            measures = np.concatenate(measures)
+            parts.append((left.numbers, left.known, left.happened, measures, picked))
+        number, known, happened, counts, picked = (
             np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)
         )
         order = sort_by_key(number.astype(np.int32), len(self._keys))
-        return EarlierEvents(self._keys[number], known, happened, counts).take(order)
+        return EarlierEvents(self._keys[number], known, happened, counts, picked).take(order)

@@ -18,7 +18,7 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.event_groups import BEFORE_ALL
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL, GroupSums
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
@@ -37,23 +37,46 @@ class EarlierEvents:
         known: int64 [n], from when it is known; rising for each key.
         happened: int64 [n], the time of the last one.
         counts: int64 [measures, n], see :attr:`workflows.event_groups.GroupSums.measures`.
+        picked: float64 [picked, n], see :attr:`workflows.event_groups.GroupSums.picked`; of events
+            that are summed up what is picked of them.
     """
 
     key: np.ndarray
     known: np.ndarray
     happened: np.ndarray
     counts: np.ndarray
+    picked: np.ndarray
 
     @classmethod
-    def none(cls, measures: int) -> EarlierEvents:
-        """Return no events."""
-        empty = np.empty(0, np.int64)
-        return cls(empty, empty, empty, np.empty((measures, 0), np.int64))
+    def none(cls, group: GroupSums) -> EarlierEvents:
+        """Return no events of a group."""
+        return cls.from_rows(np.empty((cls.count_rows(group), 0), np.int64), group)
+
+    @staticmethod
+    def count_rows(group: GroupSums) -> int:
+        """Return how many rows :meth:`to_rows` gives."""
+        return 3 + group.measures + len(group.picked)
+
+    @classmethod
+    def from_rows(cls, rows: np.ndarray, group: GroupSums) -> EarlierEvents:
+        """Return the events of what :meth:`to_rows` returned."""
+        end = 3 + group.measures
+        return cls(rows[0], rows[1], rows[2], rows[3:end], rows[end:].view(np.float64))
+
+    def to_rows(self) -> np.ndarray:
+        """Return all in one array, int64 [rows, n]; of floats the bits."""
+        first = np.stack([self.key, self.known, self.happened])
+        return np.concatenate([first, self.counts, self.picked.view(np.int64)])
 
     def take(self, indices: slice | np.ndarray) -> EarlierEvents:
         """Return some of the events."""
-        counts = np.ascontiguousarray(self.counts[:, indices])
-        return EarlierEvents(self.key[indices], self.known[indices], self.happened[indices], counts)
+        return EarlierEvents(
+            key=self.key[indices],
+            known=self.known[indices],
+            happened=self.happened[indices],
+            counts=np.ascontiguousarray(self.counts[:, indices]),
+            picked=np.ascontiguousarray(self.picked[:, indices]),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

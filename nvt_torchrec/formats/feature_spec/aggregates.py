@@ -31,6 +31,10 @@ class EventsBefore:
             is none. It knows no window.
         amount_count: float64 [n], how many events have a number in the aggregate's column.
         total: float64 [n], the sum of these numbers.
+        newest: float64 [n], the number of the last event that has one; NaN without any, as below.
+            Of events that are known from the same time, the last one in the log.
+        smallest: float64 [n], the smallest number.
+        largest: float64 [n], the largest number.
         prior: float64 [n], the rate of all events before; NaN where there are none. Only with
             ``positives``; so is ``smoothing``.
         smoothing: The weight of that rate, in events.
@@ -42,6 +46,9 @@ class EventsBefore:
     last_time: np.ndarray | None = None
     amount_count: np.ndarray | None = None
     total: np.ndarray | None = None
+    newest: np.ndarray | None = None
+    smallest: np.ndarray | None = None
+    largest: np.ndarray | None = None
     prior: np.ndarray | None = None
     smoothing: float = 0
 
@@ -167,9 +174,46 @@ class Mean(AggregateValue):
         return np.divide(before.total, before.amount_count, out=none, where=before.amount_count > 0)
 
 
+class Last(AggregateValue):
+    """The number of the newest event that has one; missing without any."""
+
+    name, keeps, has_column, may_lack = "last", ("newest",), True, True
+    unit = Mean.unit
+
+    def compute(self, before: EventsBefore) -> np.ndarray:
+        """See :meth:`AggregateValue.compute`."""
+        assert before.newest is not None
+        return before.newest
+
+
+class Minimum(AggregateValue):
+    """The smallest number of events; missing without any."""
+
+    name, keeps, has_column, may_lack = "min", ("smallest",), True, True
+    unit = Mean.unit
+
+    def compute(self, before: EventsBefore) -> np.ndarray:
+        """See :meth:`AggregateValue.compute`."""
+        assert before.smallest is not None
+        return before.smallest
+
+
+class Maximum(AggregateValue):
+    """The largest number of events; missing without any."""
+
+    name, keeps, has_column, may_lack = "max", ("largest",), True, True
+    unit = Mean.unit
+
+    def compute(self, before: EventsBefore) -> np.ndarray:
+        """See :meth:`AggregateValue.compute`."""
+        assert before.largest is not None
+        return before.largest
+
+
 #: By the name in the spec.
 AGGREGATES: dict[str, AggregateValue] = {
-    value.name: value for value in (Count(), Rate(), Since(), Sum(), Mean())
+    value.name: value
+    for value in (Count(), Rate(), Since(), Sum(), Mean(), Last(), Minimum(), Maximum())
 }
 #: The values of an aggregate without ``values``. A later kind of value does not join them: it would
 #: be a further column of specs that there are.
