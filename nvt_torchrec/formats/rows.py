@@ -235,8 +235,9 @@ class RawRows:
         times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
             is known. Of rows without labels [1, n], when they are to be scored, :data:`NO_TIME`
             where that is missing. None if the spec has no events.
-        groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
-            it is missing. None if the spec has no events, or what happened before was added.
+        groups: int64 [groups, n], the hash of the key of each group of events, of rows that are
+            events of each of :attr:`FeatureSpec.event_keys`; 0 where a column of it is missing.
+            None if the spec has no events, or what happened before was added.
         amounts: float64 [amounts, n], the numbers of columns that aggregates are of, NaN where
             missing; None if the spec has no events, or the rows are to be scored.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
@@ -323,6 +324,7 @@ def dense_dtype(spec: FeatureSpec) -> type:
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
+    plan = spec.read_plan(label=label)
     columns: list[Any] = []
     for column in spec.categorical:
         values = RAW_TYPES[column.raw].array([])
@@ -338,8 +340,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,
         times=np.empty((1 + label, 0), np.int64) if spec.events else None,
-        groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
-        amounts=np.empty((len(spec.amounts), 0)) if spec.events and label else None,
+        groups=np.empty((len(plan.groups), 0), np.int64) if spec.events else None,
+        amounts=np.empty((len(plan.amounts), 0)) if spec.events and label else None,
     )
 
 

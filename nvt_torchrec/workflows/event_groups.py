@@ -47,6 +47,7 @@ class GroupAggregate:
         positives: That of the sum that counts those with its label; None if they are not counted.
         total: The number of the total of its column; None without one.
         picks: By field of :class:`EventsBefore`, the number of the pick.
+        distinct: The number of its count of different values; None without one.
     """
 
     name: str
@@ -56,6 +57,24 @@ class GroupAggregate:
     positives: int | None
     total: int | None
     picks: Mapping[str, int]
+    distinct: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowParts:
+    """What is summed up in one pass over the events, by its number in the group.
+
+    Attributes:
+        sums: The bit of the events that are counted.
+        totals: The column whose numbers are summed up.
+        picks: The column, and which of its numbers is picked.
+        distinct: The column whose values are counted.
+    """
+
+    sums: Mapping[int, int]
+    totals: Mapping[int, str]
+    picks: Mapping[int, tuple[str, str]]
+    distinct: Mapping[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +89,7 @@ class GroupSums:
         totals: Of each total, the window, and the column whose numbers are summed up.
         picks: Of each number that is picked of the events, the window, the column, and which one it
             is, a key of :data:`.event_picks.PICK_KINDS`.
+        distinct: Of each count of different values, the window and the column.
         histories: The numbers of its histories; the last sums are their events.
         has_last: Whether the time of the last event is wanted.
         aggregates: Its aggregates.
@@ -80,6 +100,7 @@ class GroupSums:
     sums: tuple[tuple[int, int], ...]
     totals: tuple[tuple[int, str], ...]
     picks: tuple[tuple[int, str, str], ...]
+    distinct: tuple[tuple[int, str], ...]
     histories: tuple[int, ...]
     has_last: bool
     aggregates: tuple[GroupAggregate, ...]
@@ -87,12 +108,18 @@ class GroupSums:
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:
         """The different windows; there is at least one."""
-        return tuple(dict.fromkeys(wanted[0] for wanted in (*self.sums, *self.totals, *self.picks)))
+        wanted = (*self.sums, *self.totals, *self.picks, *self.distinct)
+        return tuple(dict.fromkeys(parts[0] for parts in wanted))
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """The different columns of totals."""
         return tuple(dict.fromkeys(column for _, column in self.totals))
+
+    @functools.cached_property
+    def compared(self) -> tuple[str, ...]:
+        """The different columns whose values are counted."""
+        return tuple(dict.fromkeys(column for _, column in self.distinct))
 
     @functools.cached_property
     def picked(self) -> tuple[tuple[str, str], ...]:
@@ -122,16 +149,45 @@ class GroupSums:
 
     @functools.cached_property
     def windows_and_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each sum, then of each part of each total, its window and its measure, int64 [n].
+        """Windows, and rows of :attr:`.event_sums.GroupEvents.sums`, int64 [n] each.
 
-        Histories have no measure: their sums have a number beyond all.
+        Those of each sum, of each part of each total, and of each count of different values.
+        Histories have no such row: their sums have a number beyond all.
         """
-        windows, bits = np.array(self.sums, np.int64).reshape(-1, 2).T
-        rows = np.where(bits < FIRST_LABEL + self.labels, bits - EVENT, self.measures)
-        first = [1 + self.labels + PARTS * self.columns.index(column) for _, column in self.totals]
-        of_totals = np.repeat(np.array([window for window, _ in self.totals], np.int64), PARTS)
-        parts = (np.array(first, np.int64)[:, np.newaxis] + np.arange(PARTS)).reshape(-1)
-        return np.concatenate([windows, of_totals]), np.concatenate([rows, parts])
+        windows, rows = [], []
+        for window, bit in self.sums:
+            is_measure = bit < FIRST_LABEL + self.labels
+            windows.append(window)
+            rows.append(bit - EVENT if is_measure else self.measures + len(self.compared))
+        for window, column in self.totals:
+            first = 1 + self.labels + PARTS * self.columns.index(column)
+            windows += [window] * PARTS
+            rows += range(first, first + PARTS)
+        for window, column in self.distinct:
+            windows.append(window)
+            rows.append(self.measures + self.compared.index(column))
+        return np.array(windows, np.int64), np.array(rows, np.int64)
+
+    def select_window(self, window: int) -> WindowParts:
+        """Return what is summed up within a window."""
+        return WindowParts(
+            sums={i: bit for i, (other, bit) in enumerate(self.sums) if other == window},
+            totals={i: column for i, (other, column) in enumerate(self.totals) if other == window},
+            picks={i: parts[1:] for i, parts in enumerate(self.picks) if parts[0] == window},
+            distinct={
+                i: column for i, (other, column) in enumerate(self.distinct) if other == window
+            },
+        )
+
+    def select_kept(self) -> WindowParts:
+        """Return what is kept of events that have left all windows."""
+        forever = dict.fromkeys(column for window, column in self.distinct if not window)
+        return WindowParts(
+            sums=dict(enumerate(range(EVENT, FIRST_LABEL + self.labels))),
+            totals=dict(enumerate(self.columns)),
+            picks=dict(enumerate(self.picked)),
+            distinct=dict(enumerate(forever)),
+        )
 
     def place(self, bit: int, window: int = 0) -> int:
         """Return the number of a sum."""
@@ -148,6 +204,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
     bits_of_windows: dict[int, dict[int, None]] = {}
     totals: dict[tuple[int, str], None] = {}
     picks: dict[tuple[int, str, str], None] = {}
+    distinct: dict[tuple[int, str], None] = {}
     rules: dict[str, Aggregate] = {}
     for column in spec.aggregates:
         rule = column.aggregate
@@ -163,6 +220,8 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
         if _has_total(rule):
             totals[window, rule.column] = None
         picks |= {(window, rule.column, kind): None for kind in PICK_KINDS if kind in keeps}
+        if "distinct" in keeps:
+            distinct[window, rule.column] = None
     histories = [number for number, rule in enumerate(spec.histories) if rule.key == key]
     for number in histories:
         bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
@@ -184,6 +243,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
                 for kind in PICK_KINDS
                 if kind in keeps
             },
+            distinct=[*distinct].index((window, rule.column)) if "distinct" in keeps else None,
         )
         aggregates.append(aggregate)
     return GroupSums(
@@ -192,6 +252,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
         sums=tuple(sums),
         totals=tuple(totals),
         picks=tuple(picks),
+        distinct=tuple(distinct),
         histories=tuple(histories),
         has_last=any("last_time" in rule.kind.keeps for rule in rules.values()),
         aggregates=tuple(aggregates),
@@ -248,20 +309,23 @@ class FoundSums:
 
     Attributes:
         sums: Integers [sums, n], in the order of :attr:`GroupSums.sums`.
-        totals: float64 [2 totals, n]: of each total, how many numbers there are, and their sum.
+        totals: float64 [totals, 2, n]: of each, how many numbers there are, and their sum.
         picks: float64 [picks, n]; NaN where there is no number.
+        distinct: Integers [distinct, n], how many different values there are.
         last: int64 [n], the times of the last events; None where they are not wanted.
     """
 
     sums: np.ndarray
     totals: np.ndarray
     picks: np.ndarray
+    distinct: np.ndarray
     last: np.ndarray | None
 
     def take(self, rows: slice) -> FoundSums:
         """Return what was found for some of the rows."""
         last = None if self.last is None else self.last[rows]
-        return FoundSums(self.sums[:, rows], self.totals[:, rows], self.picks[:, rows], last)
+        found = (self.sums, self.totals, self.picks, self.distinct)
+        return FoundSums(*(array[..., rows] for array in found), last)
 
 
 def aggregate_values(
@@ -289,10 +353,11 @@ def aggregate_values(
             kept["prior"] = rates.before(aggregate.rule.label, cuts)
             smoothing = rates.smoothing[aggregate.name]
         if aggregate.total is not None:
-            kept["amount_count"] = found.totals[2 * aggregate.total]
-            kept["total"] = found.totals[2 * aggregate.total + 1]
+            kept["amount_count"], kept["total"] = found.totals[aggregate.total]
         for kind, number in aggregate.picks.items():
             kept[kind] = found.picks[number]
+        if aggregate.distinct is not None:
+            kept["distinct"] = found.distinct[aggregate.distinct]
         before = EventsBefore(cuts, last_time=found.last, smoothing=smoothing, **kept)
         values[aggregate.name] = aggregate.kind.compute(before)
     return values

@@ -10,8 +10,8 @@ workflow has the digest of ``state.json``::
                     them; the last one is infinite
     N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
     N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, and of groups
-                    with last, min or max N.picks.npy, see :class:`.event_sums.GroupEvents`. Only
-                    of groups with aggregates
+                    with last, min or max N.picks.npy, with distinct N.previous.npy, see
+                    :class:`.event_sums.GroupEvents`. Only of groups with aggregates
 
 and of each history its newest events, at most ``kept`` of a key::
 
@@ -95,7 +95,12 @@ def _kind(name: str) -> tuple[type, int]:
     if name == _RATES:
         return np.float64, 2
     kind = name.split(".")[-2]
-    kinds = {"sums": (np.int64, 2), "picks": (np.float64, 2), "ids": (np.int32, 2)}
+    kinds = {
+        "sums": (np.int64, 2),
+        "picks": (np.float64, 2),
+        "previous": (np.int64, 2),
+        "ids": (np.int32, 2),
+    }
     return kinds.get(kind, (np.int64, 1))
 
 
@@ -205,12 +210,10 @@ class EventState:
             for number, group in enumerate(sums_of_groups(spec)):
                 if not group.aggregates:
                     continue
-                keys, offsets, known, last, sums, *picks = (
-                    shapes[name] for name in _group_files(number, group)
-                )
-                wanted = (keys[0] + 1,), known, (group.measures, *known)
-                wanted_picks = [(len(group.picked), *known)] if group.picked else []
-                if (offsets, last, sums) != wanted or picks != wanted_picks:
+                names_of_group = _group_files(number, group)
+                keys, _, known, *_ = (shapes[name] for name in names_of_group)
+                wanted = GroupEvents.shapes(group, keys[0], known[0])
+                if [shapes[name] for name in names_of_group] != wanted:
                     raise ValueError(f"the files of group {number} are of other numbers of events")
             for rule in spec.histories:
                 keys, offsets, known, ids = (shapes[name] for name in _history_files(rule.name))

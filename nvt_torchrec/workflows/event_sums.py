@@ -21,6 +21,9 @@ from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.workflows.event_groups import BEFORE_ALL, PARTS, FoundSums, GroupSums
 from nvt_torchrec.workflows.event_picks import merge_picks, pick, pick_from_each
 
+#: In :attr:`GroupEvents.previous`: earlier than all times, and later.
+NEVER = -(2**63)
+NO_VALUE = 2**63 - 1
 _DAMAGED = "copy the whole workflow again, or run the ETL again"
 
 
@@ -33,11 +36,15 @@ class GroupEvents:
         offsets: int64 [keys + 1], where the events of each key begin.
         known: int64 [events], from when each is known; rising for each key.
         last: int64 [events], the time of the last event of the key so far.
-        sums: int64 [measures, events], the sums over the events of the key so far, see
-            :attr:`GroupSums.measures`.
+        sums: int64 [measures + compared, events], the sums over the events of the key so far, see
+            :attr:`GroupSums.measures`; and, of columns whose values are counted, how many of these
+            events are the last ones with their values that are known before the time of the state.
         picks: float64 [picked, events], what is picked of each event and all later ones of its key
             that are known before the time of the state; of those that are not, their own numbers.
             None of a group without.
+        previous: int64 [compared, events], of events that are not known by then, from when the
+            event before with the same value is known; :data:`NEVER` if there is none, and
+            :data:`NO_VALUE` if the event has none. None of a group without.
     """
 
     keys: np.ndarray
@@ -46,12 +53,28 @@ class GroupEvents:
     last: np.ndarray
     sums: np.ndarray
     picks: np.ndarray | None = None
+    previous: np.ndarray | None = None
 
     @staticmethod
     def array_names(group: GroupSums) -> list[str]:
         """Return the names of the arrays that a group has, in the order of the attributes."""
-        names = [field.name for field in dataclasses.fields(GroupEvents)]
-        return names if group.picked else names[:-1]
+        names = ["keys", "offsets", "known", "last", "sums"]
+        if group.picked:
+            names.append("picks")
+        if group.compared:
+            names.append("previous")
+        return names
+
+    @staticmethod
+    def shapes(group: GroupSums, keys: int, events: int) -> list[tuple[int, ...]]:
+        """Return the shapes of these arrays, of so many keys and events."""
+        sums = group.measures + len(group.compared)
+        shapes: list[tuple[int, ...]] = [(keys,), (keys + 1,), (events,), (events,), (sums, events)]
+        if group.picked:
+            shapes.append((len(group.picked), events))
+        if group.compared:
+            shapes.append((len(group.compared), events))
+        return shapes
 
     @classmethod
     def collect(
@@ -64,6 +87,7 @@ class GroupEvents:
         happened: np.ndarray,
         counts: np.ndarray,
         picked: np.ndarray,
+        pairs: np.ndarray,
     ) -> GroupEvents:
         """Sum up events that no row of ``as_of`` or later can tell apart.
 
@@ -76,11 +100,14 @@ class GroupEvents:
             happened: int64 [n], the time of the last one.
             counts: int64 [measures, n], the measures of each.
             picked: float64 [picked, n], the number of each, or what is picked of several.
+            pairs: int64 [compared, n], the hash of key and value of each; 0 without one.
         """
         windows = sorted(window for window in group.windows if window)
         if not len(key):
+            offsets, sums = np.zeros(1, np.int64), np.concatenate([counts, pairs])
             picks = picked if group.picked else None
-            return cls(key, np.zeros(1, np.int64), known, happened, counts, picks)
+            previous = pairs if group.compared else None
+            return cls(key, offsets, known, happened, sums, picks, previous)
         begin = known
         if spec.events is not None and spec.events.cut == "day":
             # rows count events before the begin of their day, and from the begin of a window on,
@@ -89,7 +116,18 @@ class GroupEvents:
             begin = known // DAY * DAY
             begin += bounds[np.searchsorted(bounds, known - begin, side="right") - 1]
         begin = np.where(known < as_of - max(windows, default=0), BEFORE_ALL, begin)
-        first = np.flatnonzero(mark_begins(key) | mark_begins(begin))
+        begins_other = mark_begins(key) | mark_begins(begin)
+        previous = None
+        if group.compared:
+            # Events that some rows know and others do not are kept one by one: each has a value.
+            is_late = known >= as_of
+            begins_other |= is_late
+            counts = np.concatenate(
+                [counts, [_mark_last(of_column, is_late) for of_column in pairs]]
+            )
+            previous = np.array([_find_previous(of_column, begin) for of_column in pairs])
+        first = np.flatnonzero(begins_other)
+        previous = None if previous is None else previous[:, first]
         keys, begins = np.unique(key[first], return_index=True)
         offsets = np.append(begins, len(first)).astype(np.int64)
         last = np.maximum.reduceat(happened, first)
@@ -100,7 +138,7 @@ class GroupEvents:
             kinds = group.pick_kinds
             picks = merge_picks(kinds, np.ascontiguousarray(picked), first)
             pick_from_each(kinds, picks, offsets, begin[first], as_of)
-        return cls(keys, offsets, begin[first], last, sums, picks)
+        return cls(keys, offsets, begin[first], last, sums, picks, previous)
 
     def sums_before(
         self, group: GroupSums, as_of: int, hashes: np.ndarray, cuts: np.ndarray
@@ -123,11 +161,10 @@ class GroupEvents:
         if not _sum_before(*events, hashes, cuts, windows, rows, found, last):
             raise BadInputError("events of a workflow: damaged: they are not there", _DAMAGED)
         first = len(group.sums)
-        totals = np.empty((2 * len(group.totals), len(hashes)))
+        totals = np.empty((len(group.totals), 2, len(hashes)))
         for number in range(len(group.totals)):
             count, *words = found[first + PARTS * number : first + PARTS * (number + 1)]
-            totals[2 * number] = count
-            totals[2 * number + 1] = join_sums(np.stack(words))
+            totals[number] = count, join_sums(np.stack(words))
         picks = np.full((len(group.picks), len(hashes)), np.nan)
         if self.picks is not None:
             numbers, windows = group.picks_and_windows
@@ -136,7 +173,48 @@ class GroupEvents:
                 (group.pick_kinds, numbers, windows),
                 as_of, hashes, cuts, picks,
             )  # fmt: skip
-        return FoundSums(found[:first], totals, picks, last)
+        distinct = found[first + PARTS * len(group.totals) :]
+        if self.previous is not None:
+            _count_late(
+                (self.keys, self.offsets, self.known, self.previous),
+                np.array([group.compared.index(column) for _, column in group.distinct]),
+                np.array([window for window, _ in group.distinct]),
+                as_of, hashes, cuts, distinct,
+            )  # fmt: skip
+        return FoundSums(found[:first], totals, picks, distinct, last)
+
+
+def _mark_last(pairs: np.ndarray, is_late: np.ndarray) -> np.ndarray:
+    """Return which events are the last ones with their values, late events apart.
+
+    Args:
+        pairs: int64 [n], see :meth:`GroupEvents.collect`.
+        is_late: bool [n].
+
+    Returns:
+        int64 [n], 1 or 0.
+    """
+    there = np.flatnonzero((pairs != 0) & ~is_late)[::-1]
+    _, index = np.unique(pairs[there], return_index=True)  # the first ones, from behind
+    marks = np.zeros(len(pairs), np.int64)
+    marks[there[index]] = 1
+    return marks
+
+
+def _find_previous(pairs: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return :attr:`GroupEvents.previous` of a column.
+
+    Args:
+        pairs: int64 [n], see :meth:`GroupEvents.collect`.
+        known: int64 [n], from when the events are known; rising for each key.
+    """
+    order = np.argsort(pairs, kind="stable")
+    is_first = mark_begins(pairs[order])
+    previous = np.empty(len(pairs), np.int64)
+    previous[order[1:]] = known[order[:-1]]
+    previous[order[is_first]] = NEVER
+    previous[pairs == 0] = NO_VALUE
+    return previous
 
 
 @compiled()
@@ -238,6 +316,34 @@ def _pick_before(
                 found[p, i] = picked[number, left]
             for late in range(max(left, first_late), end):
                 found[p, i] = pick(kinds[number], picked[number, late], found[p, i])
+
+
+@compiled()
+def _count_late(
+    events: tuple,
+    columns: np.ndarray,
+    windows: np.ndarray,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Add to ``found`` the values of events that are not known before ``as_of``.
+
+    An event has a further value if that of the same value before has left the window.
+    """
+    keys, offsets, known, previous = events
+    for i in range(len(hashes)):
+        key = find_first(keys, 0, len(keys), hashes[i])
+        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for d in range(len(columns)):
+            opens = cuts[i] - windows[d] if windows[d] else np.int64(BEFORE_ALL)
+            for late in range(max(first_late, find_first(known, begin, end, opens)), end):
+                found[d, i] += previous[columns[d], late] < opens
 
 
 @compiled(

@@ -27,10 +27,13 @@ time_format = "epoch_s"
 {events}
 [[aggregate]]
 of = "user"
-values = ["sum(amount)", "mean(amount)", "min(amount)", "max(amount)", "last(amount)", "count"]
+values = ["sum(amount)", "mean(amount)", "min(amount)", "max(amount)", "last(amount)", "count",
+    "distinct(item)", "distinct(shop)"]
 [[aggregate]]
 of = "user"
-values = ["last(amount)", "sum(price)", "max(amount)", "mean(amount)", "min(price)"]
+values = [
+    "last(amount)", "sum(price)", "max(amount)", "distinct(shop)", "mean(amount)", "min(price)",
+]
 window = "12h"
 [[aggregate]]
 of = ["user", "item"]
@@ -38,7 +41,7 @@ values = ["min(amount)", "max(amount)", "last(price)"]
 window = "3h"
 [[aggregate]]
 of = []
-values = ["sum(amount)", "max(amount)", "min(amount)", "last(amount)"]
+values = ["sum(amount)", "max(amount)", "min(amount)", "last(amount)", "distinct(item)"]
 window = "12h"
 [[aggregate]]
 of = "shop"
@@ -154,6 +157,9 @@ def expected(
             if rule.window:
                 begin = cut - WINDOWS[rule.window]
                 seen = [other for other in seen if known_of(other.row, events) >= begin]
+            if rule.value == "distinct":
+                found[column.name] = len({getattr(o.row, rule.column) for o in seen} - {""})
+                continue
             numbers = [getattr(other, rule.column) for other in seen] if rule.column else []
             found[column.name] = value_of(rule.value, numbers, len(seen))
         values.append(found)

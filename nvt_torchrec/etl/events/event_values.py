@@ -57,14 +57,17 @@ class EventValues:
         name, files, found = block_name(block), self._files, []
         for number, group in enumerate(self._groups):
             sums = files.read(name, files.sums(name, number))
-            totals = np.empty((0, sums.shape[1]))
+            totals = np.empty((0, 2, sums.shape[1]))
             if group.totals:
                 totals = files.read(name, files.totals(name, number))
             picks = np.empty((0, sums.shape[1]))
             if group.picks:
                 picks = files.read(name, files.picks(name, number))
+            distinct = sums[:0]
+            if group.distinct:
+                distinct = files.read(name, files.distinct(name, number))
             last = files.read(name, files.last(name, number)) if group.has_last else None
-            found.append(FoundSums(sums, totals, picks, last))
+            found.append(FoundSums(sums, totals, picks, distinct, last))
         return found
 
     def _read_numbers(self, block: Block) -> list[np.ndarray]:

@@ -82,12 +82,16 @@ class EventFiles:
         return self.directory / f"{name}.{group}.sums.npy"
 
     def totals(self, name: str, group: int) -> Path:
-        """Float64 [2 totals, n]: of each, how many numbers and their sum; only where wanted."""
+        """Float64 [totals, 2, n]: of each, how many numbers and their sum; only where wanted."""
         return self.directory / f"{name}.{group}.totals.npy"
 
     def picks(self, name: str, group: int) -> Path:
         """Float64 [picks, n], numbers of the events before; only where wanted."""
         return self.directory / f"{name}.{group}.picks.npy"
+
+    def distinct(self, name: str, group: int) -> Path:
+        """Integers [distinct, n], how many values the events before have; only where wanted."""
+        return self.directory / f"{name}.{group}.distinct.npy"
 
     def last(self, name: str, group: int) -> Path:
         """Int64 [n], the time of the last event before; only where it is wanted."""
@@ -215,7 +219,7 @@ class BlockExtractor:
         self._name, self._lines, self._rows = block_name(block), 0, [0]
         names = history_columns(spec)
         self._columns = {name: spec.categorical_names.index(name) for name in names}
-        self._keys: list[list[pa.Array]] = [[] for _ in spec.groups]
+        self._keys: list[list[pa.Array]] = [[] for _ in spec.event_keys]
         self._times = [np.empty((1 + has_delay(spec), 0), np.int64)]
         self._flags = [np.empty(0, flag_type(spec))]
         self._amounts = [np.empty((len(spec.amounts), 0))]

@@ -86,7 +86,8 @@ class HistoryReader:
         numbers = np.searchsorted(self.keys, key).astype(np.int32)
         by_time = np.argsort(known, kind="stable")
         amounts = np.full((len(log.spec.amounts), len(key)), np.nan)
-        self._tail = EventBlock(known, known, flags, numbers, amounts, ids).take(by_time)
+        pairs = np.full((len(log.pair_keys[self.group]), len(key)), -1, np.int32)
+        self._tail = EventBlock(known, known, flags, numbers, amounts, pairs, ids).take(by_time)
 
     def _iterate(self) -> Iterator[EventBlock]:
         return self._log.iterate_events(self.group, [self._tail], with_ids=True)

@@ -7,7 +7,7 @@ further days need::
     events.hours.npy    see :func:`.label_rates.count_hours`
     events.N.npy        int64 [rows, n]: of group N the key, from when it is known, the time, the
                         number of events, of those with each label, and what is kept of numbers, see
-                        :class:`.timeline.EarlierEvents`
+                        :class:`.earlier_events.EarlierEvents`
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
+from nvt_torchrec.etl.events.key_numbers import number_keys
 from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
 from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
-from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
+from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec

@@ -10,6 +10,7 @@ import numpy as np
 
 from nvt_torchrec.base.exact_sums import join_words, split_term
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.etl.events.distinct_counts import DistinctCounts, count_pairs
 from nvt_torchrec.etl.events.timeline import NO_EVENTS, EventBlock
 from nvt_torchrec.etl.events.window_picks import (
     WindowPicks,
@@ -17,7 +18,7 @@ from nvt_torchrec.etl.events.window_picks import (
     has_room,
     read_picks,
 )
-from nvt_torchrec.workflows.event_groups import EVENT, PARTS, TRAIN
+from nvt_torchrec.workflows.event_groups import EVENT, PARTS, TRAIN, WindowParts
 
 #: The time of the last event of a key without one.
 NEVER = -(2**63)
@@ -32,6 +33,7 @@ class KeySums:
         totals: int64 [keys, PARTS * totals]: of each, how many numbers there are, and the words of
             their sum, see :mod:`base.exact_sums`.
         picks: The numbers that are picked.
+        distinct: The values that are counted.
         last: int64 [keys], the time of the last event.
         trained: int64 [keys, 1 + labels], how many rows for training there are, and how many of
             them with each label.
@@ -40,16 +42,21 @@ class KeySums:
     sums: np.ndarray
     totals: np.ndarray
     picks: WindowPicks
+    distinct: DistinctCounts
     last: np.ndarray
     trained: np.ndarray
 
     @classmethod
-    def zeros(cls, sums: int, totals: int, labels: int, picks: WindowPicks, keys: int) -> KeySums:
-        """Return the sums of so many keys before any event."""
+    def zeros(
+        cls, sums: int, totals: int, labels: int, picks: WindowPicks, distinct: DistinctCounts
+    ) -> KeySums:
+        """Return the sums before any event."""
+        keys = len(distinct.values)
         return cls(
             sums=np.zeros((keys, sums), np.int64),
             totals=np.zeros((keys, PARTS * totals), np.int64),
             picks=picks,
+            distinct=distinct,
             last=np.full(keys, NEVER),
             trained=np.zeros((keys, 1 + labels), np.int64),
         )
@@ -62,31 +69,29 @@ class RowSums:
         cuts: int64 [n], the times before which events count; rising.
         numbers: int32 [n], those of the rows' keys; -1 without one.
         flags: Unsigned [n].
-        sums: How many sums there are.
-        totals: How many totals there are.
-        picks: How many numbers are picked.
+        parts: What is summed up.
 
     Attributes:
         sums: int64 [sums, n], 0 where there is no key, as all below.
         totals: float64 [2 totals, n]: of each, how many numbers there are, and their sum.
         picks: float64 [picks, n]; NaN where there is no number.
+        distinct: int64 [distinct, n], how many different values there are.
         last: int64 [n], the time of the last event.
     """
 
     def __init__(
-        self,
-        cuts: np.ndarray,
-        numbers: np.ndarray,
-        flags: np.ndarray,
-        sums: int,
-        totals: int,
-        picks: int,
+        self, cuts: np.ndarray, numbers: np.ndarray, flags: np.ndarray, parts: WindowParts
     ) -> None:
+        rows = len(cuts)
         self.cuts, self.numbers, self.flags = cuts, numbers, flags
-        self.sums = np.zeros((sums, len(cuts)), np.int64)
-        self.totals = np.zeros((2 * totals, len(cuts)))
-        self.picks = np.full((picks, len(cuts)), np.nan)
-        self.last = np.full(len(cuts), NEVER)
+        self.sums = np.zeros((len(parts.sums), rows), np.int64)
+        self.totals = np.zeros((2 * len(parts.totals), rows))
+        self.picks = np.full((len(parts.picks), rows), np.nan)
+        self.distinct = np.zeros((len(parts.distinct), rows), np.int64)
+        self.last = np.full(rows, NEVER)
+
+    def __len__(self) -> int:
+        return len(self.cuts)
 
 
 class RunningSums:
@@ -125,11 +130,13 @@ class RunningSums:
             added, dropped = self._chunks
             _sum_rows(
                 (rows.cuts, rows.numbers, rows.flags),
-                (rows.sums, rows.totals, rows.picks, rows.last),
-                (added.known, added.numbers, added.flags, added.amounts, added.happened),
-                (dropped.known, dropped.numbers, dropped.flags, dropped.amounts),
+                (rows.sums, rows.totals, rows.picks, rows.distinct, rows.last),
+                (added.known, added.numbers, added.flags, added.amounts, added.pairs),
+                (dropped.known, dropped.numbers, dropped.flags, dropped.amounts, dropped.pairs),
+                added.happened,
                 self._window, self._bits, self._columns,
-                (state.sums, state.totals, state.last, state.trained), state.picks.arrays,
+                (state.sums, state.totals, state.last, state.trained),
+                state.picks.arrays, state.distinct.arrays,
                 self._at, self._more,
             )  # fmt: skip
             if not has_room(state.picks.arrays):
@@ -146,16 +153,10 @@ class RunningSums:
 
     def finish(self, end: int) -> KeySums:
         """Return the state for a time."""
-        # a row of that time, without a key
-        row = RowSums(
-            cuts=np.array([end]),
-            numbers=np.array([-1], np.int32),
-            flags=np.zeros(1, self._chunks[0].flags.dtype),
-            sums=len(self._bits),
-            totals=len(self._columns),
-            picks=self._state.picks.count,
-        )
-        self.go_on(row)
+        # a row of that time, without a key, of which nothing is read
+        flags = np.zeros(1, self._chunks[0].flags.dtype)
+        numbers = np.array([-1], np.int32)
+        self.go_on(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
         return self._state
 
     def iterate_left(self) -> Iterator[EventBlock]:
@@ -197,19 +198,22 @@ def _sum_rows(
     found: tuple,
     added: tuple,
     dropped: tuple,
+    happened: np.ndarray,
     window: int,
     bits: np.ndarray,
     columns: np.ndarray,
     state: tuple,
     picks: tuple,
+    distinct: tuple,
     at: np.ndarray,
     more: np.ndarray,
 ) -> None:
     """Sum up events until there are no more rows, events in the chunk, or room for picks."""
     cuts, row_keys, row_flags = rows
-    row_sums, row_totals, row_picks, row_last = found
-    known, keys, flags, amounts, happened = added
-    dropped_known, dropped_keys, dropped_flags, dropped_amounts = dropped
+    row_sums, row_totals, row_picks, row_distinct, row_last = found
+    known, keys, flags, amounts, pairs = added
+    dropped_known, dropped_keys, dropped_flags, dropped_amounts, dropped_pairs = dropped
+    distinct_values = distinct[4]
     sums, totals, last, trained = state
     event, drop = at[1], at[2]
     for row in range(at[0], len(cuts)):
@@ -219,12 +223,14 @@ def _sum_rows(
                 at[0], at[1], at[2] = row, event, drop
                 return
             if keys[event] >= 0:
+                count_pairs(distinct, keys[event], pairs, event, 1)
                 add_to_picks(picks, keys[event], amounts, event, known[event], cut)
                 _add_event(event, keys, flags, amounts, bits, columns, sums, totals, 1)
                 last[keys[event]] = max(last[keys[event]], happened[event])
             event += 1
         while drop < len(dropped_known) and dropped_known[drop] < cut - window:
             if dropped_keys[drop] >= 0:
+                count_pairs(distinct, dropped_keys[drop], dropped_pairs, drop, -1)
                 _add_event(
                     drop, dropped_keys, dropped_flags, dropped_amounts,
                     bits, columns, sums, totals, -1,
@@ -247,6 +253,8 @@ def _sum_rows(
                 totals[key, first + 1], totals[key, first + 2], totals[key, first + 3]
             )
         read_picks(picks, key, cut, row, row_picks)
+        for d in range(len(row_distinct)):
+            row_distinct[d, row] = distinct_values[key, d]
         row_last[row] = last[key]
         if row_flags[row] >> TRAIN & 1:
             for kind in range(trained.shape[1]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ import numpy as np
 from nvt_torchrec.base.exact_sums import join_sums, split_terms
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import flag_type
+from nvt_torchrec.etl.events.key_numbers import sort_by_key
 from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
-from nvt_torchrec.etl.events.timeline import (
-    EarlierEvents,
-    EventBlock,
-    EventLog,
-    sort_by_key,
-)
+from nvt_torchrec.etl.events.timeline import EventBlock, EventChunk, EventLog
 from nvt_torchrec.etl.events.window_picks import WindowPicks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
@@ -35,6 +33,7 @@ from nvt_torchrec.workflows.event_groups import (
     FIRST_LABEL,
     PARTS,
     GroupSums,
+    WindowParts,
     cut_times,
     history_bit,
     sums_of_groups,
@@ -122,31 +121,29 @@ class GroupSummer:
         newest: int,
     ) -> None:
         self._log, self._group, self._wanted, self._newest = log, group, wanted, newest
-        self._bits = range(EVENT, FIRST_LABEL + wanted.labels)
         self._keys = map_array(log.files.keys(group))
+        self._pair_keys = [map_array(log.files.keys(key)) for key in log.pair_keys[group]]
         is_old = earlier.known == BEFORE_ALL
-        self._old, recent = earlier.take(is_old), earlier.take(~is_old)
-        self._recent = [self._restore(recent)]
+        is_pair = (earlier.pairs != 0).any(axis=0)
+        self._old, self._old_pairs = earlier.take(is_old & ~is_pair), earlier.take(is_old & is_pair)
+        self._recent = [self._restore_recent(earlier.take(~is_old))]
         self._of_histories = []
         for number in wanted.histories if tails else ():
-            key, known = tails[number].expand()
-            flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
-            amounts = np.full((len(log.spec.amounts), len(key)), np.nan)
-            happened = np.full(len(key), NEVER)
-            self._of_histories.append(self._make_block(known, happened, flags, key, amounts))
+            self._of_histories.append(self._restore_history(number, tails[number]))
         kind = np.int32 if log.rows + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
+        files = log.files
         for name in log.names:
-            rows = log.map(log.files.flags(name)).shape
-            self._create(log.files.sums(name, group), (len(wanted.sums), *rows), kind)
+            (rows,) = log.map(files.flags(name)).shape
+            self._create(files.sums(name, group), (len(wanted.sums), rows), kind)
             if wanted.totals:
-                totals = 2 * len(wanted.totals)
-                self._create(log.files.totals(name, group), (totals, *rows), np.float64)
+                self._create(files.totals(name, group), (len(wanted.totals), 2, rows), np.float64)
             if wanted.picks:
-                picks = len(wanted.picks)
-                self._create(log.files.picks(name, group), (picks, *rows), np.float64)
+                self._create(files.picks(name, group), (len(wanted.picks), rows), np.float64)
+            if wanted.distinct:
+                self._create(files.distinct(name, group), (len(wanted.distinct), rows), kind)
             if wanted.has_last:
-                self._create(log.files.last(name, group), rows, np.int64)
+                self._create(files.last(name, group), (rows,), np.int64)
 
     def _create(self, path: Path, shape: tuple[int, ...], kind: type) -> None:
         write_array(path, np.empty((*shape[:-1], 0), kind))  # checks that it can be written
@@ -154,156 +151,209 @@ class GroupSummer:
             np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
         self.outputs.append(path)
 
-    def _restore(self, recent: EarlierEvents) -> EventBlock:
-        """Return events of earlier days that are kept one by one, with their flags and amounts."""
+    def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
+        """Return the events of earlier days that are kept one by one."""
         labels, columns = self._wanted.labels, self._log.spec.amounts
-        flags = np.full(len(recent.key), 1 << EVENT, flag_type(self._log.spec))
+        block = self._make_block(recent.key, recent.known, recent.happened, 1 << EVENT)
         for label, counts in enumerate(recent.counts[1 : 1 + labels]):
-            flags |= counts.astype(flags.dtype) << (FIRST_LABEL + label)
-        amounts = np.full((len(columns), len(recent.key)), np.nan)
+            block.flags[:] |= counts.astype(block.flags.dtype) << (FIRST_LABEL + label)
         for number, column in enumerate(self._wanted.columns):
             first = 1 + labels + PARTS * number
             count, *words = recent.counts[first : first + PARTS]
-            amount = join_sums(np.stack(words))
-            amounts[columns.index(column)] = np.where(count > 0, amount, np.nan)
-        for (column, _), numbers in zip(self._wanted.picked, recent.picked, strict=True):
-            amounts[columns.index(column)] = numbers
-        return self._make_block(recent.known, recent.happened, flags, recent.key, amounts)
+            amounts = join_sums(np.stack(words))
+            block.amounts[columns.index(column)] = np.where(count > 0, amounts, np.nan)
+        for (column, _), amounts in zip(self._wanted.picked, recent.picked, strict=True):
+            block.amounts[columns.index(column)] = amounts
+        for number, (keys, pairs) in enumerate(zip(self._pair_keys, recent.pairs, strict=True)):
+            block.pairs[number] = np.where(pairs != 0, np.searchsorted(keys, pairs), -1)
+        return block.take(np.argsort(recent.known, kind="stable"))
+
+    def _restore_history(self, number: int, tail: HistoryTail) -> EventBlock:
+        """Return the events that a history keeps of earlier days, which no aggregate counts."""
+        key, known = tail.expand()
+        flag = 1 << history_bit(self._log.spec, number)
+        block = self._make_block(key, known, np.full(len(key), NEVER), flag)
+        return block.take(np.argsort(known, kind="stable"))
 
     def _make_block(
-        self,
-        known: np.ndarray,
-        happened: np.ndarray,
-        flags: np.ndarray,
-        keys: np.ndarray,
-        amounts: np.ndarray,
+        self, keys: np.ndarray, known: np.ndarray, happened: np.ndarray, flag: int
     ) -> EventBlock:
-        numbers = np.searchsorted(self._keys, keys).astype(np.int32)
-        block = EventBlock(known, happened, flags, numbers, amounts)
-        return block.take(np.argsort(known, kind="stable"))
+        """Return events with one flag and neither amounts nor values."""
+        return EventBlock(
+            known=known,
+            happened=happened,
+            flags=np.full(len(keys), flag, flag_type(self._log.spec)),
+            numbers=np.searchsorted(self._keys, keys).astype(np.int32),
+            amounts=np.full((len(self._log.spec.amounts), len(keys)), np.nan),
+            pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
+        )
 
     def tasks(self) -> list[Callable[[], Any]]:
         """Return what is to be done: what is kept, and the state of each window."""
         windows = self._wanted.windows
         return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
 
-    def _start(
-        self,
-        window: int,
-        bits: Sequence[int],
-        columns: Sequence[str],
-        picks: Sequence[tuple[str, str]],
-    ) -> KeySums:
+    def _start(self, window: int, parts: WindowParts) -> KeySums:
         """Return the sums of all keys before the first event.
 
         Args:
             window: The window; events that are summed up as one have left every window.
-            bits: Of each sum, the bit of the events that it counts.
-            columns: The columns of totals.
-            picks: The column and the kind of each pick.
+            parts: What is summed up.
         """
-        amounts = self._log.spec.amounts
-        kept = WindowPicks(
+        wanted, amounts = self._wanted, self._log.spec.amounts
+        picks = WindowPicks(
             keys=len(self._keys),
-            columns=[amounts.index(column) for column, _ in picks],
-            kinds=[PICK_KINDS[kind] for _, kind in picks],
+            columns=[amounts.index(column) for column, _ in parts.picks.values()],
+            kinds=[PICK_KINDS[kind] for _, kind in parts.picks.values()],
             window=window,
         )
-        state = KeySums.zeros(len(bits), len(columns), self._wanted.labels, kept, len(self._keys))
-        index = np.searchsorted(self._keys, self._old.key)
-        state.last[index] = self._old.happened
+        compared = [wanted.compared.index(column) for column in parts.distinct.values()]
+        pairs = [len(self._pair_keys[column]) for column in compared]
+        distinct = DistinctCounts.zeros(len(self._keys), compared, pairs)
+        state = KeySums.zeros(len(parts.sums), len(parts.totals), wanted.labels, picks, distinct)
+        old = self._old
+        index = np.searchsorted(self._keys, old.key)
+        state.last[index] = old.happened
         if window:
             return state
-        for number, bit in enumerate(bits):
-            if bit in self._bits:
-                state.sums[index, number] = self._old.counts[bit - EVENT]
-        for number, column in enumerate(columns):
-            first = 1 + self._wanted.labels + PARTS * self._wanted.columns.index(column)
-            parts = self._old.counts[first : first + PARTS]
-            state.totals[index, PARTS * number : PARTS * (number + 1)] = parts.T
-        for number, wanted in enumerate(picks):
-            kept.picked[index, number] = self._old.picked[self._wanted.picked.index(wanted)]
+        for number, bit in enumerate(parts.sums.values()):
+            if bit < FIRST_LABEL + wanted.labels:  # not of a history
+                state.sums[index, number] = old.counts[bit - EVENT]
+        for number, column in enumerate(parts.totals.values()):
+            first = 1 + wanted.labels + PARTS * wanted.columns.index(column)
+            of_total = old.counts[first : first + PARTS]
+            state.totals[index, PARTS * number : PARTS * (number + 1)] = of_total.T
+        for number, column_and_kind in enumerate(parts.picks.values()):
+            picks.picked[index, number] = old.picked[wanted.picked.index(column_and_kind)]
+        for number, column in enumerate(compared):
+            hashes = self._old_pairs.pairs[column]
+            there = hashes != 0
+            keys = np.searchsorted(self._keys, self._old_pairs.key[there])
+            distinct.start(number, keys, np.searchsorted(self._pair_keys[column], hashes[there]))
         return state
 
     def _sum(self, window: int) -> KeySums:
         """Write what the events within a window sum up to before each row."""
-        log, group, files, wanted = self._log, self._group, self._log.files, self._wanted
-        sums = [number for number, (other, _) in enumerate(wanted.sums) if other == window]
-        totals = [number for number, (other, _) in enumerate(wanted.totals) if other == window]
-        picks = [number for number, (other, _, _) in enumerate(wanted.picks) if other == window]
-        bits = [wanted.sums[number][1] for number in sums]
-        columns = [wanted.totals[number][1] for number in totals]
+        log, group, files = self._log, self._group, self._log.files
+        parts = self._wanted.select_window(window)
         before = [*self._recent, *self._of_histories]
         summer = RunningSums(
             window=window,
-            bits=bits,
-            columns=[log.spec.amounts.index(column) for column in columns],
-            state=self._start(window, bits, columns, [wanted.picks[i][1:] for i in picks]),
+            bits=[*parts.sums.values()],
+            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            state=self._start(window, parts),
             added=log.iterate_events(group, before),
             dropped=log.iterate_events(group, before),
         )
         # one of the windows writes the time of the last event, which is the same for all
-        writes_last = wanted.has_last and window == wanted.windows[0]
+        writes_last = self._wanted.has_last and window == self._wanted.windows[0]
         for chunk in log.iterate_rows():
             blocks = [log.block(group, number) for number in chunk.blocks]
-            names = [log.names[number] for number in chunk.blocks]
             rows = RowSums(
                 cuts=cut_times(log.spec, chunk.take([block.happened for block in blocks])),
                 numbers=chunk.take([block.numbers for block in blocks]),
                 flags=chunk.take([block.flags for block in blocks]),
-                sums=len(bits),
-                totals=len(columns),
-                picks=len(picks),
+                parts=parts,
             )
             summer.go_on(rows)
-            if sums:  # the sums of a window stand together
-                of_window = slice(sums[0], sums[-1] + 1)
-                outputs = [map_array(files.sums(name, group), write=True) for name in names]
-                chunk.put(rows.sums, [output[of_window] for output in outputs])
-            if totals:
-                found = rows.totals.reshape(len(totals), 2, -1)
-                outputs = [map_array(files.totals(name, group), write=True) for name in names]
-                for number, of_total in zip(totals, found, strict=True):
-                    pair = slice(2 * number, 2 * number + 2)
-                    chunk.put(of_total, [output[pair] for output in outputs])
-            if picks:
-                outputs = [map_array(files.picks(name, group), write=True) for name in names]
-                chunk.put(rows.picks, [output[picks[0] : picks[-1] + 1] for output in outputs])
+            self._write(chunk, files.sums, parts.sums, rows.sums)
+            self._write(chunk, files.totals, parts.totals, rows.totals.reshape(-1, 2, len(rows)))
+            self._write(chunk, files.picks, parts.picks, rows.picks)
+            self._write(chunk, files.distinct, parts.distinct, rows.distinct)
             if writes_last:
-                chunk.put(
-                    rows.last, [map_array(files.last(name, group), write=True) for name in names]
-                )
+                outputs = [files.last(log.names[number], group) for number in chunk.blocks]
+                chunk.put(rows.last, [map_array(output, write=True) for output in outputs])
         return summer.finish(end_of(log.spec, self._newest))
+
+    def _write(
+        self,
+        chunk: EventChunk,
+        file_of: Callable[[str, int], Path],
+        numbers: Iterable[int],
+        values: np.ndarray,
+    ) -> None:
+        """Write values of a chunk of rows to the files of their blocks.
+
+        Args:
+            chunk: The rows.
+            file_of: Returns the file of a block and a group.
+            numbers: Of each value the number in the group, which is its index in the file.
+            values: [numbers, .., n].
+        """
+        if not len(values):
+            return
+        names = [self._log.names[number] for number in chunk.blocks]
+        outputs = [map_array(file_of(name, self._group), write=True) for name in names]
+        for number, of_number in zip(numbers, values, strict=True):
+            chunk.put(of_number, [output[number] for output in outputs])
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
         log, wanted = self._log, self._wanted
         horizon = int(cut_times(log.spec, np.array([self._newest]))[0]) - max(wanted.windows)
-        columns = [log.spec.amounts.index(column) for column in wanted.columns]
+        parts = wanted.select_kept()
         summer = RunningSums(
             window=0,
-            bits=self._bits,
-            columns=columns,
-            state=self._start(0, self._bits, wanted.columns, wanted.picked),
+            bits=[*parts.sums.values()],
+            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            state=self._start(0, parts),
             added=log.iterate_events(self._group, self._recent),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
-        there = np.flatnonzero(state.sums[:, 0])
-        measures = np.concatenate([state.sums[there].T, state.totals[there].T])
-        picked = state.picks.picked[there].T
-        parts = [(there, np.full(len(there), BEFORE_ALL), state.last[there], measures, picked)]
+        kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
         for left in summer.iterate_left():
-            left = left.take(left.numbers >= 0)
-            measures = [(left.flags >> bit & 1).astype(np.int64)[np.newaxis] for bit in self._bits]
-            for column in columns:
-                amounts = left.amounts[column]
-                measures += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
-            picked = left.amounts[[log.spec.amounts.index(column) for column, _ in wanted.picked]]
-            measures = np.concatenate(measures)
-            parts.append((left.numbers, left.known, left.happened, measures, picked))
-        number, known, happened, counts, picked = (
-            np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)
+            kept.append(self._keep_events(left.take(left.numbers >= 0)))
+        together = EarlierEvents.concatenate(kept)
+        numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
+        return together.take(sort_by_key(numbers, len(self._keys)))
+
+    def _keep_sums(self, state: KeySums) -> EarlierEvents:
+        """Return the events of each key that have left all windows, as one."""
+        keys = np.flatnonzero(state.sums[:, 0])
+        return EarlierEvents(
+            key=self._keys[keys],
+            known=np.full(len(keys), BEFORE_ALL),
+            happened=state.last[keys],
+            counts=np.concatenate([state.sums[keys].T, state.totals[keys].T]),
+            picked=state.picks.picked[keys].T,
+            pairs=np.zeros((len(self._pair_keys), len(keys)), np.int64),
         )
-        order = sort_by_key(number.astype(np.int32), len(self._keys))
-        return EarlierEvents(self._keys[number], known, happened, counts, picked).take(order)
+
+    def _keep_pairs(self, state: KeySums, parts: WindowParts) -> Iterator[EarlierEvents]:
+        """Yield, of each count of values without a window, an event for each value of a key."""
+        wanted = self._wanted
+        for number, name in enumerate(parts.distinct.values()):
+            column = wanted.compared.index(name)
+            keys, pairs = state.distinct.list_pairs(number)
+            hashes = np.zeros((len(self._pair_keys), len(keys)), np.int64)
+            hashes[column] = self._pair_keys[column][pairs]
+            yield EarlierEvents(
+                key=self._keys[keys],
+                known=np.full(len(keys), BEFORE_ALL),
+                happened=np.full(len(keys), NEVER),
+                counts=np.zeros((wanted.measures, len(keys)), np.int64),
+                picked=np.full((len(wanted.picked), len(keys)), np.nan),
+                pairs=hashes,
+            )
+
+    def _keep_events(self, events: EventBlock) -> EarlierEvents:
+        """Return events, which have keys, one by one."""
+        wanted, columns = self._wanted, self._log.spec.amounts
+        bits = range(EVENT, FIRST_LABEL + wanted.labels)
+        counts = [np.stack([events.flags >> bit & 1 for bit in bits]).astype(np.int64)]
+        for column in wanted.columns:
+            amounts = np.ascontiguousarray(events.amounts[columns.index(column)])
+            counts += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
+        hashes = np.zeros((len(self._pair_keys), len(events.known)), np.int64)
+        for number, keys in enumerate(self._pair_keys):
+            there = events.pairs[number] >= 0
+            hashes[number, there] = keys[events.pairs[number, there]]
+        return EarlierEvents(
+            key=self._keys[events.numbers],
+            known=events.known,
+            happened=events.happened,
+            counts=np.concatenate(counts),
+            picked=events.amounts[[columns.index(column) for column, _ in wanted.picked]],
+            pairs=hashes,
+        )

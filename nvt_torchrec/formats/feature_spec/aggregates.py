@@ -35,6 +35,7 @@ class EventsBefore:
             Of events that are known from the same time, the last one in the log.
         smallest: float64 [n], the smallest number.
         largest: float64 [n], the largest number.
+        distinct: Integers [n], how many different values events have in the aggregate's column.
         prior: float64 [n], the rate of all events before; NaN where there are none. Only with
             ``positives``; so is ``smoothing``.
         smoothing: The weight of that rate, in events.
@@ -49,6 +50,7 @@ class EventsBefore:
     newest: np.ndarray | None = None
     smallest: np.ndarray | None = None
     largest: np.ndarray | None = None
+    distinct: np.ndarray | None = None
     prior: np.ndarray | None = None
     smoothing: float = 0
 
@@ -68,7 +70,8 @@ class AggregateValue:
         may_lack: Whether a value may be missing.
         has_window: Whether it can be of the events within a window.
         has_label: Whether it is of a label, and smoothed.
-        has_column: Whether it is of the numbers in a column of the log: ``name(column)``.
+        has_column: Whether it is of a column of the log: ``name(column)``.
+        of_numbers: Whether the column's values are numbers; else they are only compared, as keys.
     """
 
     name: ClassVar[str]
@@ -83,6 +86,7 @@ class AggregateValue:
     has_window: ClassVar[bool] = True
     has_label: ClassVar[bool] = False
     has_column: ClassVar[bool] = False
+    of_numbers: ClassVar[bool] = True
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """Return the values, float64 [n]; NaN where missing."""
@@ -210,10 +214,33 @@ class Maximum(AggregateValue):
         return before.largest
 
 
+class Distinct(AggregateValue):
+    """The number of different values of events; missing ones do not count."""
+
+    name, keeps, transform = "distinct", ("distinct",), "log_normalize"
+    minimum, is_whole, has_column, of_numbers = 0, True, True, False
+    unit = "a number of different values, whole and from 0 on"
+
+    def compute(self, before: EventsBefore) -> np.ndarray:
+        """See :meth:`AggregateValue.compute`."""
+        assert before.distinct is not None
+        return before.distinct.astype(np.float64)
+
+
 #: By the name in the spec.
 AGGREGATES: dict[str, AggregateValue] = {
     value.name: value
-    for value in (Count(), Rate(), Since(), Sum(), Mean(), Last(), Minimum(), Maximum())
+    for value in (
+        Count(),
+        Rate(),
+        Since(),
+        Sum(),
+        Mean(),
+        Last(),
+        Minimum(),
+        Maximum(),
+        Distinct(),
+    )
 }
 #: The values of an aggregate without ``values``. A later kind of value does not join them: it would
 #: be a further column of specs that there are.

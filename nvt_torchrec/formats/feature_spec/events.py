@@ -90,7 +90,7 @@ class Aggregate:
     def __post_init__(self) -> None:
         check(self, "aggregate: ", ("value", self.value in AGGREGATES, one_of(AGGREGATES)))
         kind = self.kind
-        of_column = f'write "{kind.name}(column)", and for it a column of numbers'
+        of_column = f'write "{kind.name}(…)" with the name of a column of the file'
         check(
             self,
             "aggregate: ",

@@ -131,8 +131,22 @@ class FeatureSpec:
     @functools.cached_property
     def amounts(self) -> list[str]:
         """The columns of the file whose numbers aggregates are of."""
-        columns = [column.aggregate.column for column in self.dense if column.aggregate]
-        return list(dict.fromkeys(filter(None, columns)))
+        rules = [column.aggregate for column in self.dense if column.aggregate]
+        return list(
+            dict.fromkeys(rule.column for rule in rules if rule.column and rule.kind.of_numbers)
+        )
+
+    @functools.cached_property
+    def event_keys(self) -> list[tuple[str, ...]]:
+        """The columns of all keys that events are numbered by.
+
+        First those of the groups; then each of these with a column whose values are counted.
+        """
+        rules = [column.aggregate for column in self.dense if column.aggregate]
+        pairs = [
+            (*rule.key, rule.column) for rule in rules if rule.column and not rule.kind.of_numbers
+        ]
+        return list(dict.fromkeys([*self.groups, *pairs]))
 
     @functools.cached_property
     def groups(self) -> list[tuple[str, ...]]:
@@ -202,11 +216,13 @@ class FeatureSpec:
                 read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
                 key = place(read)
             times = tuple(map(place, self._time_reads()))
+        are_events = self.needs_time(label=label)
+        keys = self.event_keys if are_events else self.groups
         return ReadPlan(
             dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
             categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
-            groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in self.groups),
-            amounts=tuple(map(place, self._amount_reads())) if self.needs_time(label=label) else (),
+            groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in keys),
+            amounts=tuple(map(place, self._amount_reads())) if are_events else (),
             times=times if label else tuple(map(place, self._time_reads()[:1])),
             reads=tuple(reads),  # after all places
             labels=labels,
@@ -244,7 +260,7 @@ class FeatureSpec:
     @property
     def key_features(self) -> list[CategoricalColumn]:
         """The columns whose values, one in each row, are keys of events."""
-        keys = {name for key in self.groups for name in key}
+        keys = {name for key in self.event_keys for name in key}
         plain = [c for c in self.categorical if not (c.derive or c.multi_hot)]
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 

@@ -116,7 +116,8 @@ class ReadPlan:
         times: Those of the time of an event and, of a spec that names one, of the time from which
             it is known. Without labels, that of the time of a row, which may lack; () of a spec
             without events.
-        groups: Those of the columns of the key of each group of events.
+        groups: Those of the columns of the key of each group of events; of rows that are events,
+            of each of :attr:`FeatureSpec.event_keys`.
         amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         dense: Those of the sources of each dense column; () for an aggregate.
         categorical: Those of the sources of each categorical column.
