@@ -139,8 +139,7 @@ class RunningSums:
                 state.picks.arrays, state.distinct.arrays,
                 self._at, self._more,
             )  # fmt: skip
-            if not has_room(state.picks.arrays):
-                state.picks.grow()
+            state.picks.make_room()
             for stream, chunk in enumerate(self._chunks):
                 if self._at[1 + stream] == len(chunk.known):
                     self._refill(stream)
@@ -166,30 +165,20 @@ class RunningSums:
 
 
 @compiled()
-def _add_event(
-    event: int,
-    numbers: np.ndarray,
-    flags: np.ndarray,
-    amounts: np.ndarray,
-    bits: np.ndarray,
-    columns: np.ndarray,
-    sums: np.ndarray,
-    totals: np.ndarray,
-    sign: int,
+def _add_amounts(
+    event: int, key: int, amounts: np.ndarray, columns: np.ndarray, totals: np.ndarray, sign: int
 ) -> None:
-    """Add an event to the sums of its key, or with sign -1 subtract it."""
-    key = numbers[event]
-    for s in range(len(bits)):
-        sums[key, s] += sign * np.int64(flags[event] >> bits[s] & 1)
+    """Add the numbers of an event to the totals of its key, or with sign -1 subtract them."""
     for c in range(len(columns)):
         amount = amounts[columns[c], event]
-        if not math.isnan(amount):
-            high, middle, low = split_term(amount)
-            first = PARTS * c
-            totals[key, first] += sign
-            totals[key, first + 1] += sign * high
-            totals[key, first + 2] += sign * middle
-            totals[key, first + 3] += sign * low
+        if math.isnan(amount):
+            continue
+        high, middle, low = split_term(amount)
+        first = PARTS * c
+        totals[key, first] += sign
+        totals[key, first + 1] += sign * high
+        totals[key, first + 2] += sign * middle
+        totals[key, first + 3] += sign * low
 
 
 @compiled()
@@ -213,28 +202,42 @@ def _sum_rows(
     row_sums, row_totals, row_picks, row_distinct, row_last = found
     known, keys, flags, amounts, pairs = added
     dropped_known, dropped_keys, dropped_flags, dropped_amounts, dropped_pairs = dropped
-    distinct_values = distinct[4]
     sums, totals, last, trained = state
+    distinct_values = distinct[4]
+    # Most groups have counts alone. A call with tuples of arrays takes longer than to count an
+    # event, as it counts the references to each of them.
+    has_totals, has_picks = len(columns) > 0, len(picks[0]) > 0
+    has_distinct = len(distinct[0]) > 0
     event, drop = at[1], at[2]
     for row in range(at[0], len(cuts)):
         cut = cuts[row]
         while event < len(known) and known[event] < cut:
-            if not has_room(picks):
-                at[0], at[1], at[2] = row, event, drop
-                return
-            if keys[event] >= 0:
-                count_pairs(distinct, keys[event], pairs, event, 1)
-                add_to_picks(picks, keys[event], amounts, event, known[event], cut)
-                _add_event(event, keys, flags, amounts, bits, columns, sums, totals, 1)
-                last[keys[event]] = max(last[keys[event]], happened[event])
+            key = keys[event]
+            if key < 0:
+                event += 1
+                continue
+            if has_picks:
+                if not has_room(picks):
+                    at[0], at[1], at[2] = row, event, drop
+                    return
+                add_to_picks(picks, key, amounts, event, known[event], cut)
+            for s in range(len(bits)):
+                sums[key, s] += flags[event] >> bits[s] & 1
+            if has_totals:
+                _add_amounts(event, key, amounts, columns, totals, 1)
+            if has_distinct:
+                count_pairs(distinct, key, pairs, event, 1)
+            last[key] = max(last[key], happened[event])
             event += 1
         while drop < len(dropped_known) and dropped_known[drop] < cut - window:
-            if dropped_keys[drop] >= 0:
-                count_pairs(distinct, dropped_keys[drop], dropped_pairs, drop, -1)
-                _add_event(
-                    drop, dropped_keys, dropped_flags, dropped_amounts,
-                    bits, columns, sums, totals, -1,
-                )  # fmt: skip
+            key = dropped_keys[drop]
+            if key >= 0:
+                for s in range(len(bits)):
+                    sums[key, s] -= dropped_flags[drop] >> bits[s] & 1
+                if has_totals:
+                    _add_amounts(drop, key, dropped_amounts, columns, totals, -1)
+                if has_distinct:
+                    count_pairs(distinct, key, dropped_pairs, drop, -1)
             drop += 1
         at[1], at[2] = event, drop
         # the next chunk may have further events before this row
@@ -244,15 +247,16 @@ def _sum_rows(
         key = row_keys[row]
         if key < 0:
             continue
-        for s in range(len(bits)):
+        for s in range(len(row_sums)):
             row_sums[s, row] = sums[key, s]
-        for c in range(len(columns)):
+        for c in range(len(row_totals) // 2):
             first = PARTS * c
             row_totals[2 * c, row] = totals[key, first]
             row_totals[2 * c + 1, row] = join_words(
                 totals[key, first + 1], totals[key, first + 2], totals[key, first + 3]
             )
-        read_picks(picks, key, cut, row, row_picks)
+        if len(row_picks):
+            read_picks(picks, key, cut, row, row_picks)
         for d in range(len(row_distinct)):
             row_distinct[d, row] = distinct_values[key, d]
         row_last[row] = last[key]

@@ -48,8 +48,7 @@ class WindowPicks:
         self._links = np.empty((2, 0), np.int32)
         # the first of the nodes that are in no queue, which are linked as well, and how many
         self._free = np.array([_NONE, 0], np.int64)
-        if window and len(kinds):
-            self.grow()
+        self.make_room()
 
     @property
     def count(self) -> int:
@@ -62,8 +61,10 @@ class WindowPicks:
         queues = self._ends, self._numbers, self._known, self._links, self._free
         return (self._columns, self._kinds, self._window, self.picked, *queues)
 
-    def grow(self) -> None:
-        """Double the nodes; they are full."""
+    def make_room(self) -> None:
+        """Double the nodes, unless there are some for a further event."""
+        if not self._window or self._free[1] >= self.count:
+            return
         old = len(self._numbers)
         new = max(_FIRST_NODES, 2 * old, len(self._kinds))
         self._numbers = np.resize(self._numbers, new)
