@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     workflow = compiled.load(base / "out/workflow")
     schema = workflow.schema
     config = dlrm(schema.dense, schema.categorical, schema.table_sizes, 4, (8, 4), (8, 1), 0.7)
+    config = dataclasses.replace(config, labels=schema.labels[:1])
     model = with_tables(config, 3)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, size in config.tables.items():
@@ -76,8 +78,8 @@ def test_each_form_of_rows(predictor: Predictor, tmp_path: Path) -> None:
     assert len(set(wanted.tolist())) == len(ROWS)
     frame = pd.DataFrame(ROWS)
     frame.assign(amount=5.0).to_csv(tmp_path / "rows.csv", index=False)
-    predict_file(predictor, str(tmp_path / "rows.csv"), tmp_path / "scores.csv")
-    of_file = pd.read_csv(tmp_path / "scores.csv")["probability"]
+    predict_file(predictor, str(tmp_path / "rows.csv"), tmp_path / "scores.parquet")
+    of_file = pd.read_parquet(tmp_path / "scores.parquet")["probability"]
     columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
     for scores in (
         predictor.predict(frame),
