@@ -7,12 +7,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.finish.accounting import check_rows, check_splits, move_parts, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.stages import Stages, choose_engine
+from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import already_finished, plan_record
+from nvt_torchrec.etl.tables.table_sources import (
+    all_paths,
+    describe_sources,
+    find_tables,
+    parse_paths,
+)
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -39,13 +46,18 @@ def run(settings: EtlSettings) -> Manifest:
         BadRowError: A row is malformed; the message names file, line, column and value.
         OutputError: The output directory holds something else, or cannot be written.
     """
-    days = find_days(settings.input_path, settings.days, split=settings.spec.split)
+    spec = settings.spec
+    tables = find_tables(spec, settings.input_path, parse_paths(settings.table))
+    days = find_days(
+        settings.input_path, settings.days, split=spec.split, without=all_paths(tables)
+    )
     settings = choose_engine(settings, days)
-    record = plan_record(settings.to_dict(), days)
+    record = plan_record(settings.to_dict() | describe_sources(tables), days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
             return already_finished(settings.output_path, record)
-        return _run(Stages(settings, record, work, EtlOutput(settings.output_path)), days)
+        output_paths = EtlOutput(settings.output_path)
+        return _run(Stages(settings, record, work, output_paths, tables=tables), days)
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
@@ -97,6 +109,7 @@ def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDes
         fitted,
         threads=stages.settings.threads,
         days=tuple(plan.train_days),
+        tables=stages.work / output.TABLES,
     )
     if stages.settings.engine != "nvtabular":
         write_base_state(stages.target.extension, description, fitted, plan.train_days)

@@ -47,6 +47,10 @@ class ReadSettings(Settings):
         "address of a running Dask cluster to use instead of starting one", None,
         metavar="ADDRESS", group=_READING
     )
+    table: tuple[str, ...] = flag(
+        "where the files of tables of the spec are, if not in the directory of the log", (),
+        metavar="NAME=PATH,…", group=_READING
+    )
     on_bad_rows: str = flag(
         "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
         "error", choices=ON_BAD_ROWS, group=_READING

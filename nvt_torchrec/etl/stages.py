@@ -10,28 +10,28 @@ import dataclasses
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.progress_bars import show_progress
-from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.engines.device import gpu_count, supports
+from nvt_torchrec.etl.engine_choice import start_engine
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stage_timer import StageTimer
 from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
+from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.etl.units.writing import UnitResult, recorded
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What a GPU and a core of the host fit and transform in a second, and how long the GPUs' workers
-#: need to start, to import cuDF and to compile, as measured on an H200 with 16 cores (docs/gpu.md).
-_BYTES_A_GPU_SECOND, _BYTES_A_CORE_SECOND = 0.80e9, 0.03e9
-_GPU_START_SECONDS = 30
 #: Bad rows of a block that are always described: of few rows the share is known soon.
 _MIN_REJECTED = 10_000
 
@@ -59,72 +55,6 @@ _MIN_REJECTED = 10_000
 def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
     """Make a progress bar of rows, which is shown on a terminal only."""
     return show_progress(what, plan.estimated_rows(split), initial=initial)
-
-
-def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings:
-    """Replace the engine ``auto`` by one of the engines, and log which one and why.
-
-    GPUs are taken for logs that they encode in less time than the CPU's cores.
-
-    Args:
-        settings: The settings of the run.
-        days: The files that it reads.
-    """
-    if settings.engine == "nvtabular" and settings.spec.events:
-        raise SettingsError(
-            "[events] with --engine nvtabular, which has no operator for them", "leave --engine out"
-        )
-    if settings.engine != "auto":
-        return settings
-    gpus = 0 if settings.scheduler else gpu_count()
-    if settings.scheduler:
-        engine, reason = "dask", "there is a --scheduler"
-    elif gpus and supports(settings.spec):
-        num_bytes = sum(day.size for day in days)
-        on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _BYTES_A_GPU_SECOND)
-        on_cores = num_bytes / (count_cores() * _BYTES_A_CORE_SECOND)
-        engine = "dask" if on_gpus < on_cores else "cpu"
-        log_size = f"{num_bytes / 1e9:.1f} GB"
-        reason = f"{log_size} take about {on_gpus:.0f} s on GPUs ({gpus}), {on_cores:.0f} s without"
-    elif gpus:
-        engine, reason = "cpu", "GPUs encode logs in Criteo's format only"
-    else:
-        engine, reason = "cpu", "there is no GPU that cuDF can use"
-    log.info("engine %s: %s", engine, reason)
-    return dataclasses.replace(settings, engine=engine)
-
-
-@contextlib.contextmanager
-def start(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
-    """Start the engine that the settings name.
-
-    Args:
-        settings: The settings of the run.
-        work: The directory of its state.
-        reject: Whether malformed rows are left out, or how many of a block at most.
-    """
-    # compiles loops on import, which may take half a minute: only once the input was checked
-    from nvt_torchrec.etl.engines.engine import Job
-
-    job = Job(settings.spec, work, reject, settings.threads, settings.strict_gpu)
-    if settings.engine == "cpu":
-        from nvt_torchrec.etl.engines.host import Threads
-
-        yield Threads(job)
-        return
-    # Dask takes seconds to import: not for the cpu engine, nor for --help
-    from nvt_torchrec.etl.engines.cluster import cluster
-
-    frames = settings.engine == "nvtabular"
-    with cluster(settings.scheduler, settings.workers, work, frames) as (client, gpu):
-        if frames:
-            from nvt_torchrec.etl.engines.nvtabular import NVTabular
-
-            yield NVTabular(job, client, gpu)
-        else:
-            from nvt_torchrec.etl.engines.workers import Workers
-
-            yield Workers(job, client, gpu)
 
 
 @dataclasses.dataclass
@@ -137,6 +67,7 @@ class Stages:
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
         before: Of an extension, the output that is extended.
+        tables: The files of the tables that columns are joined from.
         resumed: Whether an earlier process began.
         timer: Times the stages.
     """
@@ -146,6 +77,7 @@ class Stages:
     work: Path
     target: EtlOutput
     before: EtlOutput | None = None
+    tables: TableSources = dataclasses.field(default_factory=dict)
     timer: StageTimer = dataclasses.field(default_factory=StageTimer)
 
     def __post_init__(self) -> None:
@@ -169,7 +101,27 @@ class Stages:
                 limit_rows=settings.limit_rows,
                 halved=halved,
             )
+        if settings.spec.joined_tables:
+            self._store_tables(plan)
         return self._bound_times(plan) if settings.spec.events else plan
+
+    def _store_tables(self, plan: UnitPlan) -> None:
+        """Store the tables that columns are joined from, and check that the log has their keys."""
+        from nvt_torchrec.etl.tables.prepare_tables import check_keys, store_tables
+
+        settings = self.settings
+        with self.timer("tables"), show_progress("tables") as bar:
+            store_tables(
+                settings.spec,
+                self.tables,
+                self.work,
+                before=self.before.workflow if self.before else None,
+                threads=settings.threads,
+                reject=settings.reject,
+                report=bar.update,
+            )
+        blocks = plan.train_blocks or plan.blocks
+        check_keys(settings.spec, self.work, list(dict.fromkeys([blocks[0], blocks[-1]])))
 
     def _bound_times(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan in whose blocks rows are malformed whose time cannot be right.
@@ -250,7 +202,7 @@ class Stages:
             if missing or not whole:
                 with self.timer("start workers"):
                     started = stack.enter_context(
-                        start(self.settings, self.work, self._reject(plan))
+                        start_engine(self.settings, self.work, self._reject(plan))
                     )
             if not whole and self.settings.spec.events:
                 blocks = plan.train_blocks if counted == "train" else plan.blocks
@@ -272,6 +224,10 @@ class Stages:
         by_unit = {result.unit: result for result in results}
         results = [by_unit[unit] for unit in plan.units]
         quarantine(results, self.settings, self.work, self.target.rejected)
+        if self.settings.spec.joined_tables:
+            from nvt_torchrec.etl.tables.prepare_tables import keep_rejected
+
+            keep_rejected(self.settings.spec, self.work, self.target.rejected)
         return results
 
     def _make_workflow(

@@ -240,6 +240,10 @@ class RawRows:
             None if the spec has no events, or what happened before was added.
         amounts: float64 [amounts, n], the numbers of columns that aggregates are of, NaN where
             missing; None if the spec has no events, or the rows are to be scored.
+        table_keys: int64 [tables, n], the hash of the key of each table that has columns; 0 where a
+            column of it is missing. None if the spec has no tables, or their columns were joined.
+        join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
+            have versions; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
         has_aggregates: Whether the aggregates of the rows were added.
@@ -259,6 +263,8 @@ class RawRows:
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
     amounts: np.ndarray | None = None
+    table_keys: np.ndarray | None = None
+    join_times: np.ndarray | None = None
     pointers: np.ndarray | None = None
     has_aggregates: bool = False
 
@@ -342,6 +348,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         times=np.empty((1 + label, 0), np.int64) if spec.events else None,
         groups=np.empty((len(plan.groups), 0), np.int64) if spec.events else None,
         amounts=np.empty((len(plan.amounts), 0)) if spec.events and label else None,
+        join_times=np.empty(0, np.int64) if spec.join_time else None,
+        table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
     )
 
 

@@ -13,6 +13,8 @@ released versions pickle)::
                                    NVTabular's account of the ids
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
+    tables/                        of a spec with tables, their rows, see
+                                   :mod:`formats.table_files`
     events/                        of a spec with events, what happened before: ``metadata.json``
                                    lists its ``state.json``, which lists the other files; see
                                    :mod:`workflows.event_state`
@@ -43,6 +45,7 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.table_files import table_files
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
     Generation,
@@ -314,4 +317,4 @@ class _Metadata:
         for vocabulary in self.spec.vocabularies:
             directory = self.directory(vocabulary)
             names |= {f"{directory}/{kind}.{vocabulary}.parquet" for kind in ("unique", "meta")}
-        return names
+        return names | {*table_files(self.spec)}

@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.in_memory.python_values import (
 )
 from nvt_torchrec.clicklog.in_memory.row_fields import get_inner
 from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError, no_such_key
-from nvt_torchrec.clicklog.text.assemble import feature, hash_groups, times_of_rows
+from nvt_torchrec.clicklog.text.assemble import feature, hash_keys, times_of_rows
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -79,6 +79,9 @@ class RowReader:
     Args:
         spec: The columns.
         histories: Whose lists ``spec`` has, and which rows need not have.
+
+    Attributes:
+        spec: The columns.
     """
 
     def __init__(self, spec: FeatureSpec, histories: Sequence[StoredHistory] = ()) -> None:
@@ -96,7 +99,7 @@ class RowReader:
             may_lack = read.source in optional
             return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
 
-        self._spec, self._plan = spec, plan
+        self.spec, self._plan = spec, plan
         self._dtype = dense_dtype(spec)
         # the columns of histories that have several, whose lists must be of one length
         names = spec.categorical_names
@@ -109,21 +112,33 @@ class RowReader:
         self._dense = {
             j: field(plan.dense[j][0], j)
             for j, column in enumerate(spec.dense)
-            if not (column.derive or column.aggregate)
+            if not (column.derive or column.aggregate or column.table)
         }
         self._dense_index = np.array([*self._dense], np.int64)
         self._categorical = {
             j: field(plan.categorical[j][0], j)
             for j, column in enumerate(spec.categorical)
-            if not column.derive
+            if not (column.derive or column.table)
         }
-        self._derived_dense = [j for j, column in enumerate(spec.dense) if column.derive]
-        self._derived = [j for j, column in enumerate(spec.categorical) if column.derive]
+        self._derived_dense = [
+            j for j, column in enumerate(spec.dense) if column.derive and not column.table
+        ]
+        self._derived = [
+            j for j, column in enumerate(spec.categorical) if column.derive and not column.table
+        ]
+        # columns of tables are joined later; until then they hold no value
+        self._joined = {
+            j: () if column.multi_hot else RAW_TYPES[column.raw].placeholder
+            for j, column in enumerate(spec.categorical)
+            if column.table
+        }
         computed_of = [
             *(plan.dense[j] for j in self._derived_dense),
             *(plan.categorical[j] for j in self._derived),
             *plan.groups,
+            *plan.tables,
             plan.times,
+            () if plan.join_time is None else (plan.join_time,),
         ]
         indices = dict.fromkeys(index for reads in computed_of for index in reads)
         self._sources = {index: field(index, k) for k, index in enumerate(indices)}
@@ -135,7 +150,7 @@ class RowReader:
             MissingColumnError: A row lacks a column.
             InvalidRowError: A column cannot hold a value.
         """
-        count, spec = len(rows), self._spec
+        count, spec = len(rows), self.spec
         values, dense_bits = _read_fields(rows, self._dense.values())
         flat, bits = _read_fields(rows, self._categorical.values())
         sources = self._read_sources(rows)
@@ -163,9 +178,14 @@ class RowReader:
                 assert not isinstance(derived, Jagged)
                 columns[j] = derived.tolist()
                 bits = [row | int(null) << j for row, null in zip(bits, absent, strict=True)]
+            for j, placeholder in self._joined.items():
+                columns[j] = [placeholder] * count
             in_order = [columns[j] for j in range(len(spec.categorical))]
             categorical = FlatColumns(spec.categorical, in_order, bits)
             self._check_histories(categorical)
+        join_times = None
+        if self._plan.join_time is not None:
+            join_times = times_of_rows(sources[self._plan.join_time])[0]
         return RawRows(
             labels=np.empty((0, count), np.uint8),
             dense=dense,
@@ -175,7 +195,11 @@ class RowReader:
             line=np.arange(count),
             lines=count,
             times=times_of_rows(sources[self._plan.times[0]]) if self._plan.times else None,
-            groups=hash_groups([[sources[i] for i in key] for key in self._plan.groups], count),
+            groups=hash_keys([[sources[i].parts for i in key] for key in self._plan.groups], count),
+            join_times=join_times,
+            table_keys=hash_keys(
+                [[sources[i].parts for i in key] for key in self._plan.tables], count
+            ),
         )
 
     def _check_histories(self, columns: FlatColumns) -> None:

@@ -96,6 +96,7 @@ def extend_workflow(
     to_state: Path,
     *,
     threads: int,
+    tables: Path | None = None,
 ) -> WorkflowDescription:
     """Write the next generation of a workflow: what a day adds to it.
 
@@ -109,6 +110,7 @@ def extend_workflow(
         to_workflow: The directory of the extended workflow, another one.
         to_state: The directory of its state.
         threads: Number of threads; the bytes do not depend on it.
+        tables: The directory of the tables as of the day; needed for a spec with tables.
 
     Returns:
         The description of the extended workflow.
@@ -149,6 +151,7 @@ def extend_workflow(
         threads=threads,
         days=(counts.day,),
         ancestors=description.lineage,
+        tables=tables,
     )
     pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
     generation = ExtensionState(after.digest, after.generation, counts.day, pending)

@@ -26,6 +26,8 @@ from nvt_torchrec.base.files import atomic
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
+from nvt_torchrec.formats.table_files import DIRECTORY as TABLES
+from nvt_torchrec.formats.table_files import link_table, table_files
 from nvt_torchrec.formats.vocabularies import (
     Generation,
     Vocabulary,
@@ -69,6 +71,7 @@ def write_workflow(
     threads: int = 1,
     days: tuple[int, ...] = (0,),
     ancestors: tuple[Generation, ...] = (),
+    tables: Path | None = None,
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -83,6 +86,7 @@ def write_workflow(
             bytes do not depend on it.
         days: The days that were counted in this generation, increasing, and in none before.
         ancestors: The generations before it.
+        tables: The directory of the tables, whose files are linked; needed for a spec with tables.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -122,6 +126,13 @@ def write_workflow(
         with atomic.deferred() as others:
             atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
         atomic.publish([*others, *waiting])
+    for rule in spec.joined_tables:
+        assert tables is not None
+        link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
+    with ThreadPoolExecutor(threads) as pool:
+        names = table_files(spec)
+        entries = pool.map(lambda name: FileEntry.from_file(path / name), names)
+        files |= dict(zip(names, entries, strict=True))
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()

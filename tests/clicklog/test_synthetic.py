@@ -117,6 +117,33 @@ def test_a_log_of_events(tmp_path: Path) -> None:
         SyntheticSettings(events=True, base_rate=0.1)
 
 
+def test_a_log_with_tables(tmp_path: Path) -> None:
+    """Its clicks follow the price of the time; joined, they are what the oracle knew."""
+    settings = SyntheticSettings(days=3, rows_per_day=2000, tables=True)
+    summary = synthesize(tmp_path / "raw", settings)
+    assert synthesize(tmp_path / "again", settings) == summary
+    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
+    spec = load_spec(tmp_path / "raw" / "spec.toml")
+    manifest = run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
+    for split, score in summary["oracle"].items():
+        assert manifest.splits[split]["rows"] == score["rows"] > 900
+    parts = [pd.read_csv(tmp_path / "raw" / f"day_{day}.csv") for day in range(3)]
+    log = pd.concat(parts).astype({"time": "datetime64[s]"})
+    items = pd.read_csv(tmp_path / "raw" / "items.csv").astype({"changed": "datetime64[s]"})
+    joined = pd.merge_asof(
+        log,
+        items.sort_values("changed"),
+        left_on="time",
+        right_on="changed",
+        by="item",
+        allow_exact_matches=False,
+    )
+    assert joined["price"].notna().all()
+    assert roc_auc_score(joined["click"], -joined["price"]) > 0.65
+    with pytest.raises(SettingsError, match="--tables and --events are both set"):
+        SyntheticSettings(events=True, tables=True)
+
+
 # ---- directories and processes
 
 

@@ -13,9 +13,9 @@ from distributed import LocalCluster
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl import stages
+from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.engines import cluster, device
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.stages import choose_engine
 from tests.logs import CRITEO
 
 CARD = 141 << 30

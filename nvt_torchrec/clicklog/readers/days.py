@@ -69,6 +69,7 @@ def find_days(
     *,
     after: int | None = None,
     split: Split = BY_DAYS,
+    without: Collection[str] = (),
 ) -> list[DayFile]:
     """Return the files of a log by number; one file is a log of one day.
 
@@ -86,6 +87,7 @@ def find_days(
         split: How the rows are split. If by files, only those that it names are taken, in natural
             order. If not by days, the files of a glob may have any names, and are numbered in
             natural order where these tell no number.
+        without: Paths of files that are no days, such as those of tables in the same directory.
 
     Raises:
         BadInputError: There is no such directory, it has no days, their names are of several kinds,
@@ -99,9 +101,11 @@ def find_days(
     if one_file:
         named = [(filesystem.info(root), name_of(root) or _DAY_0)]
     elif filesystem.exists(root):
-        named = _listed(filesystem, root, str(input_path), split)
+        named = _listed(filesystem, root, str(input_path), split, without)
     elif any(character in root for character in "*?["):
-        named = _named(_glob(filesystem, root), str(input_path), split)
+        matched = _glob(filesystem, root)
+        matched = [info for info in matched if _path(filesystem, info) not in without]
+        named = _named(matched, str(input_path), split)
     else:
         raise BadInputError(
             f"{input_path}: no such file or directory", "pass a log: a file, a directory or a glob"
@@ -133,7 +137,7 @@ def find_days(
 
 
 def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
-    path = filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
+    path = _path(filesystem, info)
     info = filesystem.info(info["name"])  # of the target, if it is a link
     title = name.prefix if name.kind == "natural" else day_title(path)
     packed = _COMPRESSED.fullmatch(path) is not None
@@ -178,8 +182,40 @@ def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     return sorted(files, key=lambda info: natural_order(info["name"]))
 
 
+def find_table(path: str) -> list[DayFile]:
+    """Return the files of a table that a path or a glob names, in natural order.
+
+    Raises:
+        BadInputError: There is none, or one is empty.
+    """
+    filesystem, root = filesystem_of(path)
+    files = _glob(filesystem, root)
+    if not files:
+        raise BadInputError(f"{path}: no such file", "correct the path of the table")
+    return [
+        _day_file(filesystem, info, DayName("natural", _last(info), i))
+        for i, info in enumerate(files)
+    ]
+
+
+def directory_of(input_path: str) -> str:
+    """Return the directory of a log, which may be a directory, a file or a glob."""
+    filesystem, root = filesystem_of(input_path)
+    if filesystem.isdir(root):
+        return input_path.rstrip("/")
+    names = input_path.split("/")
+    patterns = [i for i, name in enumerate(names) if any(sign in name for sign in "*?[")]
+    parents = names[: patterns[0]] if patterns else names[:-1]
+    return "/".join(parents) or ("/" if input_path.startswith("/") else ".")
+
+
+def _path(filesystem: Any, info: dict[str, Any]) -> str:
+    """Return the path of a file, with its protocol if it is remote."""
+    return filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
+
+
 def _listed(
-    filesystem: Any, root: str, input_path: str, split: Split
+    filesystem: Any, root: str, input_path: str, split: Split, without: Collection[str]
 ) -> list[tuple[dict[str, Any], DayName]]:
     """Return the files of a directory that are days, with their names.
 
@@ -189,6 +225,8 @@ def _listed(
     days: list[tuple[dict[str, Any], DayName]] = []
     others: list[tuple[dict[str, Any], DayName]] = []
     for info in filesystem.ls(root, detail=True):
+        if _path(filesystem, info) in without:
+            continue
         last = _last(info)
         if info["type"] == "directory":
             partition = partition_name(last) if split.by == "days" else None
@@ -202,7 +240,11 @@ def _listed(
         return days
     if split.by != "days":
         below = filesystem.find(root, detail=True).values()
-        files = [info for info in below if _is_data(info["name"].removeprefix(root))]
+        files = [
+            info
+            for info in below
+            if _is_data(info["name"].removeprefix(root)) and _path(filesystem, info) not in without
+        ]
         files.sort(key=lambda info: natural_order(info["name"]))
         return _named(files, input_path, split) if files else []
     _check_alike(others, input_path)

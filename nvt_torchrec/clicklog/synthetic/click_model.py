@@ -110,6 +110,11 @@ class SyntheticSettings(Settings):
         "day_0.csv …, and spec.toml to read them by; the log is made in memory", False,
         excludes=("cardinality_scale", "base_rate")
     )
+    tables: bool = flag(
+        "instead of Criteo's columns: clicks that depend on the price of an item at the time, its "
+        "brand, and the user's segment, which are in items.csv and users.csv beside the log", False,
+        excludes=("events", "cardinality_scale", "base_rate")
+    )
     # fmt: on
 
     @property

@@ -39,6 +39,8 @@ from nvt_torchrec.clicklog.synthetic.event_log import (
     draw_events,
     format_seconds,
 )
+from nvt_torchrec.clicklog.synthetic.table_log import SPEC as TABLES_SPEC
+from nvt_torchrec.clicklog.synthetic.table_log import draw_tables
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
 #: Written last, beside the days.
@@ -87,7 +89,8 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
-    With events, they are ``day_0.csv`` …, beside ``spec.toml``, and all are held in memory.
+    With events or tables, they are ``day_0.csv`` …, beside ``spec.toml``, and all are held in
+    memory.
     The bytes depend on the settings only, not on ``workers``. It takes about 100 MB of memory,
     and 15 MB for each further worker, whatever the number of rows.
 
@@ -110,8 +113,8 @@ def synthesize(
     with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
         with show_progress("synthesize", total) as bar:
-            if settings.events:
-                scores = _write_events(temporary, settings, bar)
+            if settings.events or settings.tables:
+                scores = _write_drawn(temporary, settings, bar)
             else:
                 model = plant(settings)
 
@@ -143,16 +146,28 @@ def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[st
     return scores
 
 
-def _write_events(
+def _write_drawn(
     directory: Path, settings: SyntheticSettings, bar: Any
 ) -> list[dict[str, OracleScore]]:
-    """Write a log of events and its spec; return for each day the oracle's score in each split."""
+    """Write a log of events, or one with tables, and its spec.
+
+    Returns:
+        For each day, the oracle's score in each split.
+    """
     rows, end = settings.days * settings.rows_per_day, settings.days * DAY
-    logits, seconds, table = draw_events(rows, settings.days, settings.seed, advance=bar.update)
+    if settings.tables:
+        spec = TABLES_SPEC
+        drawn = draw_tables(rows, settings.days, settings.seed, advance=bar.update)
+        logits, seconds, table, others = drawn
+        for name, other in others.items():
+            pa_csv.write_csv(other, directory / f"{name}.csv")
+    else:
+        spec = SPEC + EVENTS
+        logits, seconds, table = draw_events(rows, settings.days, settings.seed, advance=bar.update)
     last = DAY if settings.days > 1 else DAY // 5  # as of the other log
     starts = [0, end - last, end - last // 2]
     valid, test = format_seconds(BEGIN + np.array(starts[1:])).to_pylist()
-    write_text(directory / "spec.toml", SPEC.format(valid=valid, test=test) + EVENTS)
+    write_text(directory / "spec.toml", spec.format(valid=valid, test=test))
     split = np.searchsorted(starts, seconds, side="right") - 1
     scores, labels = [], table["click"].to_numpy()
     for day in range(settings.days):

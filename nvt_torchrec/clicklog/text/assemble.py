@@ -10,7 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, mask_to_arrow, string_parts, to_numpy
+from nvt_torchrec.base.arrays import (
+    blanked,
+    mask_to_arrow,
+    string_array,
+    string_parts,
+    to_numpy,
+)
 from nvt_torchrec.base.exact_sums import LARGEST_TERM, round_terms
 from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
@@ -68,7 +74,9 @@ def assemble(
     plan = spec.read_plan(label=label)
     converted: Any = list(columns)
     needs_time = spec.needs_time(label=label)
-    needed = (plan.weight, plan.key, *(plan.times if needs_time else ()))
+    needed: tuple[int | None, ...] = (plan.weight, plan.key)
+    if needs_time:
+        needed = (*needed, *plan.times, plan.join_time)
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
@@ -97,15 +105,21 @@ def assemble(
         first, end = spec.events.between
         outside = (times[0] < first) | (times[0] >= end)
         first_wrong[outside & (first_wrong < 0)] = plan.times[0]
+    join_times = None
+    if plan.join_time is not None:
+        join_times = times_of_rows(converted[plan.join_time])[0]
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
-        if column.aggregate:  # computed later, of other rows
+        if column.aggregate or column.table:  # added later, of other rows
             continue
         dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
         add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
+        if column.table:  # joined later
+            categorical.append(empty_values(column, rows))
+            continue
         values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
         add_missing(missing[1], j, absent)
         categorical.append(values)
@@ -120,8 +134,10 @@ def assemble(
         weight=weight,
         key=key,
         times=times,
-        groups=hash_groups([[converted[index] for index in reads] for reads in plan.groups], rows),
+        groups=hash_keys([[converted[i].parts for i in key] for key in plan.groups], rows),
         amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
+        join_times=join_times,
+        table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -147,7 +163,7 @@ def assemble(
             what = f"column {read.source}: {value}: the [split] of the spec does not name it"
             return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
         role = "weight" if index == plan.weight else "column by which rows are split"
-        if index in plan.times and index != plan.key:
+        if index in (*plan.times, plan.join_time) and index != plan.key:
             role = "time of an event"
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))
@@ -200,18 +216,28 @@ def times_of_rows(time: Converted) -> np.ndarray:
     return np.where(time.missing, NO_TIME, time.values)[np.newaxis]
 
 
-def hash_groups(groups: list[list[Converted]], rows: int) -> np.ndarray | None:
-    """Return ``RawRows.groups`` of the columns of each group's key; None without groups."""
-    if not groups:
+def hash_keys(keys: list[list[tuple[CategoryValues, np.ndarray]]], rows: int) -> np.ndarray | None:
+    """Hash the keys of groups of events or of tables; None if there are none.
+
+    Args:
+        keys: Of each group or table, the values [n] of each column of its key, and where they are
+            missing, bool [n].
+        rows: The number of rows.
+
+    Returns:
+        ``RawRows.groups`` or ``RawRows.table_keys``: int64 [keys, n], 0 where a column is missing.
+    """
+    if not keys:
         return None
     hashed = []
-    for columns in groups:
+    for columns in keys:
         if not columns:  # all rows have the same key
             hashed.append(np.ones(rows, np.int64))
             continue
-        key, missing = _hash_values(columns[0].values), columns[0].missing
-        for column in columns[1:]:
-            key, missing = join_hashes(key, _hash_values(column.values)), missing | column.missing
+        (values, missing), *others = columns
+        key = _hash_values(values)
+        for values, absent in others:
+            key, missing = join_hashes(key, _hash_values(values)), missing | absent
         key[key == 0] = 1  # 0 is for a key that is missing
         key[missing] = 0
         hashed.append(key)
@@ -236,6 +262,16 @@ def feature(
     for source in sources[1:]:
         missing = missing | source.missing
     return derive(column.derive, [source.values for source in sources], missing), missing
+
+
+def empty_values(column: CategoricalColumn, rows: int) -> CategoryValues:
+    """Return the values of a column that is missing in all rows."""
+    values = RAW_TYPES[column.raw].array([])
+    if column.multi_hot:
+        return Jagged(np.zeros(rows + 1, np.int64), values)
+    if isinstance(values, np.ndarray):
+        return np.zeros(rows, values.dtype)
+    return string_array(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
 
 
 def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:

@@ -39,6 +39,11 @@ class Converted:
     code: np.ndarray
     show: Callable[[int], str]
 
+    @property
+    def parts(self) -> tuple[CategoryValues, np.ndarray]:
+        """The values, and where they are missing."""
+        return self.values, self.missing
+
 
 def missing_column(read: Read, rows: int) -> Converted:
     """Return a column of single values that is not there: all are missing."""

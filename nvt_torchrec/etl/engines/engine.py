@@ -27,12 +27,14 @@ from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.state.output import EVENTS, FIT
+from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extend_workflow import DayCounts
+from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -70,6 +72,11 @@ class Job:
     def events(self) -> EventValues | None:
         """The aggregates of the rows; None for a spec without events."""
         return open_values(self.work, self.spec)
+
+    @property
+    def tables(self) -> StoredTables | None:
+        """The tables that columns are joined from; None for a spec without."""
+        return open_stored(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:
@@ -150,7 +157,7 @@ def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:
 
 
 class Engine:
-    """What counts and encodes the blocks of a job. Made by :func:`etl.stages.start`.
+    """What counts and encodes the blocks of a job. Made by :func:`etl.engine_choice.start_engine`.
 
     Attributes:
         compare_seconds: How long it has compared cards with the host, kernels compiled.

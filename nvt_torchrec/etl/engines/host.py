@@ -38,13 +38,18 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 
 def count_block(
-    block: Block, spec: FeatureSpec, reject: bool | int, events: EventFiles | None = None
+    block: Block,
+    spec: FeatureSpec,
+    reject: bool | int,
+    events: EventFiles | None = None,
+    tables: StoredTables | None = None,
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -56,6 +61,7 @@ def count_block(
         reject: Whether to leave malformed rows out instead of raising.
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
+        tables: The tables of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -67,6 +73,8 @@ def count_block(
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    if tables:
+        pieces = tables.join_all(pieces, spec)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
     if extractor:
         pieces = extractor.take(pieces)
@@ -117,6 +125,8 @@ def encode_block(
     if events and not reject:  # without a malformed row in any column
         spec = drop_keys(spec)
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    if workflow.tables:
+        pieces = workflow.tables.join_all(pieces, spec)
     if events:
         pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
@@ -145,7 +155,7 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject, job.event_files)
+                run = count_block(blocks[index], job.spec, job.reject, job.event_files, job.tables)
                 runs.add(index, run)
                 return run.rows
 

@@ -145,7 +145,7 @@ def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
-    run = count_block(block, job.spec, job.reject, job.event_files)
+    run = count_block(block, job.spec, job.reject, job.event_files, job.tables)
     write_run(job.work / FIT / run_name(index, index + 1), run)
     return run.rows
 

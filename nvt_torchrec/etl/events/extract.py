@@ -24,6 +24,7 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, history_bit
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 
 def flag_type(spec: FeatureSpec) -> np.dtype:
@@ -178,7 +179,13 @@ def _name_fields(spec: FeatureSpec) -> InputFormat:
 
 
 def extract(
-    block: Block, spec: FeatureSpec, files: EventFiles, *, train: bool, reject: bool | int
+    block: Block,
+    spec: FeatureSpec,
+    files: EventFiles,
+    *,
+    train: bool,
+    reject: bool | int,
+    tables: StoredTables | None = None,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -188,6 +195,7 @@ def extract(
         files: Where they are written.
         train: Whether its rows are for training, unless they are divided.
         reject: Whether malformed rows are left out; they are no events.
+        tables: The tables of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -200,7 +208,7 @@ def extract(
     read = spec if reject else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
-        extractor.add(rows)
+        extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 
 

@@ -36,6 +36,7 @@ from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_la
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.state.output import EVENTS
+from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
@@ -153,9 +154,11 @@ def prepare(
     splits = {unit.block: unit.split for unit in plan.units}
     days = {unit.block: unit.day for unit in plan.units}
     blocks = sorted(plan.blocks, key=lambda block: (days[block], block.source, block.begin))
+    tables = open_stored(work, spec)
 
     def read(block: Block) -> int:
-        return extract(block, spec, files, train=splits[block] == "train", reject=reject)
+        train = splits[block] == "train"
+        return extract(block, spec, files, train=train, reject=reject, tables=tables)
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)

@@ -17,20 +17,22 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
 from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.settings import ExtendSettings
-from nvt_torchrec.etl.stages import Stages, choose_engine
-from nvt_torchrec.etl.state.output import EVENTS, named_errors
+from nvt_torchrec.etl.stages import Stages
+from nvt_torchrec.etl.state.output import EVENTS, TABLES, named_errors
 from nvt_torchrec.etl.state.run_record import (
     before_resuming,
     content_digest,
     fingerprint,
     plan_record,
 )
+from nvt_torchrec.etl.tables.table_sources import describe_sources, find_tables, parse_paths
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats import day_names
@@ -131,14 +133,20 @@ class _Day:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
-        record = plan_record(self._described(), [self.day])
+        tables = find_tables(
+            self.reading.spec,
+            self.settings.input_path,
+            parse_paths(self.settings.table),
+            needed=False,
+        )
+        record = plan_record(self._described() | describe_sources(tables), [self.day])
         begun = self.claim.unfinished_day()
         if begun and (changed := changes(before_resuming(begun, record), record)):
             log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
             self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
-        self.stages = Stages(self.reading, record, work, self.next, self.paths)
+        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=tables)
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
@@ -207,6 +215,7 @@ class _Day:
             self.next.workflow,
             self.next.extension,
             threads=self.settings.threads,
+            tables=self.stages.work / TABLES,
         )
 
     def _stage(

@@ -45,6 +45,8 @@ CUTS_FILE = "cuts.json"
 LATE_FILE = "late.json"
 #: What happened before each row, see :mod:`etl.events`.
 EVENTS = "events"
+#: The tables that are joined to the log, see :mod:`etl.tables`.
+TABLES = "tables"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)

@@ -144,7 +144,8 @@ class DenseColumn:
 
     ``transform`` is one of ``DENSE_TRANSFORMS``; "" stands for that of the spec. ``reading`` says
     how the column is read, ``derive`` how it is computed from what is read, if it is. A column with
-    an ``aggregate`` is not read: it is computed from the events before the row.
+    an ``aggregate`` is not read: it is computed from the events before the row. One with a
+    ``table`` is read from the table of that name, of the row with the same key.
     """
 
     name: str
@@ -154,6 +155,7 @@ class DenseColumn:
     reading: Reading = AS_IT_IS
     derive: Derivation | None = None
     aggregate: Aggregate | None = None
+    table: str = ""
 
     def __post_init__(self) -> None:
         where = f"column {self.name}: "
@@ -176,7 +178,8 @@ class CategoricalColumn:
     Each row holds a category, or with ``multi_hot`` a list of them. For the numbers of the policy,
     0 means no bound. ``vocabulary`` names the vocabulary, "" is the column's own. Columns that
     share a vocabulary have the same raw type and policy, and the same value has the same id in all
-    of them. The name may be that of another column, whose vocabulary is then shared.
+    of them. The name may be that of another column, whose vocabulary is then shared. A column with
+    a ``table`` is read from the table of that name, see :class:`DenseColumn`.
     """
 
     name: str
@@ -189,6 +192,7 @@ class CategoricalColumn:
     hash_buckets: int = 0
     reading: Reading = AS_IT_IS
     derive: Derivation | None = None
+    table: str = ""
 
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
@@ -249,3 +253,25 @@ def _check_sources(column: DenseColumn | CategoricalColumn, kind: str) -> None:
             f"column {column.name}: from = {list(sources)} without derive",
             'name one column, or add derive = "cross"',
         )
+
+
+def check_name(name: str) -> None:
+    """Check a name of a column or vocabulary, which is used in names of files."""
+    good = isinstance(name, str) and name.isprintable() and "/" not in name
+    if not good or not name or name.startswith("."):
+        raise SettingsError(
+            f"{name!r} cannot be the name of a column or a vocabulary",
+            "use printable characters, no '/', and no '.' at the beginning",
+        )
+
+
+def check_shared_vocabulary(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
+    """Check that columns that share a vocabulary have the same raw type and policy."""
+    first = columns[0]
+    for column in columns[1:]:
+        if (column.raw, column.policy) != (first.raw, first.policy):
+            raise SettingsError(
+                f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
+                "but their raw types or policies differ",
+                "give them the same raw, freq_threshold, max_table_size and num_buckets",
+            )

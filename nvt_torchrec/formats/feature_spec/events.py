@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.split import Split
 
 #: Microseconds of each unit of a duration.
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
-_DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
+DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
@@ -54,7 +54,7 @@ class Events:
             self,
             "events: ",
             ("time", self.time, 'name the column of the time, such as time = "time"'),
-            ("known", not self.known or parse_duration(self.known), _DURATION),
+            ("known", not self.known or parse_duration(self.known), DURATION),
             ("known", not (self.known and self.source), "give it or from, not both"),
             ("cut", self.cut in CUTS, one_of(CUTS)),
         )
@@ -100,7 +100,7 @@ class Aggregate:
                 'write of = ["user"], columns of the file; of = [] for all rows',
             ),
             ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
-            ("window", not self.window or parse_duration(self.window), _DURATION),
+            ("window", not self.window or parse_duration(self.window), DURATION),
             ("window", kind.has_window or not self.window, f"{kind.name} has no window"),
             ("label", bool(self.label) == kind.has_label, "a rate has one, others none"),
             ("value", self.column or not kind.has_column, of_column),

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -17,12 +18,21 @@ from nvt_torchrec.formats.feature_spec.columns import (
     CategoricalColumn,
     DenseColumn,
     InputFormat,
+    check_name,
+    check_shared_vocabulary,
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_split
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.plan_reads import (
+    PlannedReads,
+    amount_reads,
+    column_reads,
+    label_reads,
+    time_reads,
+)
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule, check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 
 #: The most dense and the most categorical columns. Nothing depends on this number; it is how far
@@ -48,6 +58,8 @@ class FeatureSpec:
         events: When the events happened that aggregates and histories are made of; None if there
             are neither.
         histories: The histories.
+        tables: The tables that columns are joined from.
+        version_time: While a table with versions is read, how their times are read; no file has it.
     """
 
     label: str
@@ -60,6 +72,8 @@ class FeatureSpec:
     split: Split = BY_DAYS
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
+    tables: tuple[TableRule, ...] = ()
+    version_time: Read | None = None
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
@@ -78,7 +92,7 @@ class FeatureSpec:
                 )
         names = self.columns
         for name in (*names, *self.vocabularies):
-            _check_name(name)
+            check_name(name)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -90,8 +104,10 @@ class FeatureSpec:
                     "leave it out: the model would see what it has to predict",
                 )
         self._check_events()
+        has_times = self.events is not None or self.split.by == "time"
+        check_tables(self.tables, self.features, has_times=has_times)
         for name, columns in self.vocabularies.items():
-            _check_shared(name, columns)
+            check_shared_vocabulary(name, columns)
             if name in names and name not in {column.name for column in columns}:
                 raise SettingsError(
                     f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
@@ -122,6 +138,15 @@ class FeatureSpec:
                 ("columns", set(rule.columns) <= single, "name categorical columns of one value"),
                 ("where", rule.where in ("", *self.labels), one_of(self.labels)),
             )
+
+    def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
+        """Return the columns that are joined from a table, the dense ones first."""
+        return [column for column in self.features if column.table == table]
+
+    @functools.cached_property
+    def joined_tables(self) -> list[TableRule]:
+        """The tables that have columns."""
+        return [rule for rule in self.tables if self.columns_of(rule.name)]
 
     @functools.cached_property
     def aggregates(self) -> list[DenseColumn]:
@@ -195,73 +220,80 @@ class FeatureSpec:
         return {label: self._make_plan(label=label) for label in (False, True)}
 
     def _make_plan(self, *, label: bool) -> ReadPlan:
-        reads: dict[Read, int] = {}
-
-        def place(read: Read) -> int:
-            if self.input.decimal != "." and RAW_TYPES[read.raw].has_point:
-                read = dataclasses.replace(read, decimal=self.input.decimal)
-            return reads.setdefault(read, len(reads))
-
+        # the order in which reads are added is that of the fields of text without a header
+        reads = PlannedReads(self.input.decimal)
         labels: tuple[int, ...] = ()
-        times: tuple[int, ...] = ()
         weight = key = None
+        times = time_reads(self.events)
         if label:
-            rules = self.label_rules or (LabelRule(self.label),)
-            labels = tuple(
-                place(Read(rule.column, "label", trim=rule.trim, label=rule)) for rule in rules
-            )
-            weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
+            labels = reads.indices(label_reads(self.label_rules or [LabelRule(self.label)]))
+            if self.weight:
+                weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
                 raw = "time" if self.split.by == "time" else "string"
-                read = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
-                key = place(read)
-            times = tuple(map(place, self._time_reads()))
+                time_format = self.split.time_format
+                key = reads.index(Read(self.split.column, raw, trim=True, time_format=time_format))
+            time_indices = reads.indices(times)
+        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
+        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
         are_events = self.needs_time(label=label)
         keys = self.event_keys if are_events else self.groups
+        groups = tuple(reads.indices(map(self.key_read, key)) for key in keys)
+        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        amounts: tuple[int, ...] = ()
+        if are_events:
+            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
+        if not label:  # of a row to score, only its own time is known
+            time_indices = reads.indices(times[:1])
+        join_time = None
+        if self.join_time:
+            join_time = reads.index(self.join_time)
         return ReadPlan(
-            dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
-            categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
-            groups=tuple(tuple(place(self._key_read(name)) for name in key) for key in keys),
-            amounts=tuple(map(place, self._amount_reads())) if are_events else (),
-            times=times if label else tuple(map(place, self._time_reads()[:1])),
-            reads=tuple(reads),  # after all places
+            reads=reads.ordered,
             labels=labels,
             weight=weight,
             key=key,
+            dense=dense,
+            categorical=categorical,
+            times=time_indices,
+            groups=groups,
+            amounts=amounts,
+            tables=tables,
+            join_time=join_time,
         )
 
-    def _time_reads(self) -> list[Read]:
-        """Return how the times of an event are read: its own, and from when it is known."""
-        if not self.events:
-            return []
-        sources = filter(None, (self.events.time, self.events.source))
-        how = self.events.time_format
-        return [Read(source, "time", trim=True, time_format=how) for source in sources]
+    @functools.cached_property
+    def join_time(self) -> Read | None:
+        """How the time of a row is read, by which versions of tables are chosen; None without."""
+        if self.version_time:
+            return self.version_time
+        if not any(rule.valid_from for rule in self.joined_tables):
+            return None
+        if self.events:
+            return time_reads(self.events)[0]
+        time_format = self.split.time_format
+        return Read(self.split.column, "time", trim=True, time_format=time_format)
 
-    def _key_read(self, name: str) -> Read:
+    def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
-        named = [read for column in self.key_features for read in _reads(column)]
-        return next((r for r in named if r.source == name), Read(name, "string", trim=True))
-
-    def _amount_reads(self) -> list[Read]:
-        """Return how the columns of amounts are read: as their features are, else as numbers."""
-        by_source = {}
-        for column in self.amount_features:
-            (read,) = _reads(column)
-            by_source.setdefault(read.source, read)
-        return [by_source.get(name, Read(name, "float", trim=True)) for name in self.amounts]
+        for column in self.key_features:
+            for read in column_reads(column):
+                if read.source == name:
+                    return read
+        return Read(name, "string", trim=True)
 
     @property
     def amount_features(self) -> list[DenseColumn]:
         """The dense columns that are read from columns of amounts."""
-        plain = [column for column in self.dense if not (column.derive or column.aggregate)]
+        plain = [c for c in self.dense if not (c.derive or c.aggregate or c.table)]
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in self.amounts]
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
-        """The columns whose values, one in each row, are keys of events."""
+        """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.event_keys for name in key}
-        plain = [c for c in self.categorical if not (c.derive or c.multi_hot)]
+        keys |= {name for rule in self.joined_tables for name in rule.key}
+        plain = [c for c in self.categorical if not (c.derive or c.multi_hot or c.table)]
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
 
     def sources(self, *, label: bool) -> list[str]:
@@ -273,7 +305,8 @@ class FeatureSpec:
         reads = plan.reads
         if not self.needs_time(label=label):
             needed = {plan.weight, plan.key, *plan.labels}
-            needed |= {*itertools.chain(*plan.dense, *plan.categorical, *plan.groups)}
+            of_features = (*plan.dense, *plan.categorical, *plan.groups, *plan.tables)
+            needed |= {*itertools.chain(*of_features)}
             reads = tuple(read for index, read in enumerate(reads) if index in needed)
         return list(dict.fromkeys(read.source for read in reads))
 
@@ -298,6 +331,8 @@ class FeatureSpec:
     def optional_time(self) -> str:
         """The column of the time of rows, which those without labels may lack; "" for none."""
         name = self.events.time if self.events else ""
+        if self.join_time and not self.version_time:
+            name = self.join_time.source
         return "" if name in self.sources(label=False) else name
 
     def sources_of(self, name: str) -> list[str]:
@@ -347,7 +382,7 @@ class FeatureSpec:
         one hex32 value in each row, and a mask of missing values is one word.
         """
         line, separator = self.input.max_line_kb, self.input.list_separator
-        ruled = self.label_rules or self.weight or self.split.column or self.events
+        ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
         return (
             not ruled
             and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
@@ -366,6 +401,23 @@ class FeatureSpec:
         """Return the spec with aggregates that are read, as a program without their state does."""
         dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
         return dataclasses.replace(self, dense=dense, events=None, histories=())
+
+    def drop_tables(self, names: Collection[str] | None = None) -> FeatureSpec:
+        """Return the spec with columns of tables that are read from the rows, as others are.
+
+        Args:
+            names: The names of these columns; None: all of them.
+        """
+
+        def drop(column: Any) -> Any:
+            is_read = names is None or column.name in names
+            return dataclasses.replace(column, table="") if column.table and is_read else column
+
+        return dataclasses.replace(
+            self,
+            dense=tuple(map(drop, self.dense)),
+            categorical=tuple(map(drop, self.categorical)),
+        )
 
     def replace_policy(self, **policy: int) -> FeatureSpec:
         """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
@@ -387,51 +439,16 @@ class FeatureSpec:
             del value["events"], value["histories"]
             for column in value["dense"]:
                 del column["aggregate"]
+        del value["version_time"]
+        if not self.tables:
+            del value["tables"]
+            for column in (*value["dense"], *value["categorical"]):
+                del column["table"]
         for column in value["dense"]:
             aggregate = column.get("aggregate")
-            if aggregate and not aggregate["column"]:  # likewise
+            if aggregate and not aggregate["column"]:  # as before there were such aggregates
                 del aggregate["column"]
         return value
-
-
-def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
-    """Return what a column is read or derived from; nothing for an aggregate."""
-    if isinstance(column, DenseColumn) and column.aggregate:
-        return []
-    reading = column.reading
-    return [
-        Read(
-            source,
-            column.derive.reads if column.derive else column.raw,
-            isinstance(column, CategoricalColumn) and column.multi_hot,
-            reading.nulls,
-            reading.trim,
-            column.derive.time_format if column.derive else "",
-            lenient=reading.lenient,
-        )
-        for source in reading.sources or (column.name,)
-    ]
-
-
-def _check_name(name: str) -> None:
-    """Check a name of a column or vocabulary, which is used in names of files."""
-    good = isinstance(name, str) and name.isprintable() and "/" not in name
-    if not good or not name or name.startswith("."):
-        raise SettingsError(
-            f"{name!r} cannot be the name of a column or a vocabulary",
-            "use printable characters, no '/', and no '.' at the beginning",
-        )
-
-
-def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
-    first = columns[0]
-    for column in columns[1:]:
-        if (column.raw, column.policy) != (first.raw, first.policy):
-            raise SettingsError(
-                f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
-                "but their raw types or policies differ",
-                "give them the same raw, freq_threshold, max_table_size and num_buckets",
-            )
 
 
 def did_you_mean(name: str, known: Any) -> str:

@@ -119,8 +119,11 @@ class ReadPlan:
         groups: Those of the columns of the key of each group of events; of rows that are events,
             of each of :attr:`FeatureSpec.event_keys`.
         amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
-        dense: Those of the sources of each dense column; () for an aggregate.
-        categorical: Those of the sources of each categorical column.
+        tables: Those of the columns of the key of each table that has columns.
+        join_time: That of the time of a row, if a table has versions; else None.
+        dense: Those of the sources of each dense column; () for an aggregate and for a column of
+            a table.
+        categorical: Those of the sources of each categorical column; likewise.
     """
 
     reads: tuple[Read, ...]
@@ -132,3 +135,5 @@ class ReadPlan:
     times: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     amounts: tuple[int, ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()
+    join_time: int | None = None

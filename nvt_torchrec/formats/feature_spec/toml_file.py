@@ -80,7 +80,14 @@ All keys of a spec; those that are optional say so, or show their default::
     where = "clicked"             # optional: only events with this label
     kept = 1000                   # events of a key kept for further days and inference
 
+    [[table]]                     # docs/tables.md: what is known of the key of a row
+    name = "items"
+    path = "items.csv"            # a file or a glob in the directory of the log
+    key = "item"                  # columns of the log; {item = "item_id"} where names differ
+    # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
+
     # in [[dense]] and [[categorical]], all optional:
+    table = "items"               # the column is one of this table, of the row with the same key
     from = "age"                  # the column of the file; default: the name
     nulls = ["?", "NA"]           # texts that mean a missing value
     trim = true                   # remove spaces and tabs around values
@@ -150,6 +157,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
     read_history,
 )
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
+from nvt_torchrec.formats.feature_spec.toml_tables import read_table
 from nvt_torchrec.formats.splits import SPLITS
 
 DEFAULT_SPEC = "criteo_1tb"
@@ -224,7 +232,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history",
+        "events", "aggregate", "history", "table",
     }  # fmt: skip
     check_keys(value, known, source)
     given = value.get("input", {})
@@ -249,6 +257,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         split=split,
         events=read_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(read_history(block, source) for block in value.get("history", [])),
+        tables=tuple(read_table(block, source) for block in value.get("table", [])),
     )
 
 

@@ -150,9 +150,9 @@ def export_onnx(bundle: Path, output: Path) -> None:
 def write_model(bundle: Path, directory: Path) -> Predictor:
     """Write ``model.onnx``, and perhaps its tables, into a directory; return the bundle's model."""
     predictor, description = Predictor.load(bundle, check=True), inspect(bundle / WORKFLOW)
-    spec = description.spec.drop_events()
+    spec = description.spec.drop_events().drop_tables()
     description = dataclasses.replace(description, spec=spec)
-    workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None)
+    workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None, tables=None)
     predictor = Predictor(workflow, predictor.model)
     graph = Graph()
     encoded = encode(graph, description, bundle / WORKFLOW, predictor.row_spec)

@@ -43,6 +43,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.table_files import table_files
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
 from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable, ServingModel
@@ -133,7 +134,8 @@ def _is_made_from(
 ) -> bool:
     bundle = describe(path, check=True)
     if bundle.workflow_digest == workflow.digest:
-        for name in event_files(workflow.spec):  # a day later, they may be others
+        kept = [*event_files(workflow.spec), *table_files(workflow.spec)]
+        for name in kept:  # a day later, they may be others
             entry = bundle.files.get(f"{WORKFLOW}/{name}")
             if entry is None or entry.difference(workflow.path / name):
                 return False

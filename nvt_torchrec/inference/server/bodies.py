@@ -138,7 +138,7 @@ def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) ->
     Raises:
         InvalidRowError: There is one.
     """
-    reads = spec.read_plan(label=False).reads
+    reads = spec.drop_tables().read_plan(label=False).reads
     fields = open_rows(rows, reads, shared)
     given = [Read(column.name, "float") for column in spec.aggregates]
     for read in (*reads, *given):

@@ -174,11 +174,14 @@ def _inputs(predictor: Predictor) -> list[Input]:
 
 
 def _optional_inputs(predictor: Predictor) -> list[Input]:
-    """Return the time of rows, if no column is made of it, and aggregates, which are numbers."""
+    """Return the time of rows, if no column is made of it, aggregates, and columns of tables."""
     spec = predictor.spec
     reads = spec.read_plan(label=False).reads
     times = [Input(r.source, kind_of(r), False) for r in reads if r.source == spec.optional_time]
-    return [*times, *(Input(column.name, "float64", False) for column in spec.aggregates)]
+    aggregates = [Input(column.name, "float64", False) for column in spec.aggregates]
+    needed = {column.name for column in inputs_of(spec)}
+    joined = [column for column in inputs_of(spec.drop_tables()) if column.name not in needed]
+    return [*times, *aggregates, *joined]
 
 
 def _to_rows(

@@ -5,12 +5,8 @@
 imports NVTabular, Dask, pandas or torch.
 """
 
-from nvt_torchrec.workflows.compiled.compiled_workflow import (
-    CompiledWorkflow,
-    EncodedRows,
-    load,
-    to_table,
-)
+from nvt_torchrec.workflows.compiled.compiled_workflow import CompiledWorkflow, load
 from nvt_torchrec.workflows.compiled.compiler import FILES, build
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows, to_table
 
 __all__ = ["FILES", "CompiledWorkflow", "EncodedRows", "build", "load", "to_table"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_parts, to_arrow
+from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -31,41 +31,15 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 #: Events of a history that are looked up, where no model says how many it takes.
 MAX_EVENTS = 50
 _AGAIN = "make it again with `python -m workflows compile {}`"
 _NO_BITS = np.empty(0, np.uint64)
-
-
-@dataclasses.dataclass
-class EncodedRows:
-    """``n`` rows transformed by a workflow.
-
-    Attributes:
-        labels: float32 [labels, n]; [0, n] where the rows had none.
-        dense: float32 [dense columns, n].
-        ids: int32.
-        null: int64 [categorical columns], in how many rows each was missing (a missing list
-            becomes an empty one, any other missing value id 1).
-        oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
-            for a hashed column all but the null ones.
-        weight: float32 [n], or None where the rows had none.
-        pointers: See :class:`formats.rows.RawRows`.
-    """
-
-    labels: np.ndarray
-    dense: np.ndarray
-    ids: Ids
-    null: np.ndarray
-    oov: np.ndarray
-    weight: np.ndarray | None = None
-    pointers: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return self.dense.shape[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +52,7 @@ class CompiledWorkflow:
         digest: Of the workflow it was compiled from; see :mod:`workflows.description`.
         path: The directory of the workflow, without symbolic links.
         events: What happened before, as of the last day of the ETL; None for a spec without events.
+        tables: The tables that columns are joined from; None for a spec without.
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
         histories: The histories whose lists ``row_spec`` has.
@@ -96,6 +71,7 @@ class CompiledWorkflow:
     _places: np.ndarray
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
+    tables: StoredTables | None = None
     histories: tuple[StoredHistory, ...] = ()
     max_events: int = MAX_EVENTS
 
@@ -117,7 +93,8 @@ class CompiledWorkflow:
         columns = [self.spec.categorical[place] for place in places]
         lists = [
             dataclasses.replace(
-                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name, derive=None,
+                column, name=name, multi_hot=True, vocabulary=column.vocabulary_name,
+                derive=None, table="",
                 reading=dataclasses.replace(column.reading, sources=(name,)),
             )
             for name, column in zip(names, columns, strict=True)
@@ -136,12 +113,14 @@ class CompiledWorkflow:
 
         Thread-safe; holds the interpreter lock for a few µs a column. Except for lists and strings,
         only the result is allocated. Rows whose aggregates were not added, as the ETL does, get
-        those of ``events``.
+        those of ``events``, and rows without the columns of tables get these.
 
         Raises:
             BadInputError: A file of the compiled workflow was written to since it was opened.
         """
         self._check()
+        if self.tables is not None:
+            rows = self.tables.join(rows, self.spec)
         if self.events is not None and rows.groups is not None and not rows.has_aggregates:
             rows = self.events.add(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
@@ -309,6 +288,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _places=places,
         _mapped=mapped,
         row_spec=description.spec,
+        tables=StoredTables.open_beside(description, verify=verify),
     )
 
 
@@ -372,27 +352,3 @@ def _places(
             place.text,
         )  # fmt: skip
     return places
-
-
-def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
-    """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
-
-    Raises:
-        SchemaError: The rows were read without labels.
-    """
-    fields = schema.arrow
-    if len(rows.labels) != len(schema.labels) or (schema.weight and rows.weight is None):
-        raise SchemaError("rows without labels", "read them with their labels to write them")
-    weights = [rows.weight] if schema.weight else []
-    columns = [*map(to_arrow, (*rows.labels, *weights, *rows.dense))]
-    for j, kind in enumerate(fields.types[len(columns) :][: len(schema.categorical)]):
-        ids = to_arrow(rows.ids.column(j))
-        if rows.ids.offsets is not None and pa.types.is_list(kind):
-            offsets = pa.py_buffer(rows.ids.offsets[j] - rows.ids.offsets[j, 0])
-            ids = pa.ListArray.from_buffers(kind, len(rows), [None, offsets], children=[ids])
-        columns.append(ids)
-    if schema.histories:
-        if rows.pointers is None:
-            raise SchemaError("rows without histories", "the ETL makes them")
-        columns += map(to_arrow, rows.pointers)
-    return pa.Table.from_arrays(columns, schema=fields)

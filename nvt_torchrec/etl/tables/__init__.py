@@ -1,0 +1,1 @@
+"""Tables that are joined to the log: found, read, and stored by their keys."""

@@ -1,0 +1,117 @@
+"""Store the tables of a run or an extension, and check that the log has their keys."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.etl.state.output import TABLES
+from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.tables.table_writer import REJECTED_FILE, store_table
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.table_files import DIRECTORY, link_table
+from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+
+#: The least share of rows with a key that a table has.
+_MIN_FOUND = 0.01
+#: Bytes of a block that are looked at.
+_SAMPLE_BYTES = 4 << 20
+
+
+def store_tables(
+    spec: FeatureSpec,
+    sources: TableSources,
+    work: Path,
+    *,
+    before: Path | None = None,
+    threads: int = 1,
+    reject: bool = False,
+    report: Callable[[float], object] = lambda rows: None,
+) -> None:
+    """Store all tables of a spec in the state of a run; those that are there stay.
+
+    Args:
+        spec: The columns.
+        sources: The files of the tables. Of an extension, a table without files stays as it is.
+        work: The directory of the state.
+        before: Of an extension, the workflow that is extended. Rows of its tables whose keys are
+            not in the files stay.
+        threads: How many pieces of a file are parsed at once.
+        reject: Whether malformed rows are left out.
+        report: Called with the number of rows read since the last call.
+
+    Raises:
+        BadRowError, BadInputError, OutputError: See :func:`.table_writer.store_table`.
+    """
+    for rule in spec.joined_tables:
+        directory = work / TABLES / rule.name
+        if directory.exists():
+            continue
+        earlier = before / DIRECTORY / rule.name if before else None
+        files = sources.get(rule.name, [])
+        if not files:
+            assert earlier is not None
+            with new_directory(directory) as temporary:
+                link_table(spec, rule.name, earlier, temporary)
+            continue
+        store_table(
+            rule,
+            spec,
+            files,
+            directory,
+            earlier=StoredTable(earlier, spec, rule.name) if earlier else None,
+            threads=threads,
+            reject=reject,
+            report=report,
+        )
+
+
+@functools.lru_cache(1)
+def open_stored(work: Path, spec: FeatureSpec) -> StoredTables | None:
+    """Open the tables in the state of a run; None for a spec without."""
+    return StoredTables(work / TABLES, spec) if spec.joined_tables else None
+
+
+def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
+    """Check, by the first rows of some blocks, that the log has keys of each table.
+
+    Raises:
+        SettingsError: It has hardly any: the key is another column, or is written otherwise.
+    """
+    tables = open_stored(work, spec)
+    if tables is None:
+        return
+    found = np.zeros(len(spec.joined_tables), np.int64)
+    num_rows = 0
+    for block in blocks:
+        pieces = read_block_chunks(block, spec, reject=True, chunk_bytes=_SAMPLE_BYTES)
+        rows = next(pieces)
+        assert rows.table_keys is not None
+        num_rows += len(rows)
+        for j, rule in enumerate(spec.joined_tables):
+            found[j] += np.count_nonzero(tables.by_name[rule.name].find(rows.table_keys[j]) >= 0)
+    for rule, count in zip(spec.joined_tables, found.tolist(), strict=True):
+        if count < _MIN_FOUND * num_rows:
+            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in rule.key)
+            raise SettingsError(
+                f"table {rule.name}: it has the keys of {count:,} of {num_rows:,} rows of the log",
+                f"correct the key of the table in the spec; both sides are read alike: {kinds}",
+            )
+
+
+def keep_rejected(spec: FeatureSpec, work: Path, directory: Path) -> None:
+    """Copy the rows of tables that were left out to the other rejected rows."""
+    for rule in spec.joined_tables:
+        file = work / TABLES / rule.name / REJECTED_FILE
+        with contextlib.suppress(FileNotFoundError):
+            content = file.read_bytes()
+            directory.mkdir(parents=True, exist_ok=True)
+            target = directory / f"table.{rule.name}.tsv"
+            target.write_bytes(b"file\tline\treason\traw\n" + content)

@@ -1,0 +1,80 @@
+"""Find the files of the tables of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_table
+from nvt_torchrec.etl.state.run_record import fingerprint
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+
+#: By the name of a table, its files.
+TableSources: TypeAlias = dict[str, list[DayFile]]
+
+
+def parse_paths(given: Iterable[str]) -> dict[str, str]:
+    """Return the paths of tables that ``--table NAME=PATH,…`` gives, by their names.
+
+    Raises:
+        SettingsError: There is no name or no path.
+    """
+    paths = {}
+    for pair in given:
+        name, _, path = pair.partition("=")
+        if not (name and path):
+            raise SettingsError(f"--table {pair}", "write it as --table NAME=PATH")
+        paths[name] = path
+    return paths
+
+
+def find_tables(
+    spec: FeatureSpec, input_path: str, paths: Mapping[str, str], *, needed: bool = True
+) -> TableSources:
+    """Return the files of each table that has columns.
+
+    Args:
+        spec: The columns.
+        input_path: The log, in whose directory the paths of the spec are.
+        paths: By the names of tables, the paths that take the place of those of the spec.
+        needed: Whether each table must be there. Of an extension, a table without files stays as
+            it is; one of ``paths`` must be there.
+
+    Raises:
+        SettingsError: ``paths`` has a table that the spec does not have.
+        BadInputError: A file is missing or empty.
+    """
+    names = [rule.name for rule in spec.joined_tables]
+    for name in paths:
+        if name not in names:
+            remedy = did_you_mean(name, names) if names else "leave --table out"
+            raise SettingsError(f"--table {name}: the spec has no table {name!r}", remedy)
+    found: TableSources = {}
+    for rule in spec.joined_tables:
+        path = paths.get(rule.name) or f"{directory_of(input_path)}/{rule.path}"
+        try:
+            found[rule.name] = find_table(path)
+        except BadInputError as error:
+            if needed or rule.name in paths:
+                raise BadInputError(
+                    f"table {rule.name}: {error.what}",
+                    f"pass it with --table {rule.name}=PATH, or correct its path in the spec",
+                ) from None
+    return found
+
+
+def all_paths(sources: TableSources) -> set[str]:
+    """Return the paths of all files."""
+    return {file.path for files in sources.values() for file in files}
+
+
+def describe_sources(sources: TableSources) -> dict[str, Any]:
+    """Return what identifies the content of the tables, for the record of a run; {} without."""
+    if not sources:
+        return {}
+    described = {
+        name: {file.path: fingerprint(file) for file in files} for name, files in sources.items()
+    }
+    return {"tables": described}

@@ -1,0 +1,68 @@
+"""The spec by which the files of a table are read: its columns, and those of its key."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nvt_torchrec.formats.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.read_plan import Read, Reading
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
+
+#: A table has no label; the name that a spec must have is that of no column.
+_NO_LABEL = "(a table has no label)"
+
+
+def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpec:
+    """Return the spec of a file of a table.
+
+    Its columns are those that the spec of the log takes from the table, in their order, and behind
+    them, as categories, those of the key, read as the log's are.
+
+    Args:
+        rule: The table.
+        spec: The columns of the log and of its tables.
+        path: The file, whose ending says its format where the rule does not.
+    """
+    columns = [dataclasses.replace(c, table="") for c in spec.columns_of(rule.name)]
+    keys = []
+    for name, own_name in zip(rule.key, rule.own_key, strict=True):
+        read = spec.key_read(name)
+        reading = Reading((own_name,), nulls=read.nulls, trim=read.trim, lenient=read.lenient)
+        keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
+    return FeatureSpec(
+        label=_NO_LABEL,
+        dense=tuple(column for column in columns if isinstance(column, DenseColumn)),
+        categorical=(*(c for c in columns if isinstance(c, CategoricalColumn)), *keys),
+        dense_transform=spec.dense_transform,
+        input=rule.input or _guess_format(path, spec),
+        version_time=_version_time(rule),
+    )
+
+
+def _version_time(rule: TableRule) -> Read | None:
+    if not rule.valid_from:
+        return None
+    return Read(rule.valid_from, "time", trim=True, time_format=rule.time_format)
+
+
+def key_columns(table_spec: FeatureSpec, rule: TableRule) -> range:
+    """Return the indices of the columns of the key among the categorical ones."""
+    count = len(table_spec.categorical)
+    return range(count - len(rule.key), count)
+
+
+def _guess_format(path: str, spec: FeatureSpec) -> InputFormat:
+    """Return the format that the ending of a name says, else the log's; text has a header."""
+    endings = path.split(".")[1:][::-1]
+    for ending in endings[:2]:  # the last one may be that of a compression
+        for name, kind in INPUT_FORMATS.items():
+            if ending in (name, *kind.endings):
+                return InputFormat(name, header=True if kind.delimiter else None)
+    kind = INPUT_FORMATS[spec.input.format]
+    return InputFormat(spec.input.format, header=True if kind.delimiter else None)

@@ -1,0 +1,79 @@
+"""How the columns of a file are read that parts of a spec are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec.events import Events
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
+
+
+class PlannedReads:
+    """The columns to read, each once for each way of reading it.
+
+    Args:
+        decimal: The decimal point of numbers as text.
+    """
+
+    def __init__(self, decimal: str) -> None:
+        self._decimal = decimal
+        self._indices: dict[Read, int] = {}
+
+    def index(self, read: Read) -> int:
+        """Return the index of a read, which is added if it is not there."""
+        if self._decimal != "." and RAW_TYPES[read.raw].has_point:
+            read = dataclasses.replace(read, decimal=self._decimal)
+        return self._indices.setdefault(read, len(self._indices))
+
+    def indices(self, reads: Iterable[Read]) -> tuple[int, ...]:
+        """Return the index of each read."""
+        return tuple(map(self.index, reads))
+
+    @property
+    def ordered(self) -> tuple[Read, ...]:
+        """All reads, in the order in which they were added."""
+        return tuple(self._indices)
+
+
+def label_reads(rules: Iterable[LabelRule]) -> list[Read]:
+    """Return how labels are read."""
+    return [Read(rule.column, "label", trim=rule.trim, label=rule) for rule in rules]
+
+
+def time_reads(events: Events | None) -> list[Read]:
+    """Return how the times of an event are read: its own, and from when it is known."""
+    if not events:
+        return []
+    sources = filter(None, (events.time, events.source))
+    return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
+
+
+def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
+    """Return what a column is read or derived from; nothing of what the row does not hold."""
+    if column.table or (isinstance(column, DenseColumn) and column.aggregate):
+        return []
+    reading = column.reading
+    return [
+        Read(
+            source,
+            column.derive.reads if column.derive else column.raw,
+            isinstance(column, CategoricalColumn) and column.multi_hot,
+            reading.nulls,
+            reading.trim,
+            column.derive.time_format if column.derive else "",
+            lenient=reading.lenient,
+        )
+        for source in reading.sources or (column.name,)
+    ]
+
+
+def amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
+    """Return how columns of amounts are read: as their features are, else as numbers."""
+    by_source: dict[str, Read] = {}
+    for column in features:
+        (read,) = column_reads(column)
+        by_source.setdefault(read.source, read)
+    return [by_source.get(name, Read(name, "float", trim=True)) for name in names]

@@ -1,0 +1,105 @@
+"""Tables that are joined to the log by a key: what is known of a user, an item, a campaign."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.feature_spec.events import DURATION, parse_duration
+from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRule:
+    """A table whose columns are columns of the rows that have its key.
+
+    Attributes:
+        name: Of the table; columns of the spec name it.
+        path: Its files, relative to the directory of the log: a name or a glob. A run may name
+            others (``--table``).
+        key: The columns of the log that hold the key; each is compared as its feature is read.
+        key_names: The columns of the table with the key, in the order of ``key``; (): the same
+            names.
+        input: The format of its files; None: by the ending of their names, text with a header.
+        valid_from: The column of the table with the time from which a row counts, so that a key has
+            versions; "": each key has one row.
+        time_format: Of ``valid_from``, see :func:`.raw_types.time.check_time_format`.
+        known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
+    """
+
+    name: str
+    path: str
+    key: tuple[str, ...]
+    key_names: tuple[str, ...] = ()
+    input: InputFormat | None = None
+    valid_from: str = ""
+    time_format: str = ""
+    known: str = ""
+
+    def __post_init__(self) -> None:
+        inside = not self.path.startswith("/") and ".." not in self.path.split("/")
+        names = self.key_names or self.key
+        check(
+            self,
+            f"table {self.name}: ",
+            ("name", self.name.isidentifier(), "use letters, digits and _ alone"),
+            ("path", self.path, 'name its files, such as path = "items.csv"'),
+            (
+                "path",
+                inside and "://" not in self.path,
+                f"write a path in the directory of the log, and pass --table {self.name}=PATH",
+            ),
+            ("key", self.key and all(self.key), 'name columns of the log, such as key = ["item"]'),
+            ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
+            ("key_names", len(names) == len(self.key), "name a column for each one of the log"),
+            ("key_names", all(names) and len(set(names)) == len(names), "name each column once"),
+            ("time_format", self.valid_from or not self.time_format, "it is that of valid_from"),
+            ("known", not self.known or parse_duration(self.known), DURATION),
+            ("known", self.valid_from or not self.known, "it is counted from valid_from"),
+        )
+        check_time_format(self.time_format, f"table {self.name}: ")
+
+    @property
+    def delay(self) -> int:
+        """Microseconds after which a version is known."""
+        return parse_duration(self.known)
+
+    @property
+    def own_key(self) -> tuple[str, ...]:
+        """The columns of the table with the key."""
+        return self.key_names or self.key
+
+
+def check_tables(
+    rules: Sequence[TableRule],
+    columns: Sequence[DenseColumn | CategoricalColumn],
+    *,
+    has_times: bool,
+) -> None:
+    """Check that each table is there once, and that all that columns name are there.
+
+    Args:
+        rules: The tables.
+        columns: The columns of the spec.
+        has_times: Whether the rows of the log have a time.
+
+    Raises:
+        SettingsError: One is not; or a table has versions, and rows have no time.
+    """
+    names = [rule.name for rule in rules]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingsError(f"tables of the same name: {', '.join(twice)}")
+    for column in columns:
+        if column.table and column.table not in names:
+            remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
+            raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
+    for rule in rules:
+        if rule.valid_from and not has_times:
+            raise SettingsError(
+                f"table {rule.name}: valid_from = {rule.valid_from!r}, but rows have no time",
+                'add [events] with their time, or a [split] with by = "time"',
+            )

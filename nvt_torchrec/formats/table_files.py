@@ -1,0 +1,77 @@
+"""The files of tables beside a saved workflow: what is known of keys, such as users and items.
+
+Layout of ``WORKFLOW/tables/NAME``; ``metadata.json`` of the workflow lists the files with their
+digests, and they are mapped, not read::
+
+    keys.npy              int64 [rows], the hashes of the keys, rising
+    starts.npy            of a table with versions int64 [rows], from when each is known, in
+                          microseconds since 1970; of one key rising
+    COLUMN.values.npy     [rows] of a column: float64 of a dense one; of categories int64 or uint32
+                          (raw type hex32), of texts uint8, the UTF-8 bytes of all of them
+    COLUMN.missing.npy    uint8 [rows], 1 where the column is missing
+    COLUMN.texts.npy      of texts int64 [texts + 1], where each begins
+    COLUMN.lists.npy      of lists int64 [rows + 1], where the values of each row begin
+
+A dense value is that before the transform, a category the raw one: rows that take them are encoded
+as rows that hold them in their own columns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+
+#: In the directory of a workflow.
+DIRECTORY = "tables"
+KEYS, STARTS = "keys.npy", "starts.npy"
+
+
+def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype]:
+    """Return the dtypes of a column's arrays, by the names of their files."""
+    kinds: dict[str, type] = {"values": np.float64, "missing": np.uint8}
+    if isinstance(column, CategoricalColumn):
+        kind = RAW_TYPES[column.raw]
+        kinds["values"] = np.uint8 if kind.is_text else np.dtype(kind.dtype).type
+        if kind.is_text:
+            kinds["texts"] = np.int64
+        if column.multi_hot:
+            kinds["lists"] = np.int64
+    return {f"{column.name}.{kind}.npy": np.dtype(dtype) for kind, dtype in kinds.items()}
+
+
+def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
+    """Return the dtypes of all arrays of a table, by the names of their files."""
+    arrays = {KEYS: np.dtype(np.int64)}
+    (rule,) = (rule for rule in spec.tables if rule.name == table)
+    if rule.valid_from:
+        arrays[STARTS] = np.dtype(np.int64)
+    for column in spec.columns_of(table):
+        arrays |= column_arrays(column)
+    return arrays
+
+
+def table_files(spec: FeatureSpec) -> list[str]:
+    """Return the files of all tables of a workflow, relative to it."""
+    return [
+        f"{DIRECTORY}/{rule.name}/{name}"
+        for rule in spec.joined_tables
+        for name in table_arrays(spec, rule.name)
+    ]
+
+
+def link_table(spec: FeatureSpec, name: str, source: Path, target: Path) -> None:
+    """Link the files of a table from one directory to another, which may not have them.
+
+    The files are never written to again, so that generations of a workflow share them.
+
+    Raises:
+        OSError: A file is missing, or the file system has no hard links.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in table_arrays(spec, name):
+        os.link(source / file, target / file)

@@ -1,0 +1,65 @@
+"""Rows that a workflow has encoded, and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.schema import TableSchema
+
+
+@dataclasses.dataclass
+class EncodedRows:
+    """``n`` rows transformed by a workflow.
+
+    Attributes:
+        labels: float32 [labels, n]; [0, n] where the rows had none.
+        dense: float32 [dense columns, n].
+        ids: int32.
+        null: int64 [categorical columns], in how many rows each was missing (a missing list
+            becomes an empty one, any other missing value id 1).
+        oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
+            for a hashed column all but the null ones.
+        weight: float32 [n], or None where the rows had none.
+        pointers: See :class:`formats.rows.RawRows`.
+    """
+
+    labels: np.ndarray
+    dense: np.ndarray
+    ids: Ids
+    null: np.ndarray
+    oov: np.ndarray
+    weight: np.ndarray | None = None
+    pointers: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.dense.shape[1]
+
+
+def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
+    """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
+
+    Raises:
+        SchemaError: The rows were read without labels.
+    """
+    fields = schema.arrow
+    if len(rows.labels) != len(schema.labels) or (schema.weight and rows.weight is None):
+        raise SchemaError("rows without labels", "read them with their labels to write them")
+    weights = [rows.weight] if schema.weight else []
+    columns = [*map(to_arrow, (*rows.labels, *weights, *rows.dense))]
+    for j, kind in enumerate(fields.types[len(columns) :][: len(schema.categorical)]):
+        ids = to_arrow(rows.ids.column(j))
+        if rows.ids.offsets is not None and pa.types.is_list(kind):
+            offsets = pa.py_buffer(rows.ids.offsets[j] - rows.ids.offsets[j, 0])
+            ids = pa.ListArray.from_buffers(kind, len(rows), [None, offsets], children=[ids])
+        columns.append(ids)
+    if schema.histories:
+        if rows.pointers is None:
+            raise SchemaError("rows without histories", "the ETL makes them")
+        columns += map(to_arrow, rows.pointers)
+    return pa.Table.from_arrays(columns, schema=fields)

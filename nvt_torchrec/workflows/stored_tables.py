@@ -1,0 +1,356 @@
+"""Join the columns of tables to rows: what is known of the key of each row.
+
+:mod:`formats.table_files` describes the files. They are opened by the ETL, which counts and encodes
+the columns as if the log held them, and with a saved workflow, where rows to score take what the
+last day of the ETL knew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import string_array
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import check_digests, check_sizes
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.rows import NO_TIME, CategoryValues, Jagged, RawRows, add_missing
+from nvt_torchrec.formats.table_files import (
+    DIRECTORY,
+    KEYS,
+    STARTS,
+    column_arrays,
+    table_arrays,
+    table_files,
+)
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.event_groups import cut_times
+
+_COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
+
+
+class StoredTable:
+    """A table, opened: finds keys, and takes columns at the rows that were found. Thread-safe.
+
+    Args:
+        directory: The directory of its files.
+        spec: The columns.
+        name: The name of the table.
+
+    Attributes:
+        keys: int64 [rows], the hashes of its keys, rising.
+        starts: int64 [rows], from when each version is known, rising for each key; None of a table
+            without versions.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, spec: FeatureSpec, name: str) -> None:
+        self._directory = directory
+        arrays = table_arrays(spec, name)
+        try:
+            self._arrays = {
+                file: MappedArray(directory / file, dtype, 1) for file, dtype in arrays.items()
+            }
+            self.keys = self._arrays[KEYS].values
+            self.starts = self._arrays[STARTS].values if STARTS in arrays else None
+            if self.starts is not None and len(self.starts) != len(self.keys):
+                raise ValueError(f"{STARTS} has {len(self.starts)} values")
+            self._columns = {column.name: column for column in spec.columns_of(name)}
+            for column in self._columns.values():
+                self._check_lengths(column)
+        except (OSError, ValueError) as error:
+            raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
+
+    def _check_lengths(self, column: DenseColumn | CategoricalColumn) -> None:
+        """Check that the arrays of a column have as many rows as the table. Raises ValueError."""
+        rows = len(self.keys)
+        lengths = {file: len(self._arrays[file].values) for file in column_arrays(column)}
+        expected = {f"{column.name}.missing.npy": rows}
+        is_text = f"{column.name}.texts.npy" in lengths
+        if f"{column.name}.lists.npy" in lengths:
+            expected[f"{column.name}.lists.npy"] = rows + 1
+        elif is_text:
+            expected[f"{column.name}.texts.npy"] = rows + 1
+        else:
+            expected[f"{column.name}.values.npy"] = rows
+        for file, length in expected.items():
+            if lengths[file] != length:
+                raise ValueError(f"{file} has {lengths[file]} values instead of {length}")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def check(self) -> None:
+        """Raise :class:`BadInputError` if a file was written to since it was opened."""
+        for array in self._arrays.values():
+            array.check()
+
+    def find(self, keys: np.ndarray, cuts: np.ndarray | None = None) -> np.ndarray:
+        """Return the row of each key, int64 [n]; -1 for a key that is missing or not there.
+
+        Args:
+            keys: The hashes of the keys, int64 [n], 0 where a key is missing.
+            cuts: Of a table with versions int64 [n], the time before which a version must have been
+                known: the newest of these is found. None: the newest of all.
+        """
+        keys = np.ascontiguousarray(keys)
+        if self.starts is None:
+            return _find_rows(self.keys, keys)
+        if cuts is None:
+            cuts = np.full(len(keys), np.iinfo(np.int64).max)
+        return _find_versions(self.keys, self.starts, keys, cuts)
+
+    def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
+        """Return the values of a column at some rows, and where they are missing, bool [n].
+
+        Args:
+            name: The name of the column.
+            rows: int64 [n], which must be rows of the table; -1 for none, where it is missing.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        column = self._columns[name]
+        missing = _take_missing(self._array(name, "missing"), rows)
+        if isinstance(column, DenseColumn):
+            return _take_numbers(self._array(name, "values"), rows, missing), missing
+        is_text = RAW_TYPES[column.raw].is_text
+        offsets = None
+        if column.multi_hot:
+            num_items = len(self._array(name, "values"))
+            if is_text:
+                num_items = len(self._array(name, "texts")) - 1
+            offsets, rows = self._expand_lists(name, rows, missing, num_items)
+            missing_items = np.zeros(len(rows), np.bool_)
+        else:
+            missing_items = missing
+        values: np.ndarray | pa.StringArray
+        if is_text:
+            values = self._take_texts(name, rows, missing_items)
+        else:
+            values = _take_numbers(self._array(name, "values"), rows, missing_items)
+        return (values if offsets is None else Jagged(offsets, values)), missing
+
+    def _array(self, name: str, kind: str) -> np.ndarray:
+        return self._arrays[f"{name}.{kind}.npy"].values
+
+    def _expand_lists(
+        self, name: str, rows: np.ndarray, missing: np.ndarray, num_items: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets, int64 [n + 1], of lists at some rows, and the indices of their items.
+
+        Raises:
+            BadInputError: The file is damaged.
+        """
+        ends = np.empty(len(rows), np.int64)
+        lengths = np.empty(len(rows), np.int64)
+        if not _measure(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
+            raise self._damaged(name)
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return offsets, np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
+
+    def _take_texts(self, name: str, rows: np.ndarray, missing: np.ndarray) -> pa.StringArray:
+        data = self._array(name, "values")
+        ends, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        if not _measure(self._array(name, "texts"), len(data), rows, missing, ends, lengths):
+            raise self._damaged(name)
+        total = int(lengths.sum())
+        if total > np.iinfo(np.int32).max:
+            raise BadInputError(
+                f"{self._directory}: column {name}: texts of {total} bytes for {len(rows)} rows",
+                "score fewer rows at once, or shorten the texts of the table",
+            )
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        taken = np.empty(total, np.uint8)
+        _copy_texts(data, ends - lengths, offsets, taken)
+        return string_array(offsets, taken)
+
+    def _damaged(self, name: str) -> BadInputError:
+        what = f"{self._directory}: damaged: column {name} has values that are not there"
+        return BadInputError(what, _COPY_AGAIN)
+
+
+class StoredTables:
+    """The tables of a spec, opened. Thread-safe.
+
+    Args:
+        directory: The directory of the tables' directories.
+        spec: The columns.
+
+    Attributes:
+        by_name: The tables that columns are joined from.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, spec: FeatureSpec) -> None:
+        self.by_name = {
+            rule.name: StoredTable(directory / rule.name, spec, rule.name)
+            for rule in spec.joined_tables
+        }
+
+    @classmethod
+    def open_beside(
+        cls, description: WorkflowDescription, *, verify: bool = False
+    ) -> StoredTables | None:
+        """Open the tables beside a saved workflow; None for a spec without.
+
+        Args:
+            description: Of the workflow; it lists the files.
+            verify: Read the files, and compare their digests.
+
+        Raises:
+            BadInputError: A file is missing or damaged.
+        """
+        spec = description.spec
+        if not spec.joined_tables:
+            return None
+        files = {name: description.files[name] for name in table_files(spec)}
+        check_sizes(description.path, files, _COPY_AGAIN)
+        if verify:
+            check_digests(description.path, files, _COPY_AGAIN)
+        return cls(description.path / DIRECTORY, spec)
+
+    def join(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
+        """Return rows with the columns of tables, missing where a table does not have the key.
+
+        Args:
+            rows: The rows, with the hashes of their keys.
+            spec: By which they were read: all tables are among those that were opened.
+
+        Raises:
+            BadInputError: A file is damaged, or was written to since it was opened.
+        """
+        if rows.table_keys is None:
+            return rows
+        cuts = None
+        if rows.join_times is not None:
+            cuts = rows.join_times
+            if spec.events:
+                cuts = cut_times(spec, cuts)
+            # a row without a time takes what is known last
+            cuts = np.where(rows.join_times == NO_TIME, np.iinfo(np.int64).max, cuts)
+        found = {}
+        for rule, keys in zip(spec.joined_tables, rows.table_keys, strict=True):
+            table = self.by_name[rule.name]
+            table.check()
+            found[rule.name] = table.find(keys, cuts)
+        dense, dense_missing = rows.dense.copy(), rows.dense_missing.copy()
+        for j, column in enumerate(spec.dense):
+            if column.table:
+                values, missing = self.by_name[column.table].take(column.name, found[column.table])
+                dense[j] = values
+                add_missing(dense_missing, j, missing)
+        categorical, categorical_missing = [*rows.categorical], rows.categorical_missing.copy()
+        for k, category in enumerate(spec.categorical):
+            if category.table:
+                values, missing = self.by_name[category.table].take(
+                    category.name, found[category.table]
+                )
+                categorical[k] = values
+                add_missing(categorical_missing, k, missing)
+        return dataclasses.replace(
+            rows,
+            dense=dense,
+            dense_missing=dense_missing,
+            categorical=categorical,
+            categorical_missing=categorical_missing,
+            table_keys=None,
+            join_times=None,
+        )
+
+    def join_all(self, pieces: Iterable[RawRows], spec: FeatureSpec) -> Iterator[RawRows]:
+        """Yield pieces of rows with the columns of tables; see :meth:`join`."""
+        for rows in pieces:
+            yield self.join(rows, spec)
+
+
+@compiled()
+def _find_rows(sorted_keys, keys):
+    """Find keys by binary search; 0 stands for a missing key."""
+    found = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        key = keys[i]
+        low, high = 0, len(sorted_keys)
+        while low < high:
+            middle = (low + high) // 2
+            if sorted_keys[middle] < key:
+                low = middle + 1
+            else:
+                high = middle
+        is_there = key != 0 and low < len(sorted_keys) and sorted_keys[low] == key
+        found[i] = low if is_there else -1
+    return found
+
+
+@compiled()
+def _find_versions(sorted_keys, starts, keys, cuts):
+    """Find the newest version of each key that was known before a time, by binary search."""
+    found = np.empty(len(keys), np.int64)
+    for i in range(len(keys)):
+        key, cut = keys[i], cuts[i]
+        low, high = 0, len(sorted_keys)  # after all versions of the key that began before the cut
+        while low < high:
+            middle = (low + high) // 2
+            is_before = sorted_keys[middle] < key
+            if is_before or (sorted_keys[middle] == key and starts[middle] < cut):
+                low = middle + 1
+            else:
+                high = middle
+        is_there = key != 0 and low > 0 and sorted_keys[low - 1] == key
+        found[i] = low - 1 if is_there else -1
+    return found
+
+
+@compiled()
+def _take_missing(missing, rows):
+    """Return whether each row is none, or has no value."""
+    taken = np.empty(len(rows), np.bool_)
+    for i in range(len(rows)):
+        taken[i] = rows[i] < 0 or missing[rows[i]] != 0
+    return taken
+
+
+@compiled()
+def _take_numbers(values, rows, missing):
+    taken = np.zeros(len(rows), values.dtype)
+    for i in range(len(rows)):
+        if not missing[i]:
+            taken[i] = values[rows[i]]
+    return taken
+
+
+@compiled()
+def _measure(offsets, size, rows, missing, ends, lengths):
+    """Write the end and the length of the values of each row; return whether all are there.
+
+    The offsets are those of a file, and may be anything: no value may lie outside of ``size``.
+    """
+    for i in range(len(rows)):
+        if missing[i]:
+            ends[i] = lengths[i] = 0
+            continue
+        begin, end = offsets[rows[i]], offsets[rows[i] + 1]
+        if begin < 0 or end < begin or end > size:
+            return False
+        ends[i], lengths[i] = end, end - begin
+    return True
+
+
+@compiled()
+def _copy_texts(data, begins, offsets, taken):
+    for i in range(len(begins)):
+        length = offsets[i + 1] - offsets[i]
+        taken[offsets[i] : offsets[i + 1]] = data[begins[i] : begins[i] + length]
