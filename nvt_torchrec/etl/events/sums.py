@@ -225,11 +225,12 @@ class GroupSummer:
             state.totals[index, PARTS * number : PARTS * (number + 1)] = of_total.T
         for number, column_and_kind in enumerate(parts.picks.values()):
             picks.picked[index, number] = old.picked[wanted.picked.index(column_and_kind)]
-        for number, column in enumerate(compared):
-            hashes = self._old_pairs.pairs[column]
+        for number, compared_column in enumerate(compared):
+            hashes = self._old_pairs.pairs[compared_column]
             there = hashes != 0
             keys = np.searchsorted(self._keys, self._old_pairs.key[there])
-            distinct.start(number, keys, np.searchsorted(self._pair_keys[column], hashes[there]))
+            pair_numbers = np.searchsorted(self._pair_keys[compared_column], hashes[there])
+            distinct.start(number, keys, pair_numbers)
         return state
 
     def _sum(self, window: int) -> KeySums:
