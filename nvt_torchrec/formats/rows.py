@@ -235,8 +235,11 @@ class RawRows:
         times: int64 [2, n], microseconds since 1970 UTC: when the event happened, and from when it
             is known. Of rows without labels [1, n], when they are to be scored, :data:`NO_TIME`
             where that is missing. None if the spec has no events.
-        groups: int64 [groups, n], the hash of the key of each group of events; 0 where a column of
-            it is missing. None if the spec has no events, or what happened before was added.
+        groups: int64 [groups, n], the hash of the key of each group of events, of rows that are
+            events of each of :attr:`FeatureSpec.event_keys`; 0 where a column of it is missing.
+            None if the spec has no events, or what happened before was added.
+        amounts: float64 [amounts, n], the numbers of columns that aggregates are of, NaN where
+            missing; None if the spec has no events, or the rows are to be scored.
         table_keys: int64 [tables, n], the hash of the key of each table that has columns; 0 where a
             column of it is missing. None if the spec has no tables, or their columns were joined.
         join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
@@ -259,6 +262,7 @@ class RawRows:
     key: np.ndarray | None = None
     times: np.ndarray | None = None
     groups: np.ndarray | None = None
+    amounts: np.ndarray | None = None
     table_keys: np.ndarray | None = None
     join_times: np.ndarray | None = None
     pointers: np.ndarray | None = None
@@ -326,6 +330,7 @@ def dense_dtype(spec: FeatureSpec) -> type:
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
+    plan = spec.read_plan(label=label)
     columns: list[Any] = []
     for column in spec.categorical:
         values = RAW_TYPES[column.raw].array([])
@@ -341,7 +346,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         weight=np.empty(0, np.float32) if label and spec.weight else None,
         key=np.empty(0, np.int64) if label and spec.split.column else None,
         times=np.empty((1 + label, 0), np.int64) if spec.events else None,
-        groups=np.empty((len(spec.groups), 0), np.int64) if spec.events else None,
+        groups=np.empty((len(plan.groups), 0), np.int64) if spec.events else None,
+        amounts=np.empty((len(plan.amounts), 0)) if spec.events and label else None,
         join_times=np.empty(0, np.int64) if spec.join_time else None,
         table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
     )

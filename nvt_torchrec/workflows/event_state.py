@@ -9,7 +9,8 @@ workflow has the digest of ``state.json``::
                     which further events become known, and of each label the rate before each of
                     them; the last one is infinite
     N.keys.npy      int64 [keys]: of the group N of the spec, the hashes of its keys, rising
-    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, see
+    N.offsets.npy   int64 [keys + 1]; so are N.known.npy, N.last.npy and N.sums.npy, and of groups
+                    with last, min or max N.picks.npy, with distinct N.previous.npy, see
                     :class:`.event_sums.GroupEvents`. Only of groups with aggregates
 
 and of each history its newest events, at most ``kept`` of a key::
@@ -36,15 +37,14 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
-from nvt_torchrec.workflows.event_sums import (
-    GroupEvents,
+from nvt_torchrec.workflows.event_groups import (
+    GroupSums,
     LaterRates,
     aggregate_values,
     cut_times,
-    find_newest,
-    has_aggregates,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.event_sums import GroupEvents, find_newest
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec event state", 3, "what happened before, beside a workflow")
@@ -73,14 +73,21 @@ def event_files(spec: FeatureSpec) -> list[str]:
 def _array_names(spec: FeatureSpec) -> list[str]:
     names = [_RATES]
     for number, group in enumerate(sums_of_groups(spec)):
-        names += _files(str(number), GroupEvents) if has_aggregates(spec, group) else []
+        names += _group_files(number, group)
     for rule in spec.histories:
-        names += _files(rule.name, HistoryTail)
+        names += _history_files(rule.name)
     return names
 
 
-def _files(name: str, kind: type) -> list[str]:
-    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(kind)]
+def _group_files(number: int, group: GroupSums) -> list[str]:
+    """Return the files of a group, in the order of the attributes of its events."""
+    if not group.aggregates:  # it has histories alone
+        return []
+    return [f"{number}.{name}.npy" for name in GroupEvents.array_names(group)]
+
+
+def _history_files(name: str) -> list[str]:
+    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(HistoryTail)]
 
 
 def _kind(name: str) -> tuple[type, int]:
@@ -88,7 +95,13 @@ def _kind(name: str) -> tuple[type, int]:
     if name == _RATES:
         return np.float64, 2
     kind = name.split(".")[-2]
-    return {"sums": (np.int64, 2), "ids": (np.int32, 2)}.get(kind, (np.int64, 1))
+    kinds = {
+        "sums": (np.int64, 2),
+        "picks": (np.float64, 2),
+        "previous": (np.int64, 2),
+        "ids": (np.int32, 2),
+    }
+    return kinds.get(kind, (np.int64, 1))
 
 
 def write_event_state(
@@ -118,11 +131,10 @@ def write_event_state(
         _RATES: np.stack([hours, *(rates.rates[label] for label in spec.labels)])
     }
     for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
-        if has_aggregates(spec, group):
-            names = _files(str(number), GroupEvents)
-            arrays |= zip(names, vars(events).values(), strict=True)
+        for name in _group_files(number, group):
+            arrays[name] = getattr(events, name.split(".")[1])
     for rule, tail in zip(spec.histories, tails, strict=True):
-        arrays |= zip(_files(rule.name, HistoryTail), vars(tail).values(), strict=True)
+        arrays |= zip(_history_files(rule.name), vars(tail).values(), strict=True)
     entries = {}
     for name, array in arrays.items():
         write_array(directory / name, array)
@@ -150,13 +162,13 @@ class EventState:
         hours, *rates = values[_RATES]
         by_label = dict(zip(spec.labels, rates, strict=True))
         self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), by_label)
-        self._groups = {
-            number: (group, GroupEvents(*(values[n] for n in _files(str(number), GroupEvents))))
-            for number, group in enumerate(sums_of_groups(spec))
-            if has_aggregates(spec, group)
-        }
+        self._groups = {}
+        for number, group in enumerate(sums_of_groups(spec)):
+            if group.aggregates:
+                events = GroupEvents(*(values[name] for name in _group_files(number, group)))
+                self._groups[number] = group, events
         self.tails = [
-            HistoryTail(*(values[name] for name in _files(rule.name, HistoryTail)))
+            HistoryTail(*(values[name] for name in _history_files(rule.name)))
             for rule in spec.histories
         ]
 
@@ -196,18 +208,15 @@ class EventState:
             if shapes[_RATES][0] != 1 + len(spec.labels) or not shapes[_RATES][1]:
                 raise ValueError(f"{_RATES} is of other labels")
             for number, group in enumerate(sums_of_groups(spec)):
-                if not has_aggregates(spec, group):
+                if not group.aggregates:
                     continue
-                keys, offsets, known, last, sums = (
-                    shapes[name] for name in _files(str(number), GroupEvents)
-                )
-                wanted = (keys[0] + 1,), known, (1 + len(spec.labels), *known)
-                if (offsets, last, sums) != wanted:
+                names_of_group = _group_files(number, group)
+                keys, _, known, *_ = (shapes[name] for name in names_of_group)
+                wanted = GroupEvents.shapes(group, keys[0], known[0])
+                if [shapes[name] for name in names_of_group] != wanted:
                     raise ValueError(f"the files of group {number} are of other numbers of events")
             for rule in spec.histories:
-                keys, offsets, known, ids = (
-                    shapes[name] for name in _files(rule.name, HistoryTail)
-                )
+                keys, offsets, known, ids = (shapes[name] for name in _history_files(rule.name))
                 if offsets[0] != keys[0] + 1 or ids != (len(rule.columns), *known):
                     raise ValueError(f"the files of {rule.name} are of other numbers of events")
         except (OSError, ValueError) as error:
@@ -240,8 +249,8 @@ class EventState:
         cuts = self.cuts(groups.shape[1], times)
         found: dict[str, np.ndarray] = {}
         for number, (group, events) in self._groups.items():
-            sums, last = events.sums_before(group, groups[number], cuts)
-            found |= aggregate_values(self._spec, group, self._rates, sums, last, cuts)
+            sums = events.sums_before(group, self.as_of, groups[number], cuts)
+            found |= aggregate_values(group, self._rates, sums, cuts)
         return np.array([found[column.name] for column in self._spec.aggregates])
 
     def newest(

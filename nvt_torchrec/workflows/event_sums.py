@@ -1,4 +1,4 @@
-"""What the events before a row sum up to, and the aggregates that follow: in the ETL and later.
+"""What the events before a row to score sum up to.
 
 The ETL sums up as the rows pass by (:mod:`etl.events.sums`). For inference, :class:`GroupEvents`
 keeps the events of each key, those before the longest window as one, so that the same sums follow
@@ -8,147 +8,23 @@ for a row of any later time.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 from numba import types
 
 from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.exact_sums import join_sums
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
-from nvt_torchrec.formats.feature_spec.events import parse_duration
+from nvt_torchrec.formats.feature_spec.derivations import DAY
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL, PARTS, FoundSums, GroupSums
+from nvt_torchrec.workflows.event_picks import merge_picks, pick, pick_from_each
 
-#: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
-#: not one of the events that a history keeps of earlier days; then a bit for each label, and one
-#: for each history that has the event.
-TRAIN, EVENT, FIRST_LABEL = 0, 1, 2
-#: The time from which events that count for every row are known.
-BEFORE_ALL = -(2**62)
-#: Microseconds in a second.
-_SECOND = 1e6
+#: In :attr:`GroupEvents.previous`: earlier than all times, and later.
+NEVER = -(2**63)
+NO_VALUE = 2**63 - 1
 _DAMAGED = "copy the whole workflow again, or run the ETL again"
-
-
-def history_bit(spec: FeatureSpec, number: int) -> int:
-    """Return the bit of the events of a history."""
-    return FIRST_LABEL + len(spec.labels) + number
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupSums:
-    """What is summed up over the events of a group.
-
-    Attributes:
-        key: The columns of its key.
-        sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
-            are counted, see :data:`TRAIN`.
-        histories: The numbers of its histories; the last sums are their events.
-        has_last: Whether the time of the last event is wanted.
-    """
-
-    key: tuple[str, ...]
-    sums: tuple[tuple[int, int], ...]
-    histories: tuple[int, ...]
-    has_last: bool
-
-    @functools.cached_property
-    def windows_and_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each sum, int64 [sums], its window, and its row in :attr:`GroupEvents.sums`."""
-        windows, bits = np.array(self.sums, np.int64).reshape(-1, 2).T
-        return windows, bits - EVENT
-
-    def place(self, bit: int, window: int = 0) -> int:
-        """Return the number of a sum."""
-        return self.sums.index((window, bit))
-
-
-def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
-    """Return what is summed up for the aggregates of each group."""
-    groups = []
-    for key in spec.groups:
-        windows: dict[int, dict[int, None]] = {}
-        aggregates = [a for c in spec.aggregates if (a := c.aggregate) and a.key == key]
-        for aggregate in aggregates:
-            bits = windows.setdefault(parse_duration(aggregate.window), {})
-            bits[EVENT] = None
-            if aggregate.label:
-                bits[FIRST_LABEL + spec.labels.index(aggregate.label)] = None
-        histories = [i for i, rule in enumerate(spec.histories) if rule.key == key]
-        for number in histories:
-            windows.setdefault(0, {})[history_bit(spec, number)] = None
-        sums = tuple((window, bit) for window, bits in windows.items() for bit in bits)
-        has_last = any(aggregate.value == "since" for aggregate in aggregates)
-        groups.append(GroupSums(key, sums, tuple(histories), has_last))
-    return groups
-
-
-def has_aggregates(spec: FeatureSpec, group: GroupSums) -> bool:
-    """Return whether there are aggregates of a group, and not only histories."""
-    return any(c.aggregate.key == group.key for c in spec.aggregates if c.aggregate)
-
-
-def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:
-    """Return the times before which events count for rows of these times, int64 [n]."""
-    assert spec.events is not None
-    return times // DAY * DAY if spec.events.cut == "day" else np.asarray(times)
-
-
-class EarlierRates(Protocol):
-    """The rates of all events, by which those of keys are smoothed."""
-
-    @property
-    def smoothing(self) -> Mapping[str, float]:
-        """By rate, the weight of the rate of all events, in events."""
-
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """Return the rate of all events known before the hours of some times, float64 [n]."""
-
-
-def aggregate_values(
-    spec: FeatureSpec,
-    group: GroupSums,
-    rates: EarlierRates,
-    sums: np.ndarray,
-    last: np.ndarray | None,
-    cuts: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the values of a group's aggregates in their units; see :class:`Aggregate`.
-
-    Args:
-        spec: The columns.
-        group: The group.
-        rates: What rates are smoothed by.
-        sums: Each [n], in the order of ``group.sums``; those of histories are not read.
-        last: int64 [n], the times of the last events; None where they are not wanted.
-        cuts: int64 [n], the times before which events were summed up.
-
-    Returns:
-        float64 [n] by column; NaN where missing.
-    """
-    values = {}
-    for column in spec.aggregates:
-        aggregate = column.aggregate
-        if aggregate is None or aggregate.key != group.key:
-            continue
-        window = parse_duration(aggregate.window)
-        count = sums[group.place(EVENT, window)]
-        if aggregate.value == "count":
-            values[column.name] = count.astype(np.float64)
-        elif aggregate.value == "since":
-            assert last is not None
-            seconds = np.maximum(cuts - np.where(count > 0, last, cuts), 0) / _SECOND
-            values[column.name] = np.where(count > 0, seconds, np.nan)
-        else:
-            label = FIRST_LABEL + spec.labels.index(aggregate.label)
-            positives = sums[group.place(label, window)]
-            weight = rates.smoothing[column.name]
-            prior = rates.before(aggregate.label, cuts)
-            values[column.name] = (positives + weight * prior) / (count + weight)
-    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +36,15 @@ class GroupEvents:
         offsets: int64 [keys + 1], where the events of each key begin.
         known: int64 [events], from when each is known; rising for each key.
         last: int64 [events], the time of the last event of the key so far.
-        sums: int64 [1 + labels, events], how many events of the key there are so far, and how many
-            with each label.
+        sums: int64 [measures + compared, events], the sums over the events of the key so far, see
+            :attr:`GroupSums.measures`; and, of columns whose values are counted, how many of these
+            events are the last ones with their values that are known before the time of the state.
+        picks: float64 [picked, events], what is picked of each event and all later ones of its key
+            that are known before the time of the state; of those that are not, their own numbers.
+            None of a group without.
+        previous: int64 [compared, events], of events that are not known by then, from when the
+            event before with the same value is known; :data:`NEVER` if there is none, and
+            :data:`NO_VALUE` if the event has none. None of a group without.
     """
 
     keys: np.ndarray
@@ -169,6 +52,29 @@ class GroupEvents:
     known: np.ndarray
     last: np.ndarray
     sums: np.ndarray
+    picks: np.ndarray | None = None
+    previous: np.ndarray | None = None
+
+    @staticmethod
+    def array_names(group: GroupSums) -> list[str]:
+        """Return the names of the arrays that a group has, in the order of the attributes."""
+        names = ["keys", "offsets", "known", "last", "sums"]
+        if group.picked:
+            names.append("picks")
+        if group.compared:
+            names.append("previous")
+        return names
+
+    @staticmethod
+    def shapes(group: GroupSums, keys: int, events: int) -> list[tuple[int, ...]]:
+        """Return the shapes of these arrays, of so many keys and events."""
+        sums = group.measures + len(group.compared)
+        shapes: list[tuple[int, ...]] = [(keys,), (keys + 1,), (events,), (events,), (sums, events)]
+        if group.picked:
+            shapes.append((len(group.picked), events))
+        if group.compared:
+            shapes.append((len(group.compared), events))
+        return shapes
 
     @classmethod
     def collect(
@@ -180,6 +86,8 @@ class GroupEvents:
         known: np.ndarray,
         happened: np.ndarray,
         counts: np.ndarray,
+        picked: np.ndarray,
+        pairs: np.ndarray,
     ) -> GroupEvents:
         """Sum up events that no row of ``as_of`` or later can tell apart.
 
@@ -190,11 +98,16 @@ class GroupEvents:
             key: int64 [n], rising: that of each event, or of several as one.
             known: int64 [n], from when they are known; rising for each key.
             happened: int64 [n], the time of the last one.
-            counts: int64 [1 + labels, n], how many there are, and how many with each label.
+            counts: int64 [measures, n], the measures of each.
+            picked: float64 [picked, n], the number of each, or what is picked of several.
+            pairs: int64 [compared, n], the hash of key and value of each; 0 without one.
         """
-        windows = sorted({window for window, _ in group.sums if window})
+        windows = sorted(window for window in group.windows if window)
         if not len(key):
-            return cls(key, np.zeros(1, np.int64), known, happened, counts)
+            offsets, sums = np.zeros(1, np.int64), np.concatenate([counts, pairs])
+            picks = picked if group.picked else None
+            previous = pairs if group.compared else None
+            return cls(key, offsets, known, happened, sums, picks, previous)
         begin = known
         if spec.events is not None and spec.events.cut == "day":
             # rows count events before the begin of their day, and from the begin of a window on,
@@ -203,37 +116,105 @@ class GroupEvents:
             begin = known // DAY * DAY
             begin += bounds[np.searchsorted(bounds, known - begin, side="right") - 1]
         begin = np.where(known < as_of - max(windows, default=0), BEFORE_ALL, begin)
-        first = np.flatnonzero(mark_begins(key) | mark_begins(begin))
+        begins_other = mark_begins(key) | mark_begins(begin)
+        previous = None
+        if group.compared:
+            # Events that some rows know and others do not are kept one by one: each has a value.
+            is_late = known >= as_of
+            begins_other |= is_late
+            counts = np.concatenate(
+                [counts, [_mark_last(of_column, is_late) for of_column in pairs]]
+            )
+            previous = np.array([_find_previous(of_column, begin) for of_column in pairs])
+        first = np.flatnonzero(begins_other)
+        previous = None if previous is None else previous[:, first]
         keys, begins = np.unique(key[first], return_index=True)
         offsets = np.append(begins, len(first)).astype(np.int64)
         last = np.maximum.reduceat(happened, first)
         sums = np.add.reduceat(counts, first, axis=1)
         _accumulate(offsets, last, sums)
-        return cls(keys, offsets, begin[first], last, sums)
+        picks = None
+        if group.picked:
+            kinds = group.pick_kinds
+            picks = merge_picks(kinds, np.ascontiguousarray(picked), first)
+            pick_from_each(kinds, picks, offsets, begin[first], as_of)
+        return cls(keys, offsets, begin[first], last, sums, picks, previous)
 
     def sums_before(
-        self, group: GroupSums, hashes: np.ndarray, cuts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the events of rows' keys sum up to.
+        self, group: GroupSums, as_of: int, hashes: np.ndarray, cuts: np.ndarray
+    ) -> FoundSums:
+        """Return what the events of rows' keys sum up to; 0 in the sums of histories.
 
         Args:
             group: What is summed up.
+            as_of: The earliest time before which events count for a row.
             hashes: int64 [n], the keys; 0 without one.
             cuts: int64 [n], the time before which events count for each row.
-
-        Returns:
-            int64 [sums, n], 0 in those of histories, and int64 [n], the times of the last events.
 
         Raises:
             BadInputError: The events are damaged.
         """
         windows, rows = group.windows_and_rows
-        found = np.zeros((len(group.sums), len(hashes)), np.int64)
+        found = np.zeros((len(rows), len(hashes)), np.int64)
         last = np.zeros(len(hashes), np.int64)
         events = self.keys, self.offsets, self.known, self.last, self.sums
         if not _sum_before(*events, hashes, cuts, windows, rows, found, last):
             raise BadInputError("events of a workflow: damaged: they are not there", _DAMAGED)
-        return found, last
+        first = len(group.sums)
+        totals = np.empty((len(group.totals), 2, len(hashes)))
+        for number in range(len(group.totals)):
+            count, *words = found[first + PARTS * number : first + PARTS * (number + 1)]
+            totals[number] = count, join_sums(np.stack(words))
+        picks = np.full((len(group.picks), len(hashes)), np.nan)
+        if self.picks is not None:
+            numbers, windows = group.picks_and_windows
+            _pick_before(
+                (self.keys, self.offsets, self.known, self.picks),
+                (group.pick_kinds, numbers, windows),
+                as_of, hashes, cuts, picks,
+            )  # fmt: skip
+        distinct = found[first + PARTS * len(group.totals) :]
+        if self.previous is not None:
+            _count_late(
+                (self.keys, self.offsets, self.known, self.previous),
+                np.array([group.compared.index(column) for _, column in group.distinct]),
+                np.array([window for window, _ in group.distinct]),
+                as_of, hashes, cuts, distinct,
+            )  # fmt: skip
+        return FoundSums(found[:first], totals, picks, distinct, last)
+
+
+def _mark_last(pairs: np.ndarray, is_late: np.ndarray) -> np.ndarray:
+    """Return which events are the last ones with their values, late events apart.
+
+    Args:
+        pairs: int64 [n], see :meth:`GroupEvents.collect`.
+        is_late: bool [n].
+
+    Returns:
+        int64 [n], 1 or 0.
+    """
+    there = np.flatnonzero((pairs != 0) & ~is_late)[::-1]
+    _, index = np.unique(pairs[there], return_index=True)  # the first ones, from behind
+    marks = np.zeros(len(pairs), np.int64)
+    marks[there[index]] = 1
+    return marks
+
+
+def _find_previous(pairs: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return :attr:`GroupEvents.previous` of a column.
+
+    Args:
+        pairs: int64 [n], see :meth:`GroupEvents.collect`.
+        known: int64 [n], from when the events are known; rising for each key.
+    """
+    order = np.argsort(pairs, kind="stable")
+    is_first = mark_begins(pairs[order])
+    previous = np.empty(len(pairs), np.int64)
+    previous[order[1:]] = known[order[:-1]]
+    previous[order[is_first]] = NEVER
+    previous[pairs == 0] = NO_VALUE
+    return previous
 
 
 @compiled()
@@ -306,6 +287,65 @@ def _sum_before(
     return True
 
 
+@compiled()
+def _pick_before(
+    events: tuple,
+    wanted: tuple,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Fill ``found``, of events whose offsets :func:`_sum_before` has checked."""
+    keys, offsets, known, picked = events
+    kinds, numbers, windows = wanted
+    for i in range(len(hashes)):
+        key = find_first(keys, 0, len(keys), hashes[i])
+        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        # the numbers of events before this one say what is picked until it, all others their own
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for p in range(len(numbers)):
+            left = begin
+            if windows[p]:
+                left = find_first(known, begin, end, cuts[i] - windows[p])
+            number = numbers[p]
+            if left < first_late:
+                found[p, i] = picked[number, left]
+            for late in range(max(left, first_late), end):
+                found[p, i] = pick(kinds[number], picked[number, late], found[p, i])
+
+
+@compiled()
+def _count_late(
+    events: tuple,
+    columns: np.ndarray,
+    windows: np.ndarray,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Add to ``found`` the values of events that are not known before ``as_of``.
+
+    An event has a further value if that of the same value before has left the window.
+    """
+    keys, offsets, known, previous = events
+    for i in range(len(hashes)):
+        key = find_first(keys, 0, len(keys), hashes[i])
+        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for d in range(len(columns)):
+            opens = cuts[i] - windows[d] if windows[d] else np.int64(BEFORE_ALL)
+            for late in range(max(first_late, find_first(known, begin, end, opens)), end):
+                found[d, i] += previous[columns[d], late] < opens
+
+
 @compiled(
     types.boolean(
         *[_INTEGERS] * 5,
@@ -349,22 +389,3 @@ def find_newest(
         ends[i] = find_first(known, begin, end, cuts[i])
         counts[i] = min(ends[i] - begin, maximum)
     return True
-
-
-@dataclasses.dataclass(frozen=True)
-class LaterRates:
-    """The rates of labels in all events, as of the times after those of a log.
-
-    Attributes:
-        smoothing: See :class:`EarlierRates`.
-        hours: int64 [hours], rising: hours since 1970 in which further events become known.
-        rates: By label float64 [hours + 1], the rate before each of them, and after the last one.
-    """
-
-    smoothing: Mapping[str, float]
-    hours: np.ndarray
-    rates: Mapping[str, np.ndarray]
-
-    def before(self, label: str, times: np.ndarray) -> np.ndarray:
-        """See :meth:`EarlierRates.before`."""
-        return self.rates[label][np.searchsorted(self.hours, times // HOUR)]

@@ -30,7 +30,7 @@ from nvt_torchrec.formats.table_files import (
     table_files,
 )
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows.event_sums import cut_times
+from nvt_torchrec.workflows.event_groups import cut_times
 from nvt_torchrec.workflows.table_kernels import (
     copy_texts,
     find_rows,

@@ -10,7 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.events import AGGREGATE_VALUES
+from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, Count
 from tests.spec_logs import spec_of
 
 CENSUS = """
@@ -114,7 +114,7 @@ def test_a_new_value_of_aggregates_adds_no_column(
 ) -> None:
     """A spec without ``values`` would else have another column with the next version."""
     before = spec_of(EVENTS, tmp_path).dense_names
-    monkeypatch.setitem(AGGREGATE_VALUES, "median", ("normalize", 0))
+    monkeypatch.setitem(AGGREGATES, "median", Count())
     assert spec_of(EVENTS, tmp_path).dense_names == before
     assert before == ["user_count", "user_label_rate", "user_since"]
 

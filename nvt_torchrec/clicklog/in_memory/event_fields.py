@@ -23,9 +23,8 @@ from nvt_torchrec.formats.rows import CategoryValues
 
 #: Characters of a name whose check is remembered.
 _MAX_KEPT = 100
-#: By kind of aggregate, the largest number that is certainly a value of it, and what such numbers
-#: are multiples of, if not 0; :func:`formats.feature_spec.events.find_wrong` says the rule.
-_USUAL = {"count": (2.0**53, 1), "rate": (1.0, 0), "since": (2.0**53, 0)}
+#: Numbers of the caller up to this are exact, and no infinity.
+_LARGEST_USUAL = 2.0**53
 #: How much of a name a shorter one must have to be an abbreviation of it.
 _MIN_ABBREVIATION = 0.75
 #: How much of the shorter of two words must begin both, so that they are forms of one: "clicks" and
@@ -171,11 +170,13 @@ class EventFields:
             field = fields.find(name)
             if field is None or field.index is not None or not isinstance(field.values, list):
                 return None
-            maximum, step = _USUAL[column.aggregate.value]
+            kind = column.aggregate.kind
+            minimum = max(kind.minimum, -_LARGEST_USUAL)
+            maximum = min(kind.maximum, _LARGEST_USUAL)
             for value in field.values:
                 if type(value) is not float and type(value) is not int:
                     return None
-                if not 0 <= value <= maximum or (step and value % step):
+                if not minimum <= value <= maximum or (kind.is_whole and value % 1):
                     return None
             columns.append(field.values)
         return np.array(columns, np.float64).reshape(-1, fields.rows)

@@ -28,7 +28,6 @@ from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists
 from nvt_torchrec.clicklog.text.remedies import similar_column
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.events import AGGREGATE_UNITS, find_wrong
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -271,8 +270,8 @@ def check_aggregate(
         InvalidRowError: There is one that the aggregate cannot have.
     """
     assert column.aggregate is not None
-    kind, numbers = column.aggregate.value, np.where(missing, np.nan, np.asarray(values))
-    wrong = find_wrong(kind, numbers)
+    kind, numbers = column.aggregate.kind, np.where(missing, np.nan, np.asarray(values))
+    wrong = kind.find_wrong(numbers)
     wrong = wrong if there is None else wrong & there
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -280,7 +279,7 @@ def check_aggregate(
         raise InvalidRowError(
             row,
             column.name,
-            f"{value!r}: expected {AGGREGATE_UNITS[kind]}",
+            f"{value!r}: expected {kind.unit}",
             "correct it, or leave the field out for what the workflow knows",
         )
     return numbers

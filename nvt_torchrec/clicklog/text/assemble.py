@@ -17,6 +17,7 @@ from nvt_torchrec.base.arrays import (
     string_parts,
     to_numpy,
 )
+from nvt_torchrec.base.exact_sums import LARGEST_TERM, round_terms
 from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import Converted
@@ -43,6 +44,9 @@ from nvt_torchrec.formats.rows import (
 _OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
 #: Of a text that a split by values does not name.
 _NAME_IT = "add it to train, valid or test of [split] in the spec"
+#: Of a number that aggregates cannot sum up.
+_TOO_LARGE = "expected a number from -2^53 to 2^53, as [[aggregate]] makes sums of the column"
+_LIST_IT = "add it to nulls of the column in [[dense]], if it stands for a missing value"
 #: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
@@ -78,6 +82,8 @@ def assemble(
         wrong = column.code != 0
         if index in needed:
             wrong = wrong | column.missing
+        if index in plan.amounts:
+            wrong = wrong | (np.abs(column.values) > LARGEST_TERM)
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
     labels = [converted[index].values for index in plan.labels]
@@ -129,6 +135,7 @@ def assemble(
         key=key,
         times=times,
         groups=hash_keys([[converted[i].parts for i in key] for key in plan.groups], rows),
+        amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
         join_times=join_times,
         table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
     )
@@ -149,6 +156,9 @@ def assemble(
                 f"column {read.source}: {value}: {_describe_outside(spec, int(column.values[row]))}"
             )
             return BadRow(row, what, read.source, text(row), "correct its time")
+        if index in plan.amounts and not column.missing[row]:
+            what = f"column {read.source}: {value}: {_TOO_LARGE}"
+            return BadRow(row, what, read.source, text(row), correct_or(_LIST_IT))
         if index == plan.key and not column.missing[row]:
             what = f"column {read.source}: {value}: the [split] of the spec does not name it"
             return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
@@ -185,6 +195,19 @@ def _describe_outside(spec: FeatureSpec, time: int) -> str:
             f"written without it; the newest is of {format_time(first)}"
         )
     return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"
+
+
+def _stack_amounts(
+    columns: list[Converted], rows: int, times: np.ndarray | None
+) -> np.ndarray | None:
+    """Return ``RawRows.amounts``; None of rows that are no events."""
+    if times is None or len(times) == 1:
+        return None
+    amounts = np.empty((len(columns), rows))
+    for j, column in enumerate(columns):
+        assert isinstance(column.values, np.ndarray)
+        amounts[j] = np.where(column.missing, np.nan, round_terms(column.values))
+    return amounts
 
 
 def times_of_rows(time: Converted) -> np.ndarray:

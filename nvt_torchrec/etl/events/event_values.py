@@ -15,14 +15,15 @@ from nvt_torchrec.etl.events.extract import EventFiles, block_name
 from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_mask
-from nvt_torchrec.workflows.event_state import add_aggregates
-from nvt_torchrec.workflows.event_sums import (
+from nvt_torchrec.workflows.event_groups import (
     TRAIN,
+    FoundSums,
     aggregate_values,
     cut_times,
     history_bit,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.event_state import add_aggregates
 
 
 class EventValues:
@@ -48,47 +49,64 @@ class EventValues:
 
     def _number_stored(self, group: int, first: int) -> np.ndarray:
         keys, row_keys = self._files.keys(group), self._files.row_keys(group)
-        place = np.searchsorted(map_array(row_keys), map_array(keys))
-        return np.append(place + first, -1).astype(np.int32)
+        index = np.searchsorted(map_array(row_keys), map_array(keys))
+        return np.append(index + first, -1).astype(np.int32)
 
-    def _read_sums(self, block: Block) -> list[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:
-        """Return of each group what is known of a block's rows, in their order.
-
-        They are the sums, [sums, n], the times of the last events, if they are wanted, and the
-        numbers of their keys, int32 [n].
-        """
+    def _read_sums(self, block: Block) -> list[FoundSums]:
+        """Return of each group what the events before a block's rows sum up to, in their order."""
         name, files, found = block_name(block), self._files, []
         for number, group in enumerate(self._groups):
+            sums = files.read(name, files.sums(name, number))
+            totals = np.empty((0, 2, sums.shape[1]))
+            if group.totals:
+                totals = files.read(name, files.totals(name, number))
+            picks = np.empty((0, sums.shape[1]))
+            if group.picks:
+                picks = files.read(name, files.picks(name, number))
+            distinct = sums[:0]
+            if group.distinct:
+                distinct = files.read(name, files.distinct(name, number))
             last = files.read(name, files.last(name, number)) if group.has_last else None
-            sums, numbers = files.sums(name, number), files.numbers(name, number)
-            found.append((files.read(name, sums), last, files.read(name, numbers)))
+            found.append(FoundSums(sums, totals, picks, distinct, last))
         return found
 
-    def _aggregate(self, found: list, place: slice, cuts: np.ndarray) -> list[np.ndarray]:
+    def _read_numbers(self, block: Block) -> list[np.ndarray]:
+        """Return of each group the numbers of the keys of a block's rows, int32 [n]."""
+        name, files = block_name(block), self._files
+        return [files.read(name, files.numbers(name, i)) for i in range(len(self._groups))]
+
+    def _aggregate(self, found: list[FoundSums], rows: slice, cuts: np.ndarray) -> list[np.ndarray]:
         """Return the values of each aggregate for some rows of a block, float64 [n] each."""
         values: dict[str, np.ndarray] = {}
-        for group, (sums, last, _) in zip(self._groups, found, strict=True):
-            last = None if last is None else last[place]
-            values |= aggregate_values(self._spec, group, self._rates, sums[:, place], last, cuts)
+        for group, sums in zip(self._groups, found, strict=True):
+            values |= aggregate_values(group, self._rates, sums.take(rows), cuts)
         return [values[column.name] for column in self._spec.aggregates]
+
+    def _point(self, found: list[FoundSums], numbers: list[np.ndarray], rows: slice) -> np.ndarray:
+        """Return ``RawRows.pointers`` of some rows of a block."""
+        spec = self._spec
+        pointers = np.empty((2 * len(spec.histories), rows.stop - rows.start), np.int32)
+        for group, sums, of_group in zip(self._groups, found, numbers, strict=True):
+            for history in group.histories:
+                count = group.place(history_bit(spec, history))
+                pointers[2 * history] = self._numbers[history][of_group[rows]]
+                pointers[2 * history + 1] = sums.sums[count, rows]
+        return pointers
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
         """Yield rows of a block, which come in their order, with what happened before them."""
-        found = self._read_sums(block)
-        spec, begin = self._spec, 0
-        for rows in pieces:
-            assert rows.times is not None
-            place = slice(begin, begin + len(rows))
-            values = self._aggregate(found, place, cut_times(spec, rows.times[0]))
-            pointers = np.empty((2 * len(spec.histories), len(rows)), np.int32)
-            for group, (sums, _, numbers) in zip(self._groups, found, strict=True):
-                for history in group.histories:
-                    keys, count = self._numbers[history], group.place(history_bit(spec, history))
-                    pointers[2 * history] = keys[numbers[place]]
-                    pointers[2 * history + 1] = sums[count, place]
-            added = add_aggregates(rows, spec, values)
-            yield dataclasses.replace(added, times=None, groups=None, pointers=pointers)
-            begin += len(rows)
+        found, numbers = self._read_sums(block), self._read_numbers(block)
+        begin = 0
+        for piece in pieces:
+            assert piece.times is not None
+            rows = slice(begin, begin + len(piece))
+            values = self._aggregate(found, rows, cut_times(self._spec, piece.times[0]))
+            pointers = self._point(found, numbers, rows)
+            added = add_aggregates(piece, self._spec, values)
+            yield dataclasses.replace(
+                added, times=None, groups=None, amounts=None, pointers=pointers
+            )
+            begin = rows.stop
 
     def iterate_trained(self, block: Block) -> Iterator[RawRows]:
         """Yield the rows for training of a block, with their aggregates as the only columns."""
@@ -97,9 +115,9 @@ class EventValues:
         train = files.read(name, files.flags(name)) >> TRAIN & 1 == 1
         aggregates = dataclasses.replace(self._spec, dense=tuple(self._spec.aggregates))
         for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
-            place = slice(begin, end)
-            values = self._aggregate(found, place, cut_times(self._spec, times[place]))
-            chosen = np.compress(train[place], np.array(values).reshape(-1, end - begin), axis=1)
+            piece = slice(begin, end)
+            values = self._aggregate(found, piece, cut_times(self._spec, times[piece]))
+            chosen = np.compress(train[piece], np.array(values).reshape(-1, end - begin), axis=1)
             nothing = np.zeros((len(chosen), chosen.shape[1]))
             none = empty_mask(len(chosen), chosen.shape[1])
             line = np.arange(chosen.shape[1])

@@ -19,10 +19,11 @@ from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.events import Aggregate
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.event_sums import EVENT, FIRST_LABEL, history_bit
+from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, history_bit
 from nvt_torchrec.workflows.stored_tables import StoredTables
 
 
@@ -46,8 +47,12 @@ class EventFiles:
         return self.directory / f"{name}.times.npy"
 
     def flags(self, name: str) -> Path:
-        """Unsigned [n], see :data:`workflows.event_sums.TRAIN`."""
+        """Unsigned [n], see :data:`workflows.event_groups.TRAIN`."""
         return self.directory / f"{name}.flags.npy"
+
+    def amounts(self, name: str) -> Path:
+        """Float64 [amounts, n], NaN where missing; only of a spec with such columns."""
+        return self.directory / f"{name}.amounts.npy"
 
     def order(self, name: str) -> Path:
         """Int64 [n], the number of the row of each event in the block."""
@@ -76,6 +81,18 @@ class EventFiles:
     def sums(self, name: str, group: int) -> Path:
         """Integers [sums, n], what the events before each event sum up to."""
         return self.directory / f"{name}.{group}.sums.npy"
+
+    def totals(self, name: str, group: int) -> Path:
+        """Float64 [totals, 2, n]: of each, how many numbers and their sum; only where wanted."""
+        return self.directory / f"{name}.{group}.totals.npy"
+
+    def picks(self, name: str, group: int) -> Path:
+        """Float64 [picks, n], numbers of the events before; only where wanted."""
+        return self.directory / f"{name}.{group}.picks.npy"
+
+    def distinct(self, name: str, group: int) -> Path:
+        """Integers [distinct, n], how many values the events before have; only where wanted."""
+        return self.directory / f"{name}.{group}.distinct.npy"
 
     def last(self, name: str, group: int) -> Path:
         """Int64 [n], the time of the last event before; only where it is wanted."""
@@ -123,27 +140,27 @@ def block_name(block: Block) -> str:
 
 
 def narrow(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what events are made of: keys, times, labels, columns of histories."""
+    """Return the spec of what events are made of: keys, times, labels, histories, amounts."""
     names = [*history_columns(spec), *(column.name for column in spec.key_features)]
     columns = [column for column in spec.categorical if column.name in names]
     return dataclasses.replace(
         spec,
-        dense=tuple(spec.aggregates),
+        dense=(*spec.aggregates, *spec.amount_features),
         categorical=tuple(columns or spec.categorical[:1]),
         input=_name_fields(spec),
     )
 
 
 def drop_keys(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what is read of rows whose events are known: not the columns of keys.
+    """Return the spec of what is read of rows whose events are known: no keys, and no amounts.
 
-    Aggregates get no key, and histories are left out, but for a spec without aggregates: one with
-    events must have either.
+    All aggregates become counts of all rows, and histories are left out, but for a spec without
+    aggregates: one with events must have either.
     """
     if spec.split.by == "column":  # a spec whose keys lack the split's column is refused
         return spec
     dense = [
-        dataclasses.replace(column, aggregate=dataclasses.replace(column.aggregate, key=()))
+        dataclasses.replace(column, aggregate=Aggregate((), "count"))
         if column.aggregate
         else column
         for column in spec.dense
@@ -210,16 +227,17 @@ class BlockExtractor:
         self._name, self._lines, self._rows = block_name(block), 0, [0]
         names = history_columns(spec)
         self._columns = {name: spec.categorical_names.index(name) for name in names}
-        self._keys: list[list[pa.Array]] = [[] for _ in spec.groups]
+        self._keys: list[list[pa.Array]] = [[] for _ in spec.event_keys]
         self._times = [np.empty((1 + has_delay(spec), 0), np.int64)]
         self._flags = [np.empty(0, flag_type(spec))]
+        self._amounts = [np.empty((len(spec.amounts), 0))]
         self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
 
     def take(self, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
         """Take the events of rows, and yield the rows without what only events need."""
         for rows in pieces:
             self.add(rows)
-            yield dataclasses.replace(rows, times=None, groups=None)
+            yield dataclasses.replace(rows, times=None, groups=None, amounts=None)
 
     def add(self, rows: RawRows) -> None:
         """Take the events of the next rows."""
@@ -229,6 +247,8 @@ class BlockExtractor:
         for keys, of_rows in zip(self._keys, rows.groups, strict=True):
             keys.append(to_arrow(of_rows).dictionary_encode())
         self._times.append(rows.times[: len(self._times[0])].copy())
+        if rows.amounts is not None and len(rows.amounts):
+            self._amounts.append(rows.amounts.copy())
         self._flags.append(self._make_flags(rows))
         for name, j in self._columns.items():
             self._values[name].append(_mark_nulls(rows, j).dictionary_encode())
@@ -271,6 +291,9 @@ class BlockExtractor:
                 _write_values(files.values(name), self._values)
             labels = [flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
             write_array(files.hours(name), count_hours(times[-1], np.stack(labels)))
+            if spec.amounts:
+                amounts = np.concatenate(self._amounts, axis=1)
+                write_array(files.amounts(name), amounts[:, order])
             write_array(files.flags(name), flags)
             write_array(files.pieces(name), np.array(self._rows))
             write_array(files.times(name), times)  # the last one in place

@@ -85,7 +85,9 @@ class HistoryReader:
         flags = np.full(len(key), 1 << self._bit, flag_type(log.spec))
         numbers = np.searchsorted(self.keys, key).astype(np.int32)
         by_time = np.argsort(known, kind="stable")
-        self._tail = EventBlock(known, known, flags, numbers, ids).take(by_time)
+        amounts = np.full((len(log.spec.amounts), len(key)), np.nan)
+        pairs = np.full((len(log.pair_keys[self.group]), len(key)), -1, np.int32)
+        self._tail = EventBlock(known, known, flags, numbers, amounts, pairs, ids).take(by_time)
 
     def _iterate(self) -> Iterator[EventBlock]:
         return self._log.iterate_events(self.group, [self._tail], with_ids=True)

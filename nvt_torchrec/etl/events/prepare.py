@@ -5,8 +5,9 @@ further days need::
 
     events.json         newest time, smoothing; size and SHA-256 of the others
     events.hours.npy    see :func:`.label_rates.count_hours`
-    events.N.npy        int64 [4 + labels, n]: of group N the key, from when it is known, the time,
-                        the number of events, and of those with each label
+    events.N.npy        int64 [rows, n]: of group N the key, from when it is known, the time, the
+                        number of events, of those with each label, and what is kept of numbers, see
+                        :class:`.earlier_events.EarlierEvents`
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
 from nvt_torchrec.etl.events.history_store import write_histories
+from nvt_torchrec.etl.events.key_numbers import number_keys
 from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
 from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
-from nvt_torchrec.etl.events.timeline import EarlierEvents, EventLog, number_keys
+from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -40,8 +43,9 @@ from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
 from nvt_torchrec.workflows.event_state import write_event_state
-from nvt_torchrec.workflows.event_sums import GroupEvents, LaterRates, sums_of_groups
+from nvt_torchrec.workflows.event_sums import GroupEvents
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
@@ -95,14 +99,16 @@ class EarlierDays:
             hours, *kept = (
                 MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
             )
-            for name, array, rows in zip(
-                (_HOURS, *names), (hours, *kept), (2, *[4] * len(names)), strict=True
-            ):
-                if len(array) != rows + len(spec.labels):
+            wanted = sums_of_groups(spec)
+            rows = [2 + len(spec.labels), *map(EarlierEvents.count_rows, wanted)]
+            for name, array, count in zip((_HOURS, *names), (hours, *kept), rows, strict=True):
+                if len(array) != count:
                     raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
-        groups = [EarlierEvents(rows[0], rows[1], rows[2], rows[3:]) for rows in kept]
+        groups = [
+            EarlierEvents.from_rows(rows, group) for rows, group in zip(kept, wanted, strict=True)
+        ]
         return cls(record, hours, groups)
 
 
@@ -158,7 +164,8 @@ def prepare(
         report(rows)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
-    kept = earlier.groups if earlier else [EarlierEvents.none(len(spec.labels))] * len(spec.groups)
+    groups = sums_of_groups(spec)
+    kept = earlier.groups if earlier else [*map(EarlierEvents.none, groups)]
     log = EventLog(spec, files, names)
     if spec.split.by == "files":
         _check_files(log, blocks, splits)
@@ -176,17 +183,12 @@ def prepare(
 
     number_keys(log, kept, threads)
     moments, next_keys = [], {}
-    groups = sums_of_groups(spec)
     for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
-        events = summed.kept
         for number in groups[group].histories:
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(map_array(files.row_keys(group)))
-        write(
-            _kept_file(group),
-            np.concatenate([np.stack([events.key, events.known, events.happened]), events.counts]),
-        )
+        write(_kept_file(group), summed.kept.to_rows())
         moments.append(sum_keys(summed.trained))
     hours = [np.load(files.hours(name)) for name in names]
     write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
@@ -285,7 +287,7 @@ def write_kept(
     days = EarlierDays.read(directory, spec)
     files, end = EventFiles(directory), end_of(spec, days.record.newest)
     groups = [
-        GroupEvents.collect(spec, group, end, kept.key, kept.known, kept.happened, kept.counts)
+        GroupEvents.collect(spec, group, end, **vars(kept))
         for group, kept in zip(sums_of_groups(spec), days.groups, strict=True)
     ]
     newest: list[HistoryTail] = []

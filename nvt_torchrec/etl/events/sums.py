@@ -2,45 +2,44 @@
 
 The sums of all keys are in memory; events and rows pass by in chunks. An event is added once it is
 known before the next row, and, of a sum with a window, subtracted once it has left the window.
+:mod:`.running_sums` does that; here is what is summed up, written and kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nvt_torchrec.base.exact_sums import join_sums, split_terms
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import flag_type
-from nvt_torchrec.etl.events.timeline import (
-    NO_EVENTS,
-    EarlierEvents,
-    EventBlock,
-    EventLog,
-    sort_by_key,
-)
+from nvt_torchrec.etl.events.key_numbers import sort_by_key
+from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
+from nvt_torchrec.etl.events.timeline import EventBlock, EventChunk, EventLog
+from nvt_torchrec.etl.events.window_picks import WindowPicks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
-from nvt_torchrec.workflows.event_sums import (
+from nvt_torchrec.workflows.event_groups import (
     BEFORE_ALL,
     EVENT,
     FIRST_LABEL,
-    TRAIN,
+    PARTS,
     GroupSums,
+    WindowParts,
     cut_times,
     history_bit,
     sums_of_groups,
 )
+from nvt_torchrec.workflows.event_picks import PICK_KINDS
 from nvt_torchrec.workflows.history_tail import HistoryTail
-
-#: The time of the last event of a key without one.
-NEVER = -(2**63)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +92,23 @@ def sum_up(
     for group in groups:
         kept, *states = (next(done) for _ in group.tasks())
         report(log.rows / len(groups))
-        _, *trained = states[0][:, -group.others :].T
-        yield Summed(np.stack(trained), kept)
+        yield Summed(states[0].trained.T, kept)
     log.sync(path for group in groups for path in group.outputs)
 
 
 class GroupSummer:
     """Sums up the events of a group.
 
-    A state is int64 [keys, sums + 2 + labels]: of each key the sums, the time of the last event,
-    how many rows for training it has, and how many of them with each label.
+    Args:
+        log: The events.
+        group: The number of the group.
+        wanted: What is summed up.
+        earlier: The events of days before.
+        tails: Of each history, the newest events of days before; none without such days.
+        newest: The time of the newest row that is not late, also of earlier days.
+
+    Attributes:
+        outputs: The files that are written.
     """
 
     def __init__(
@@ -114,28 +120,30 @@ class GroupSummer:
         tails: Sequence[HistoryTail],
         newest: int,
     ) -> None:
-        self.log, self.group, self.wanted, self.newest = log, group, wanted, newest
-        self.others = 2 + len(log.spec.labels)
+        self._log, self._group, self._wanted, self._newest = log, group, wanted, newest
         self._keys = map_array(log.files.keys(group))
+        self._pair_keys = [map_array(log.files.keys(key)) for key in log.pair_keys[group]]
         is_old = earlier.known == BEFORE_ALL
-        self._old, recent = earlier.take(is_old), earlier.take(~is_old)
-        flags = np.full(len(recent.key), 1 << EVENT, flag_type(log.spec))
-        for label, counts in enumerate(recent.counts[1:]):
-            flags |= counts.astype(flags.dtype) << (FIRST_LABEL + label)
-        self._recent = [self._make_block(recent.known, recent.happened, flags, recent.key)]
+        is_pair = (earlier.pairs != 0).any(axis=0)
+        self._old, self._old_pairs = earlier.take(is_old & ~is_pair), earlier.take(is_old & is_pair)
+        self._recent = [self._restore_recent(earlier.take(~is_old))]
         self._of_histories = []
         for number in wanted.histories if tails else ():
-            key, known = tails[number].expand()
-            flags = np.full(len(key), 1 << history_bit(log.spec, number), flag_type(log.spec))
-            happened = np.full(len(key), NEVER)
-            self._of_histories.append(self._make_block(known, happened, flags, key))
+            self._of_histories.append(self._restore_history(number, tails[number]))
         kind = np.int32 if log.rows + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
+        files = log.files
         for name in log.names:
-            rows = log.map(log.files.flags(name)).shape
-            self._create(log.files.sums(name, group), (len(wanted.sums), *rows), kind)
+            (rows,) = log.map(files.flags(name)).shape
+            self._create(files.sums(name, group), (len(wanted.sums), rows), kind)
+            if wanted.totals:
+                self._create(files.totals(name, group), (len(wanted.totals), 2, rows), np.float64)
+            if wanted.picks:
+                self._create(files.picks(name, group), (len(wanted.picks), rows), np.float64)
+            if wanted.distinct:
+                self._create(files.distinct(name, group), (len(wanted.distinct), rows), kind)
             if wanted.has_last:
-                self._create(log.files.last(name, group), rows, np.int64)
+                self._create(files.last(name, group), (rows,), np.int64)
 
     def _create(self, path: Path, shape: tuple[int, ...], kind: type) -> None:
         write_array(path, np.empty((*shape[:-1], 0), kind))  # checks that it can be written
@@ -143,188 +151,210 @@ class GroupSummer:
             np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
         self.outputs.append(path)
 
+    def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
+        """Return the events of earlier days that are kept one by one."""
+        labels, columns = self._wanted.labels, self._log.spec.amounts
+        block = self._make_block(recent.key, recent.known, recent.happened, 1 << EVENT)
+        for label, counts in enumerate(recent.counts[1 : 1 + labels]):
+            block.flags[:] |= counts.astype(block.flags.dtype) << (FIRST_LABEL + label)
+        for number, column in enumerate(self._wanted.columns):
+            first = 1 + labels + PARTS * number
+            count, *words = recent.counts[first : first + PARTS]
+            amounts = join_sums(np.stack(words))
+            block.amounts[columns.index(column)] = np.where(count > 0, amounts, np.nan)
+        for (column, _), amounts in zip(self._wanted.picked, recent.picked, strict=True):
+            block.amounts[columns.index(column)] = amounts
+        for number, (keys, pairs) in enumerate(zip(self._pair_keys, recent.pairs, strict=True)):
+            block.pairs[number] = np.where(pairs != 0, np.searchsorted(keys, pairs), -1)
+        return block.take(np.argsort(recent.known, kind="stable"))
+
+    def _restore_history(self, number: int, tail: HistoryTail) -> EventBlock:
+        """Return the events that a history keeps of earlier days, which no aggregate counts."""
+        key, known = tail.expand()
+        flag = 1 << history_bit(self._log.spec, number)
+        block = self._make_block(key, known, np.full(len(key), NEVER), flag)
+        return block.take(np.argsort(known, kind="stable"))
+
     def _make_block(
-        self, known: np.ndarray, happened: np.ndarray, flags: np.ndarray, keys: np.ndarray
+        self, keys: np.ndarray, known: np.ndarray, happened: np.ndarray, flag: int
     ) -> EventBlock:
-        numbers = np.searchsorted(self._keys, keys).astype(np.int32)
-        return EventBlock(known, happened, flags, numbers).take(np.argsort(known, kind="stable"))
+        """Return events with one flag and neither amounts nor values."""
+        return EventBlock(
+            known=known,
+            happened=happened,
+            flags=np.full(len(keys), flag, flag_type(self._log.spec)),
+            numbers=np.searchsorted(self._keys, keys).astype(np.int32),
+            amounts=np.full((len(self._log.spec.amounts), len(keys)), np.nan),
+            pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
+        )
 
     def tasks(self) -> list[Callable[[], Any]]:
         """Return what is to be done: what is kept, and the state of each window."""
-        windows = list(dict.fromkeys(window for window, _ in self.wanted.sums))
+        windows = self._wanted.windows
         return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
 
-    def _start(self, window: int, bits: Sequence[int]) -> np.ndarray:
-        """Return the state before the first event."""
-        state = np.zeros((len(self._keys), len(bits) + self.others), np.int64)
-        state[:, len(bits)] = NEVER
-        place = np.searchsorted(self._keys, self._old.key)
-        state[place, len(bits)] = self._old.happened
-        for number, bit in enumerate(bits if not window else ()):
-            if bit < FIRST_LABEL + len(self.log.spec.labels):
-                state[place, number] = self._old.counts[bit - EVENT]
+    def _start(self, window: int, parts: WindowParts) -> KeySums:
+        """Return the sums of all keys before the first event.
+
+        Args:
+            window: The window; events that are summed up as one have left every window.
+            parts: What is summed up.
+        """
+        wanted, amounts = self._wanted, self._log.spec.amounts
+        picks = WindowPicks(
+            keys=len(self._keys),
+            columns=[amounts.index(column) for column, _ in parts.picks.values()],
+            kinds=[PICK_KINDS[kind] for _, kind in parts.picks.values()],
+            window=window,
+        )
+        compared = [wanted.compared.index(column) for column in parts.distinct.values()]
+        pairs = [len(self._pair_keys[column]) for column in compared]
+        distinct = DistinctCounts.zeros(len(self._keys), compared, pairs)
+        state = KeySums.zeros(len(parts.sums), len(parts.totals), wanted.labels, picks, distinct)
+        old = self._old
+        index = np.searchsorted(self._keys, old.key)
+        state.last[index] = old.happened
+        if window:
+            return state
+        for number, bit in enumerate(parts.sums.values()):
+            if bit < FIRST_LABEL + wanted.labels:  # not of a history
+                state.sums[index, number] = old.counts[bit - EVENT]
+        for number, column in enumerate(parts.totals.values()):
+            first = 1 + wanted.labels + PARTS * wanted.columns.index(column)
+            of_total = old.counts[first : first + PARTS]
+            state.totals[index, PARTS * number : PARTS * (number + 1)] = of_total.T
+        for number, column_and_kind in enumerate(parts.picks.values()):
+            picks.picked[index, number] = old.picked[wanted.picked.index(column_and_kind)]
+        for number, compared_column in enumerate(compared):
+            hashes = self._old_pairs.pairs[compared_column]
+            there = hashes != 0
+            keys = np.searchsorted(self._keys, self._old_pairs.key[there])
+            pair_numbers = np.searchsorted(self._pair_keys[compared_column], hashes[there])
+            distinct.start(number, keys, pair_numbers)
         return state
 
-    def _sum(self, window: int) -> np.ndarray:
-        log, group, files = self.log, self.group, self.log.files
-        first = next(i for i, (other, _) in enumerate(self.wanted.sums) if other == window)
-        bits = [bit for other, bit in self.wanted.sums if other == window]
-        of_window = slice(first, first + len(bits))
+    def _sum(self, window: int) -> KeySums:
+        """Write what the events within a window sum up to before each row."""
+        log, group, files = self._log, self._group, self._log.files
+        parts = self._wanted.select_window(window)
         before = [*self._recent, *self._of_histories]
-        added, dropped = (log.iterate_events(group, before) for _ in range(2))
-        summer = RunningSums(window, bits, self._start(window, bits), added, dropped)
+        summer = RunningSums(
+            window=window,
+            bits=[*parts.sums.values()],
+            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            state=self._start(window, parts),
+            added=log.iterate_events(group, before),
+            dropped=log.iterate_events(group, before),
+        )
+        # one of the windows writes the time of the last event, which is the same for all
+        writes_last = self._wanted.has_last and window == self._wanted.windows[0]
         for chunk in log.iterate_rows():
             blocks = [log.block(group, number) for number in chunk.blocks]
-            cuts = cut_times(log.spec, chunk.take([block.happened for block in blocks]))
-            numbers = chunk.take([block.numbers for block in blocks])
-            flags = chunk.take([block.flags for block in blocks])
-            names = [log.names[number] for number in chunk.blocks]
-            outputs = [map_array(files.sums(name, group), write=True)[of_window] for name in names]
-            counts = np.zeros((len(bits), len(cuts)), outputs[0].dtype)
-            last = np.full(len(cuts), NEVER)
-            summer.go_on(cuts, numbers, flags, counts, last)
-            chunk.put(counts, outputs)
-            if not first and self.wanted.has_last:
-                chunk.put(last, [map_array(files.last(name, group), write=True) for name in names])
-        return summer.finish(end_of(log.spec, self.newest))
+            rows = RowSums(
+                cuts=cut_times(log.spec, chunk.take([block.happened for block in blocks])),
+                numbers=chunk.take([block.numbers for block in blocks]),
+                flags=chunk.take([block.flags for block in blocks]),
+                parts=parts,
+            )
+            summer.go_on(rows)
+            self._write(chunk, files.sums, parts.sums, rows.sums)
+            self._write(chunk, files.totals, parts.totals, rows.totals.reshape(-1, 2, len(rows)))
+            self._write(chunk, files.picks, parts.picks, rows.picks)
+            self._write(chunk, files.distinct, parts.distinct, rows.distinct)
+            if writes_last:
+                outputs = [files.last(log.names[number], group) for number in chunk.blocks]
+                chunk.put(rows.last, [map_array(output, write=True) for output in outputs])
+        return summer.finish(end_of(log.spec, self._newest))
+
+    def _write(
+        self,
+        chunk: EventChunk,
+        file_of: Callable[[str, int], Path],
+        numbers: Iterable[int],
+        values: np.ndarray,
+    ) -> None:
+        """Write values of a chunk of rows to the files of their blocks.
+
+        Args:
+            chunk: The rows.
+            file_of: Returns the file of a block and a group.
+            numbers: Of each value the number in the group, which is its index in the file.
+            values: [numbers, .., n].
+        """
+        if not len(values):
+            return
+        names = [self._log.names[number] for number in chunk.blocks]
+        outputs = [map_array(file_of(name, self._group), write=True) for name in names]
+        for number, of_number in zip(numbers, values, strict=True):
+            chunk.put(of_number, [output[number] for output in outputs])
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
-        longest = max(window for window, _ in self.wanted.sums)
-        horizon = int(cut_times(self.log.spec, np.array([self.newest]))[0]) - longest
-        bits = range(EVENT, FIRST_LABEL + len(self.log.spec.labels))
-        events = self.log.iterate_events(self.group, self._recent)
-        summer = RunningSums(0, bits, self._start(0, bits), events, iter(()))
-        state = summer.finish(horizon)
-        there = np.flatnonzero(state[:, 0])
-        old = state[there].T
-        parts = [(there, np.full(len(there), BEFORE_ALL), old[len(bits)], old[: len(bits)])]
-        for left in summer.iterate_left():
-            left = left.take(left.numbers >= 0)
-            counts = np.stack([left.flags >> bit & 1 for bit in bits]).astype(np.int64)
-            parts.append((left.numbers, left.known, left.happened, counts))
-        number, known, happened, counts = (
-            np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)
+        log, wanted = self._log, self._wanted
+        horizon = int(cut_times(log.spec, np.array([self._newest]))[0]) - max(wanted.windows)
+        parts = wanted.select_kept()
+        summer = RunningSums(
+            window=0,
+            bits=[*parts.sums.values()],
+            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            state=self._start(0, parts),
+            added=log.iterate_events(self._group, self._recent),
+            dropped=iter(()),
         )
-        order = sort_by_key(number.astype(np.int32), len(self._keys))
-        return EarlierEvents(self._keys[number], known, happened, counts).take(order)
+        state = summer.finish(horizon)
+        kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
+        for left in summer.iterate_left():
+            kept.append(self._keep_events(left.take(left.numbers >= 0)))
+        together = EarlierEvents.concatenate(kept)
+        numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
+        return together.take(sort_by_key(numbers, len(self._keys)))
 
+    def _keep_sums(self, state: KeySums) -> EarlierEvents:
+        """Return the events of each key that have left all windows, as one."""
+        keys = np.flatnonzero(state.sums[:, 0])
+        return EarlierEvents(
+            key=self._keys[keys],
+            known=np.full(len(keys), BEFORE_ALL),
+            happened=state.last[keys],
+            counts=np.concatenate([state.sums[keys].T, state.totals[keys].T]),
+            picked=state.picks.picked[keys].T,
+            pairs=np.zeros((len(self._pair_keys), len(keys)), np.int64),
+        )
 
-class RunningSums:
-    """Adds events to a state, and subtracts those that leave the window, as the rows pass by.
+    def _keep_pairs(self, state: KeySums, parts: WindowParts) -> Iterator[EarlierEvents]:
+        """Yield, of each count of values without a window, an event for each value of a key."""
+        wanted = self._wanted
+        for number, name in enumerate(parts.distinct.values()):
+            column = wanted.compared.index(name)
+            keys, pairs = state.distinct.list_pairs(number)
+            hashes = np.zeros((len(self._pair_keys), len(keys)), np.int64)
+            hashes[column] = self._pair_keys[column][pairs]
+            yield EarlierEvents(
+                key=self._keys[keys],
+                known=np.full(len(keys), BEFORE_ALL),
+                happened=np.full(len(keys), NEVER),
+                counts=np.zeros((wanted.measures, len(keys)), np.int64),
+                picked=np.full((len(wanted.picked), len(keys)), np.nan),
+                pairs=hashes,
+            )
 
-    Args:
-        window: How long an event counts, in microseconds; 0: always.
-        bits: Of each sum, the bit of the events that it counts.
-        state: See :class:`GroupSummer`; it is changed.
-        added: The events in the order in which they are known.
-        dropped: The same events once more; not read without a window.
-    """
-
-    def __init__(
-        self,
-        window: int,
-        bits: Sequence[int],
-        state: np.ndarray,
-        added: Iterator[EventBlock],
-        dropped: Iterator[EventBlock],
-    ) -> None:
-        self._window, self._bits, self._state = window, np.array(bits), state
-        self._streams = [added, dropped if window else iter(())]
-        self._chunks = [NO_EVENTS] * 2
-        # where the rows, the added and the dropped events are, and whether there are further ones
-        self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
-
-    def go_on(
-        self,
-        cuts: np.ndarray,
-        numbers: np.ndarray,
-        flags: np.ndarray,
-        counts: np.ndarray,
-        last: np.ndarray,
-    ) -> None:
-        """Sum up the events before further rows.
-
-        Args:
-            cuts: int64 [n], the times before which events count; rising.
-            numbers: int32 [n], those of the rows' keys; -1 without one.
-            flags: Unsigned [n].
-            counts: Integers [sums, n], the result, where there is a key.
-            last: int64 [n], likewise the time of the last event.
-        """
-        self._at[0] = 0
-        while self._at[0] < len(cuts):
-            added, dropped = self._chunks
-            _sum_rows(
-                (cuts, numbers, flags, counts, last),
-                (added.known, added.happened, added.flags, added.numbers),
-                (dropped.known, dropped.flags, dropped.numbers),
-                self._window, self._bits, self._state, self._at, self._more,
-            )  # fmt: skip
-            for place, chunk in enumerate(self._chunks):
-                if self._at[1 + place] == len(chunk.known):
-                    self._refill(place)
-
-    def _refill(self, place: int) -> None:
-        events = next(self._streams[place], None)
-        self._more[place] = events is not None
-        if events is not None:
-            self._chunks[place], self._at[1 + place] = events, 0
-
-    def finish(self, end: int) -> np.ndarray:
-        """Return the state for a time."""
-        row = np.array([end]), np.array([-1], np.int32), np.zeros(1, self._chunks[0].flags.dtype)
-        self.go_on(*row, np.empty((len(self._bits), 1), np.int32), np.empty(1, np.int64))
-        return self._state
-
-    def iterate_left(self) -> Iterator[EventBlock]:
-        """Yield the events that were not added."""
-        yield self._chunks[0].take(slice(self._at[1], None))
-        yield from self._streams[0]
-
-
-@compiled()
-def _sum_rows(
-    rows: tuple,
-    added: tuple,
-    dropped: tuple,
-    window: int,
-    bits: np.ndarray,
-    state: np.ndarray,
-    at: np.ndarray,
-    more: np.ndarray,
-) -> None:
-    """Sum up events until there are no more rows, or no more events in the chunk."""
-    cuts, row_numbers, row_flags, counts, last = rows
-    known, happened, flags, numbers = added
-    known_of_dropped, flags_of_dropped, numbers_of_dropped = dropped
-    size = len(bits)
-    event, drop = at[1], at[2]
-    for row in range(at[0], len(cuts)):
-        cut = cuts[row]
-        while event < len(known) and known[event] < cut:
-            number = numbers[event]
-            if number >= 0:
-                for s in range(size):
-                    state[number, s] += flags[event] >> bits[s] & 1
-                state[number, size] = max(state[number, size], happened[event])
-            event += 1
-        while drop < len(known_of_dropped) and known_of_dropped[drop] < cut - window:
-            number = numbers_of_dropped[drop]
-            if number >= 0:
-                for s in range(size):
-                    state[number, s] -= flags_of_dropped[drop] >> bits[s] & 1
-            drop += 1
-        at[1], at[2] = event, drop
-        if (event == len(known) and more[0]) or (drop == len(known_of_dropped) and more[1]):
-            at[0] = row
-            return
-        number = row_numbers[row]
-        if number >= 0:
-            for s in range(size):
-                counts[s, row] = state[number, s]
-            last[row] = state[number, size]
-            if row_flags[row] >> TRAIN & 1:
-                for kind in range(EVENT, EVENT + state.shape[1] - size - 1):
-                    state[number, size + kind] += row_flags[row] >> kind & 1
-    at[0] = len(cuts)
+    def _keep_events(self, events: EventBlock) -> EarlierEvents:
+        """Return events, which have keys, one by one."""
+        wanted, columns = self._wanted, self._log.spec.amounts
+        bits = range(EVENT, FIRST_LABEL + wanted.labels)
+        counts = [np.stack([events.flags >> bit & 1 for bit in bits]).astype(np.int64)]
+        for column in wanted.columns:
+            amounts = np.ascontiguousarray(events.amounts[columns.index(column)])
+            counts += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
+        hashes = np.zeros((len(self._pair_keys), len(events.known)), np.int64)
+        for number, keys in enumerate(self._pair_keys):
+            there = events.pairs[number] >= 0
+            hashes[number, there] = keys[events.pairs[number, there]]
+        return EarlierEvents(
+            key=self._keys[events.numbers],
+            known=events.known,
+            happened=events.happened,
+            counts=np.concatenate(counts),
+            picked=events.amounts[[columns.index(column) for column, _ in wanted.picked]],
+            pairs=hashes,
+        )

@@ -1,4 +1,4 @@
-"""Events of all blocks in the order of time, a chunk at a time, and the numbers of their keys."""
+"""Events of all blocks in the order of time, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import fsync_directory
-from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.event_sums import BEFORE_ALL
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL, sums_of_groups
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
@@ -29,42 +27,17 @@ _OPEN = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlierEvents:
-    """What is kept of a group's events of earlier days; of a key, those long ago are summed up.
-
-    Attributes:
-        key: int64 [n], rising.
-        known: int64 [n], from when it is known; rising for each key.
-        happened: int64 [n], the time of the last one.
-        counts: int64 [1 + labels, n]: how many events there are, and how many with each label.
-    """
-
-    key: np.ndarray
-    known: np.ndarray
-    happened: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def none(cls, labels: int) -> EarlierEvents:
-        """Return no events."""
-        empty = np.empty(0, np.int64)
-        return cls(empty, empty, empty, np.empty((1 + labels, 0), np.int64))
-
-    def take(self, indices: slice | np.ndarray) -> EarlierEvents:
-        """Return some of the events."""
-        counts = np.ascontiguousarray(self.counts[:, indices])
-        return EarlierEvents(self.key[indices], self.known[indices], self.happened[indices], counts)
-
-
-@dataclasses.dataclass(frozen=True)
 class EventBlock:
     """Events of a group, in the order in which they are known.
 
     Attributes:
         known: int64 [n], from when they are known, in microseconds since 1970.
         happened: int64 [n], their times.
-        flags: Unsigned [n], see :data:`workflows.event_sums.TRAIN`.
+        flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
         numbers: int32 [n], those of their keys in the group; -1 without a key.
+        amounts: float64 [amounts, n], see :attr:`FeatureSpec.amounts`; NaN where missing.
+        pairs: int32 [compared, n], of each column whose values are counted the number of the pair
+            of key and value; -1 without a value.
         ids: int32 [columns of histories, n]; None where nobody needs them.
     """
 
@@ -72,6 +45,8 @@ class EventBlock:
     happened: np.ndarray
     flags: np.ndarray
     numbers: np.ndarray
+    amounts: np.ndarray
+    pairs: np.ndarray
     ids: np.ndarray | None = None
 
     def take(self, indices: slice | np.ndarray) -> EventBlock:
@@ -84,7 +59,14 @@ class EventBlock:
         return [column for column in vars(self).values() if column is not None]
 
 
-NO_EVENTS = EventBlock(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.uint8, np.int32)))
+NO_EVENTS = EventBlock(
+    known=np.empty(0, np.int64),
+    happened=np.empty(0, np.int64),
+    flags=np.empty(0, np.uint8),
+    numbers=np.empty(0, np.int32),
+    amounts=np.empty((0, 0)),
+    pairs=np.empty((0, 0), np.int32),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +154,11 @@ class EventLog:
         # a log of many blocks has more files than a process may open
         self.map = functools.lru_cache(_OPEN)(map_array)
         self._exists = functools.cache(Path.exists)
+        # of each group the numbers of the keys that are pairs of its key and a value
+        self.pair_keys = []
+        for group in sums_of_groups(spec):
+            pairs = [spec.event_keys.index((*group.key, column)) for column in group.compared]
+            self.pair_keys.append(pairs)
 
     @functools.cached_property
     def rows(self) -> int:
@@ -202,8 +189,17 @@ class EventLog:
         name = self.names[number]
         times = self.map(self.files.times(name))
         flags, numbers = self.files.flags(name), self.files.numbers(name, group)
+        pairs = np.empty((0, times.shape[1]), np.int32)
+        if self.pair_keys[group]:
+            of_pairs = [self.files.numbers(name, key) for key in self.pair_keys[group]]
+            pairs = np.stack([self.map(file) for file in of_pairs])
+        amounts = np.empty((0, times.shape[1]))
+        if self.spec.amounts:
+            amounts = self.map(self.files.amounts(name))
         ids = self.map(self.files.ids(name)) if with_ids else None
-        return EventBlock(times[-1], times[0], self.map(flags), self.map(numbers), ids)
+        return EventBlock(
+            times[-1], times[0], self.map(flags), self.map(numbers), amounts, pairs, ids
+        )
 
     def sync(self, paths: Iterable[Path]) -> None:
         """Make arrays that were written to durable."""
@@ -259,69 +255,3 @@ class EventLog:
             blocks = [read(number).columns for number in chunk.blocks]
             # each column of the chunk is made of that column of its blocks
             yield EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))
-
-
-def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
-    """Write the keys of each group, and the number of the key of each event.
-
-    Args:
-        log: The events.
-        earlier: Of each group, the events of days before.
-        threads: How many blocks are in work at once.
-    """
-    keys_by_group = []
-    for group, before in enumerate(earlier):
-        files = [log.files.block_keys(name, group) for name in log.names]
-        row_keys = _merge_keys(map_array(file) for file in files)
-        keys = _merge_keys([row_keys, before.key])
-        keys_by_group.append(keys)
-        write_array(log.files.row_keys(group), row_keys)
-        write_array(log.files.keys(group), keys)
-
-    def number_block(name: str) -> None:
-        for group, keys in enumerate(keys_by_group):
-            block_keys = map_array(log.files.block_keys(name, group))
-            numbers = np.searchsorted(keys, block_keys).astype(np.int32)
-            numbers[block_keys == 0] = -1  # no key
-            # an event has the index of its key among those of its block
-            codes = map_array(log.files.codes(name, group))
-            write_array(log.files.numbers(name, group), numbers[codes])
-
-    for _ in map_in_order(number_block, log.names, threads, "events"):
-        pass
-
-
-def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the different keys, rising, but for 0."""
-    merged, waiting, size = np.empty(0, np.int64), list[np.ndarray](), 0
-    for keys in several:
-        waiting.append(keys)
-        size += len(keys)
-        # Merged when as many wait as there are: so a key is sorted a few times only, and what waits
-        # takes no more memory than what is kept.
-        if size > max(len(merged), 1 << 20):
-            merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
-    merged = np.unique(np.concatenate([merged, *waiting]))
-    return merged[merged != 0]
-
-
-def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
-    """Return the indices of events that have a key, by rising key; ties keep their order.
-
-    Args:
-        numbers: int32 [n], those of their keys; negative without one.
-        keys: How many keys there are.
-    """
-    counts = np.bincount(numbers[numbers >= 0], minlength=keys)
-    order = np.empty(counts.sum(), np.int64)
-    _write_order(numbers, np.cumsum(counts) - counts, order)
-    return order
-
-
-@compiled()
-def _write_order(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
-    # a counting sort: begins[key] is where the next event of a key goes
-    for event in range(len(numbers)):
-        if numbers[event] >= 0:
-            order[begins[numbers[event]]] = event
-            begins[numbers[event]] += 1

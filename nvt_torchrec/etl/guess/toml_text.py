@@ -12,7 +12,7 @@ from nvt_torchrec.etl.guess.label_choice import is_determined
 from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
-from nvt_torchrec.formats.feature_spec.events import AGGREGATE_VALUES
+from nvt_torchrec.formats.feature_spec.aggregates import DEFAULT_VALUES
 
 _WIDTH = 100
 #: How often the values of an item occur on average, at least.
@@ -76,7 +76,7 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     history = {"name": "recent", "of": [users[0].source], "columns": [names[item.source]]}
     blocks = ["[events]", *_keys(time)]
     for column in (users[0], item):
-        values = list(AGGREGATE_VALUES)
+        values = list(DEFAULT_VALUES)
         blocks += ["[[aggregate]]", *_keys({"of": [column.source], "values": values})]
     return [*blocks, "[[history]]", *_keys(history)]
 

@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import re
 
-import numpy as np
-
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, AggregateValue
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -21,23 +20,6 @@ from nvt_torchrec.formats.feature_spec.split import Split
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
 DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
-#: By kind of value of an aggregate: its transform, and what replaces a missing one. ``since`` is
-#: missing without an event of the key before: ten years then; ``rate`` before the first hour of
-#: which any event is known.
-AGGREGATE_VALUES: dict[str, tuple[str, float]] = {
-    "count": ("log_normalize", 0),
-    "rate": ("normalize", 0),
-    "since": ("log1p_normalize", 315_360_000),
-}
-#: By kind of value, what a value of it is.
-AGGREGATE_UNITS = {
-    "count": "a number of events, whole and from 0 on",
-    "rate": "a share from 0 to 1",
-    "since": "seconds from 0 on, or a missing value (null) if there was no event",
-}
-#: The values of an aggregate without ``values``. A later kind of value does not join them: it would
-#: be a further column of specs that there are.
-DEFAULT_VALUES = ("count", "rate", "since")
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
 
@@ -90,12 +72,12 @@ class Aggregate:
     Attributes:
         key: The columns of the file whose values are the key of the group; ``of`` in TOML. Without
             any, all rows are of one group.
-        value: ``count`` of the events; smoothed ``rate`` of their label, from 0 to 1; ``since``:
-            seconds since the last one, missing without one.
+        value: The kind of value, a key of :data:`.aggregates.AGGREGATES`.
         window: How long events count, such as "30d"; "": always.
         label: Of a rate, the label.
         smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
             training rows say, by the method of moments.
+        column: The column of the file whose numbers a value is of; "" for others.
     """
 
     key: tuple[str, ...]
@@ -103,8 +85,12 @@ class Aggregate:
     window: str = ""
     label: str = ""
     smoothing: float = 0
+    column: str = ""
 
     def __post_init__(self) -> None:
+        check(self, "aggregate: ", ("value", self.value in AGGREGATES, one_of(AGGREGATES)))
+        kind = self.kind
+        of_column = f'write "{kind.name}(…)" with the name of a column of the file'
         check(
             self,
             "aggregate: ",
@@ -114,18 +100,24 @@ class Aggregate:
                 'write of = ["user"], columns of the file; of = [] for all rows',
             ),
             ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
-            ("value", self.value in AGGREGATE_VALUES, one_of(AGGREGATE_VALUES)),
             ("window", not self.window or parse_duration(self.window), DURATION),
-            ("window", self.value != "since" or not self.window, "since has no window"),
-            ("label", bool(self.label) == (self.value == "rate"), "a rate has one, others none"),
+            ("window", kind.has_window or not self.window, f"{kind.name} has no window"),
+            ("label", bool(self.label) == kind.has_label, "a rate has one, others none"),
+            ("value", self.column or not kind.has_column, of_column),
+            ("column", kind.has_column or not self.column, f'write "{kind.name}" without a column'),
             ("smoothing", self.smoothing >= 0, "give a number from 0 on"),
         )
 
     @property
+    def kind(self) -> AggregateValue:
+        """What it is a value of."""
+        return AGGREGATES[self.value]
+
+    @property
     def name(self) -> str:
-        """The name of its column."""
-        label = [self.label] if self.label else []
-        return "_".join([*(self.key or ["all"]), *label, self.value, *filter(None, [self.window])])
+        """The name of its column: the key, what the value is of, the value, the window."""
+        parts = [*(self.key or ["all"]), self.label, self.column, self.value, self.window]
+        return "_".join(filter(None, parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,20 +147,6 @@ class HistoryRule:
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
             ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
         )
-
-
-def find_wrong(value: str, numbers: np.ndarray) -> np.ndarray:
-    """Return which numbers, float64 [n], are no values of an aggregate, bool [n].
-
-    Args:
-        value: The kind of value, a key of :data:`AGGREGATE_UNITS`.
-        numbers: The numbers, NaN where missing.
-    """
-    if value == "since":
-        return numbers < 0
-    if value == "rate":
-        return ~((numbers >= 0) & (numbers <= 1))
-    return ~((numbers >= 0) & (numbers == np.floor(numbers)))
 
 
 @functools.lru_cache

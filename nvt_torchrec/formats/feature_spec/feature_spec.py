@@ -25,6 +25,7 @@ from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
+    amount_reads,
     column_reads,
     label_reads,
     time_reads,
@@ -153,6 +154,26 @@ class FeatureSpec:
         return [column for column in self.dense if column.aggregate]
 
     @functools.cached_property
+    def amounts(self) -> list[str]:
+        """The columns of the file whose numbers aggregates are of."""
+        rules = [column.aggregate for column in self.dense if column.aggregate]
+        return list(
+            dict.fromkeys(rule.column for rule in rules if rule.column and rule.kind.of_numbers)
+        )
+
+    @functools.cached_property
+    def event_keys(self) -> list[tuple[str, ...]]:
+        """The columns of all keys that events are numbered by.
+
+        First those of the groups; then each of these with a column whose values are counted.
+        """
+        rules = [column.aggregate for column in self.dense if column.aggregate]
+        pairs = [
+            (*rule.key, rule.column) for rule in rules if rule.column and not rule.kind.of_numbers
+        ]
+        return list(dict.fromkeys([*self.groups, *pairs]))
+
+    @functools.cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """The columns of the key of each group of events."""
         keys = [column.aggregate.key for column in self.dense if column.aggregate]
@@ -215,8 +236,13 @@ class FeatureSpec:
             time_indices = reads.indices(times)
         dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
         categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
-        groups = tuple(reads.indices(map(self.key_read, key)) for key in self.groups)
+        are_events = self.needs_time(label=label)
+        keys = self.event_keys if are_events else self.groups
+        groups = tuple(reads.indices(map(self.key_read, key)) for key in keys)
         tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        amounts: tuple[int, ...] = ()
+        if are_events:
+            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
         if not label:  # of a row to score, only its own time is known
             time_indices = reads.indices(times[:1])
         join_time = None
@@ -231,6 +257,7 @@ class FeatureSpec:
             categorical=categorical,
             times=time_indices,
             groups=groups,
+            amounts=amounts,
             tables=tables,
             join_time=join_time,
         )
@@ -256,9 +283,15 @@ class FeatureSpec:
         return Read(name, "string", trim=True)
 
     @property
+    def amount_features(self) -> list[DenseColumn]:
+        """The dense columns that are read from columns of amounts."""
+        plain = [c for c in self.dense if not (c.derive or c.aggregate or c.table)]
+        return [c for c in plain if (c.reading.sources or (c.name,))[0] in self.amounts]
+
+    @property
     def key_features(self) -> list[CategoricalColumn]:
         """The columns whose values, one in each row, are keys of events or of tables."""
-        keys = {name for key in self.groups for name in key}
+        keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
         plain = [c for c in self.categorical if not (c.derive or c.multi_hot or c.table)]
         return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
@@ -278,7 +311,10 @@ class FeatureSpec:
         return list(dict.fromkeys(read.source for read in reads))
 
     def needs_time(self, *, label: bool) -> bool:
-        """Return whether each row must have a time: those with labels, unless they are scored."""
+        """Return whether each row must have a time: those with labels, unless they are scored.
+
+        These rows are events, so their amounts are read, too.
+        """
         return label and not (self.events and self.events.optional)
 
     def score_rows(self) -> FeatureSpec:
@@ -408,6 +444,10 @@ class FeatureSpec:
             del value["tables"]
             for column in (*value["dense"], *value["categorical"]):
                 del column["table"]
+        for column in value["dense"]:
+            aggregate = column.get("aggregate")
+            if aggregate and not aggregate["column"]:  # as before there were such aggregates
+                del aggregate["column"]
         return value
 
 

@@ -68,3 +68,12 @@ def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
         )
         for source in reading.sources or (column.name,)
     ]
+
+
+def amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
+    """Return how columns of amounts are read: as their features are, else as numbers."""
+    by_source: dict[str, Read] = {}
+    for column in features:
+        (read,) = column_reads(column)
+        by_source.setdefault(read.source, read)
+    return [by_source.get(name, Read(name, "float", trim=True)) for name in names]

@@ -116,7 +116,9 @@ class ReadPlan:
         times: Those of the time of an event and, of a spec that names one, of the time from which
             it is known. Without labels, that of the time of a row, which may lack; () of a spec
             without events.
-        groups: Those of the columns of the key of each group of events.
+        groups: Those of the columns of the key of each group of events; of rows that are events,
+            of each of :attr:`FeatureSpec.event_keys`.
+        amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         tables: Those of the columns of the key of each table that has columns.
         join_time: That of the time of a row, if a table has versions; else None.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
@@ -132,5 +134,6 @@ class ReadPlan:
     categorical: tuple[tuple[int, ...], ...]
     times: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
+    amounts: tuple[int, ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     join_time: int | None = None

@@ -66,8 +66,10 @@ All keys of a spec; those that are optional say so, or show their default::
 
     [[aggregate]]                 # dense columns user_count, user_rate and user_since
     of = ["user"]                 # columns of the file: the key; [] is all rows
-    values = ["count", "rate", "since"]  # the default
+    values = ["count", "rate", "since"]  # the default; or of a column of the file: sum(amount),
+                                  # mean, min, max, last of numbers, distinct(item) of any values
     window = "30d"                # optional: events count so long
+    transform = "normalize"       # optional: of these columns, instead of that of each value
     label = "clicked"             # of rate; default: the first label
     smoothing = 20                # of rate, optional: the weight of the rate of all events
 
