@@ -25,7 +25,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.writing import hashes
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, make_spec

@@ -27,7 +27,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.torch_threads import one_thread
 from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label

@@ -9,7 +9,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_table
 from nvt_torchrec.etl.state.run_record import fingerprint
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 
 #: By the name of a table, its files.
 TableSources: TypeAlias = dict[str, list[DayFile]]

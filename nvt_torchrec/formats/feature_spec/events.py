@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping, Sequence, Set
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, AggregateValue
@@ -175,3 +176,50 @@ def check_split(split: Split, groups: list[tuple[str, ...]]) -> None:
         'write by = "time" or by = "days"; by = "files" with files for valid, too; or '
         'by = "column" with a column that is in every of',
     )
+
+
+def check_events(
+    events: Events | None,
+    split: Split,
+    aggregates: Mapping[str, Aggregate],
+    histories: Sequence[HistoryRule],
+    *,
+    labels: Sequence[str],
+    single: Set[str],
+) -> None:
+    """Check that events, aggregates and histories are those of one spec.
+
+    Args:
+        events: The rule of the events.
+        split: Which rows are for training, validation and test.
+        aggregates: The aggregates by the names of their columns.
+        histories: The histories.
+        labels: The labels of the spec.
+        single: The categorical columns of one value.
+
+    Raises:
+        SettingsError: One names what is not there, or a part is missing.
+    """
+    keys = [rule.key for rule in (*aggregates.values(), *histories)]
+    if events is None and keys:
+        raise SettingsError(
+            "aggregates or histories, but no [events]",
+            "add [events], or remove aggregates or histories",
+        )
+    if events is not None and not keys:
+        raise SettingsError(
+            "[events], but no [[aggregate]] or [[history]]",
+            "add an [[aggregate]] or a [[history]], or remove [events]",
+        )
+    if events is not None:
+        check_split(split, keys)
+    for name, rule in aggregates.items():
+        if rule.label and rule.label not in labels:
+            raise SettingsError(f"aggregate {name}: label = {rule.label!r}", one_of(labels))
+    for history in histories:
+        check(
+            history,
+            f"history {history.name}: ",
+            ("columns", set(history.columns) <= single, "name categorical columns of one value"),
+            ("where", history.where in ("", *labels), one_of(labels)),
+        )

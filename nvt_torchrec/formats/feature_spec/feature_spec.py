@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 from collections.abc import Collection
@@ -21,7 +20,7 @@ from nvt_torchrec.formats.feature_spec.columns import (
     check_name,
     check_shared_vocabulary,
 )
-from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_split
+from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
@@ -31,6 +30,7 @@ from nvt_torchrec.formats.feature_spec.plan_reads import (
     time_reads,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.spec_parts import drop_absent_parts
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule, check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
@@ -103,7 +103,14 @@ class FeatureSpec:
                     f"column {column.name} is made of {label}, from which the label comes",
                     "leave it out: the model would see what it has to predict",
                 )
-        self._check_events()
+        check_events(
+            self.events,
+            self.split,
+            {column.name: column.aggregate for column in self.dense if column.aggregate},
+            self.histories,
+            labels=self.labels,
+            single={column.name for column in self.categorical if not column.multi_hot},
+        )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
         for name, columns in self.vocabularies.items():
@@ -114,30 +121,6 @@ class FeatureSpec:
                     "column, which does not share it",
                     "choose another name",
                 )
-
-    def _check_events(self) -> None:
-        if (self.events is None) != (not self.groups):
-            what, remedy = ("aggregates or histories", "[events]")
-            if self.events:
-                what, remedy = ("[events]", "an [[aggregate]] or a [[history]]")
-            raise SettingsError(f"{what}, but no {remedy}", f"add {remedy}, or remove {what}")
-        if self.events:
-            check_split(self.split, self.groups)
-        for column in self.aggregates:
-            assert column.aggregate is not None
-            if column.aggregate.label and column.aggregate.label not in self.labels:
-                raise SettingsError(
-                    f"aggregate {column.name}: label = {column.aggregate.label!r}",
-                    one_of(self.labels),
-                )
-        single = {column.name for column in self.categorical if not column.multi_hot}
-        for rule in self.histories:
-            check(
-                rule,
-                f"history {rule.name}: ",
-                ("columns", set(rule.columns) <= single, "name categorical columns of one value"),
-                ("where", rule.where in ("", *self.labels), one_of(self.labels)),
-            )
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -157,9 +140,8 @@ class FeatureSpec:
     def amounts(self) -> list[str]:
         """The columns of the file whose numbers aggregates are of."""
         rules = [column.aggregate for column in self.dense if column.aggregate]
-        return list(
-            dict.fromkeys(rule.column for rule in rules if rule.column and rule.kind.of_numbers)
-        )
+        names = [rule.column for rule in rules if rule.column and rule.kind.of_numbers]
+        return list(dict.fromkeys(names))
 
     @functools.cached_property
     def event_keys(self) -> list[tuple[str, ...]]:
@@ -433,25 +415,6 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        if self.events:
-            del value["events"]["between"], value["events"]["optional"]
-        else:  # a spec without them is as it was before there were any
-            del value["events"], value["histories"]
-            for column in value["dense"]:
-                del column["aggregate"]
         del value["version_time"]
-        if not self.tables:
-            del value["tables"]
-            for column in (*value["dense"], *value["categorical"]):
-                del column["table"]
-        for column in value["dense"]:
-            aggregate = column.get("aggregate")
-            if aggregate and not aggregate["column"]:  # as before there were such aggregates
-                del aggregate["column"]
+        drop_absent_parts(value)
         return value
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """Return the remedy for an unknown name: a similar known one, or all of them."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

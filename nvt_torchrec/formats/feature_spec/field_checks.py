@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,3 +48,9 @@ def check_registered(key: str, name: str, registry: Iterable[str]) -> None:
 def one_of(names: Iterable[str]) -> str:
     """Return the remedy for a value that is none of some."""
     return f"give one of {', '.join(names)}"
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """Return the remedy for an unknown name: a similar known one, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

@@ -148,7 +148,8 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec, did_you_mean
+from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
 from nvt_torchrec.formats.feature_spec.split import Split, spec_key
 from nvt_torchrec.formats.feature_spec.toml_events import (

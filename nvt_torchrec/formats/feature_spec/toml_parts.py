@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 
 T = TypeVar("T")
 

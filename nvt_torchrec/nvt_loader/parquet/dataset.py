@@ -18,7 +18,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import check_valid
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.remote import RemoteFile
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader.parquet import files as parquet_files

@@ -10,7 +10,7 @@ from pathlib import Path
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema

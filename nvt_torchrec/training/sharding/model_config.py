@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.feature_spec import did_you_mean
+from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import RESERVED_IDS, Columns

@@ -1,0 +1,30 @@
+"""A spec for JSON, without parts that it does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def drop_absent_parts(value: dict[str, Any]) -> None:
+    """Remove parts that a spec does not have from its form for JSON.
+
+    So a spec without them, and its digest, are as they were before there were any.
+
+    Args:
+        value: What ``dataclasses.asdict`` gives; it is changed.
+    """
+    columns = [*value["dense"], *value["categorical"]]
+    if value["events"]:
+        del value["events"]["between"], value["events"]["optional"]
+    else:
+        del value["events"], value["histories"]
+        for column in value["dense"]:
+            del column["aggregate"]
+    if not value["tables"]:
+        del value["tables"]
+        for column in columns:
+            del column["table"]
+    for column in columns:
+        aggregate = column.get("aggregate")
+        if aggregate and not aggregate["column"]:
+            del aggregate["column"]
