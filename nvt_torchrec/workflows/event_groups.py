@@ -108,8 +108,11 @@ class GroupSums:
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:
         """The different windows; there is at least one."""
-        wanted = (*self.sums, *self.totals, *self.picks, *self.distinct)
-        return tuple(dict.fromkeys(parts[0] for parts in wanted))
+        windows = [window for window, _ in self.sums]
+        windows += [window for window, _ in self.totals]
+        windows += [window for window, _, _ in self.picks]
+        windows += [window for window, _ in self.distinct]
+        return tuple(dict.fromkeys(windows))
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
@@ -323,9 +326,13 @@ class FoundSums:
 
     def take(self, rows: slice) -> FoundSums:
         """Return what was found for some of the rows."""
-        last = None if self.last is None else self.last[rows]
-        found = (self.sums, self.totals, self.picks, self.distinct)
-        return FoundSums(*(array[..., rows] for array in found), last)
+        return FoundSums(
+            self.sums[..., rows],
+            self.totals[..., rows],
+            self.picks[..., rows],
+            self.distinct[..., rows],
+            None if self.last is None else self.last[rows],
+        )
 
 
 def aggregate_values(

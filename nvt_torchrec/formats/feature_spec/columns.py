@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from nvt_torchrec.base.errors import SettingsError
@@ -255,7 +256,35 @@ def _check_sources(column: DenseColumn | CategoricalColumn, kind: str) -> None:
         )
 
 
-def check_name(name: str) -> None:
+def check_names(
+    names: Sequence[str], vocabularies: Mapping[str, Sequence[CategoricalColumn]]
+) -> None:
+    """Check the names of the columns of a spec and of its vocabularies.
+
+    Args:
+        names: Of all columns of the output.
+        vocabularies: The columns of each vocabulary.
+
+    Raises:
+        SettingsError: A name cannot be one or is there twice, or columns that share a vocabulary
+            differ.
+    """
+    for name in (*names, *vocabularies):
+        _check_name(name)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingsError(f"column names used twice: {', '.join(twice)}")
+    for name, columns in vocabularies.items():
+        _check_shared_vocabulary(name, columns)
+        if name in names and name not in {column.name for column in columns}:
+            raise SettingsError(
+                f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
+                "column, which does not share it",
+                "choose another name",
+            )
+
+
+def _check_name(name: str) -> None:
     """Check a name of a column or vocabulary, which is used in names of files."""
     good = isinstance(name, str) and name.isprintable() and "/" not in name
     if not good or not name or name.startswith("."):
@@ -265,7 +294,7 @@ def check_name(name: str) -> None:
         )
 
 
-def check_shared_vocabulary(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
+def _check_shared_vocabulary(vocabulary: str, columns: Sequence[CategoricalColumn]) -> None:
     """Check that columns that share a vocabulary have the same raw type and policy."""
     first = columns[0]
     for column in columns[1:]:

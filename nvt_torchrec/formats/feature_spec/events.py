@@ -200,7 +200,7 @@ def check_events(
     Raises:
         SettingsError: One names what is not there, or a part is missing.
     """
-    keys = [rule.key for rule in (*aggregates.values(), *histories)]
+    keys = [rule.key for rule in aggregates.values()] + [rule.key for rule in histories]
     if events is None and keys:
         raise SettingsError(
             "aggregates or histories, but no [events]",

@@ -17,8 +17,7 @@ from nvt_torchrec.formats.feature_spec.columns import (
     CategoricalColumn,
     DenseColumn,
     InputFormat,
-    check_name,
-    check_shared_vocabulary,
+    check_names,
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
@@ -27,6 +26,8 @@ from nvt_torchrec.formats.feature_spec.plan_reads import (
     amount_reads,
     column_reads,
     label_reads,
+    read_as_they_are,
+    split_read,
     time_reads,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
@@ -90,12 +91,7 @@ class FeatureSpec:
                 raise SettingsError(
                     f"the spec has {count} {kind} columns", f"use at most {MAX_COLUMNS}"
                 )
-        names = self.columns
-        for name in (*names, *self.vocabularies):
-            check_name(name)
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        check_names(self.columns, self.vocabularies)
         label = self.label_rules[0].column if self.label_rules else self.label
         for column in self.features:
             if label in column.reading.sources:
@@ -113,14 +109,6 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
-        for name, columns in self.vocabularies.items():
-            check_shared_vocabulary(name, columns)
-            if name in names and name not in {column.name for column in columns}:
-                raise SettingsError(
-                    f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
-                    "column, which does not share it",
-                    "choose another name",
-                )
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -212,9 +200,7 @@ class FeatureSpec:
             if self.weight:
                 weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
-                raw = "time" if self.split.by == "time" else "string"
-                time_format = self.split.time_format
-                key = reads.index(Read(self.split.column, raw, trim=True, time_format=time_format))
+                key = reads.index(split_read(self.split))
             time_indices = reads.indices(times)
         dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
         categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
@@ -251,10 +237,7 @@ class FeatureSpec:
             return self.version_time
         if not any(rule.valid_from for rule in self.joined_tables):
             return None
-        if self.events:
-            return time_reads(self.events)[0]
-        time_format = self.split.time_format
-        return Read(self.split.column, "time", trim=True, time_format=time_format)
+        return time_reads(self.events)[0] if self.events else split_read(self.split)
 
     def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -267,16 +250,15 @@ class FeatureSpec:
     @property
     def amount_features(self) -> list[DenseColumn]:
         """The dense columns that are read from columns of amounts."""
-        plain = [c for c in self.dense if not (c.derive or c.aggregate or c.table)]
-        return [c for c in plain if (c.reading.sources or (c.name,))[0] in self.amounts]
+        return read_as_they_are(self.dense, self.amounts)
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
         """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
-        plain = [c for c in self.categorical if not (c.derive or c.multi_hot or c.table)]
-        return [c for c in plain if (c.reading.sources or (c.name,))[0] in keys]
+        single = [column for column in self.categorical if not column.multi_hot]
+        return read_as_they_are(single, keys)
 
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that must be there, each once, in the order of the plan.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TypeVar
 
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.events import Events
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.split import Split
+
+AnyColumn = TypeVar("AnyColumn", DenseColumn, CategoricalColumn)
 
 
 class PlannedReads:
@@ -49,6 +53,22 @@ def time_reads(events: Events | None) -> list[Read]:
         return []
     sources = filter(None, (events.time, events.source))
     return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
+
+
+def split_read(split: Split) -> Read:
+    """Return how the column is read by which rows are split."""
+    raw = "time" if split.by == "time" else "string"
+    return Read(split.column, raw, trim=True, time_format=split.time_format)
+
+
+def read_as_they_are(columns: Iterable[AnyColumn], names: Collection[str]) -> list[AnyColumn]:
+    """Return the columns that are read, without being derived, from some columns of the file."""
+    found = []
+    for column in columns:
+        reads = column_reads(column)
+        if reads and not column.derive and reads[0].source in names:
+            found.append(column)
+    return found
 
 
 def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
