@@ -7,7 +7,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
@@ -45,6 +45,10 @@ class GuessSettings(Settings):
         "add what happened before each row, of a log with a time, users and items; "
         "docs/events.md", False
     )
+    tables: tuple[str, ...] = flag(
+        "files of tables with what is known of a user, an item or another key of the log; "
+        "docs/tables.md", (), metavar="PATH,…"
+    )
     head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, minimum=1, maximum=1024)
     # fmt: on
 
@@ -78,6 +82,7 @@ def guess(
     delimiter: str = "",
     head_mb: int = HEAD_MB,
     events: bool = False,
+    tables: Sequence[str] = (),
 ) -> tuple[str, list[str], str]:
     """Return a first spec for a log as TOML, flags of ``etl run`` for it, and what to look at.
 
@@ -89,11 +94,13 @@ def guess(
         delimiter: What is between the fields of text; "" to find it.
         head_mb: MiB of text to read from the beginning.
         events: Whether the spec counts what happened before a row.
+        tables: Files of tables that are joined to the log.
 
     Raises:
-        BadInputError: The file cannot be read, no column can be the label, or there are no events.
+        BadInputError: The file cannot be read, no column can be the label, there are no events, or
+            a table has no key of the log.
     """
-    made = guess_spec(path, label, delimiter, head_mb, events=events)
+    made = guess_spec(path, label, delimiter, head_mb, events=events, tables=tables)
     return made.text, made.flags, made.says
 
 
@@ -106,6 +113,7 @@ def guess_spec(
     events: bool,
     split: Mapping[str, float] | None = None,
     outcomes: bool = True,
+    tables: Sequence[str] = (),
 ) -> GuessedSpec:
     """Return a first spec; see :func:`guess`.
 
@@ -117,10 +125,12 @@ def guess_spec(
         events: Whether there are events.
         split: Shares and the seed of ``[split]``, in the place of what is guessed.
         outcomes: Whether columns that give the label away are left out.
+        tables: Files of tables.
     """
     from nvt_torchrec.base.errors import BadInputError
     from nvt_torchrec.etl.guess.roles import assign
     from nvt_torchrec.etl.guess.sample import take_sample
+    from nvt_torchrec.etl.guess.tables_of_log import add_table
     from nvt_torchrec.etl.guess.toml_text import comment_events, propose_events, to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
@@ -128,6 +138,11 @@ def guess_spec(
     if split:
         found = dataclasses.replace(found, split=found.split.change(split))
     proposed = propose_events(found, sample)
+    guessed_tables = []
+    for table_path in tables:
+        table_sample = take_sample(table_path, head_mb << 20)
+        found, table = add_table(found, sample, table_sample, table_path)
+        guessed_tables.append(table)
     if events and not proposed:
         raise BadInputError(
             f"{path}: no [events]: they need a time that no row lacks, a column named for users, "
@@ -136,6 +151,9 @@ def guess_spec(
         )
     rule, why = found.labels[0]
     flags = ["--input_path", found.split.input_path or path, "--output_path", "OUT"]
+    placed = [f"{t.keys['name']}={p}" for t, p in zip(guessed_tables, tables, strict=True)]
+    if placed:
+        flags += ["--table", ",".join(placed)]
     if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
     says = []
@@ -151,7 +169,8 @@ def guess_spec(
         says.append("what happened before a row may say more than its ids: --events counts it")
     why = why.replace("; also possible", "; --label takes another")
     says.append(f"the label is {rule['name']}: {why}")
-    text = to_toml(found, sample, path, events=comment_events(proposed, wanted=events))
+    lines = comment_events(proposed, wanted=events)
+    text = to_toml(found, sample, path, events=lines, tables=guessed_tables)
     return GuessedSpec(text, flags, found.close, "\n".join(says), found.unread)
 
 
@@ -194,7 +213,12 @@ def run(settings: GuessSettings) -> None:
 def _guess_as_set(settings: GuessSettings, label: str) -> GuessedSpec:
     delimiter = settings.delimiter.replace("\\t", "\t")
     return guess_spec(
-        settings.input_path, label, delimiter, settings.head_mb, events=settings.events
+        settings.input_path,
+        label,
+        delimiter,
+        settings.head_mb,
+        events=settings.events,
+        tables=settings.tables,
     )
 
 
@@ -209,6 +233,8 @@ def _command(settings: GuessSettings, label: str) -> str:
         words += ["--head_mb", str(settings.head_mb)]
     if settings.events:
         words.append("--events")
+    if settings.tables:
+        words += ["--tables", ",".join(settings.tables)]
     if settings.output:
         name = re.sub(r"\W", "_", label)
         words += ["--output", str(settings.output.with_stem(f"{settings.output.stem}-{name}"))]

@@ -120,7 +120,7 @@ def assign(sample: SampledFile, path: str, label: str = "", *, outcomes: bool = 
             hashed = _feature(column, "categorical", {"raw": "hex32"}, "hexadecimal")
             made = [count if j < 14 else hashed]
         else:
-            made = given_away.get(column.name) or _features(column, sample)
+            made = given_away.get(column.name) or choose_features(column, sample)
         if isinstance(made, str):
             unread[column.name or f"column {j + 1}"] = made
         else:
@@ -182,7 +182,7 @@ def _named(columns: list[Profile], label: int, criteo: bool) -> list[Profile]:
     return result
 
 
-def _features(column: Profile, sample: SampledFile) -> list[Feature] | str:
+def choose_features(column: Profile, sample: SampledFile) -> list[Feature] | str:
     """Return what becomes of a column, or the reason why nothing does."""
     if not column.name:
         return "it has no name"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from nvt_torchrec.etl.guess.dialect import AS_PARQUET
@@ -12,6 +14,7 @@ from nvt_torchrec.etl.guess.label_choice import is_determined
 from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.etl.guess.roles import Feature, Guess
 from nvt_torchrec.etl.guess.sample import SampledFile
+from nvt_torchrec.etl.guess.tables_of_log import GuessedTable
 from nvt_torchrec.formats.feature_spec.aggregates import DEFAULT_VALUES
 
 _WIDTH = 100
@@ -19,8 +22,23 @@ _WIDTH = 100
 _OFTEN = 2
 
 
-def to_toml(guess: Guess, sample: SampledFile, path: str, *, events: list[str]) -> str:
-    """Return a feature spec as text; ``events`` are lines that it contains."""
+def to_toml(
+    guess: Guess,
+    sample: SampledFile,
+    path: str,
+    *,
+    events: list[str],
+    tables: Sequence[GuessedTable] = (),
+) -> str:
+    """Return a feature spec as text.
+
+    Args:
+        guess: What becomes of the columns.
+        sample: Rows of the log.
+        path: Names the log.
+        events: Lines that the spec contains.
+        tables: The tables that columns are of.
+    """
     lines = _comment(_about(sample, path))
     if sample.positional and sample.named:
         lines.append("# The header repeats names, so columns are named by position here.")
@@ -37,6 +55,8 @@ def to_toml(guess: Guess, sample: SampledFile, path: str, *, events: list[str]) 
     for rule, why in guess.labels:
         lines += ["", *_comment(why), mark, *_keys(rule)]
     lines += ["", *_comment(guess.split.why), "[split]", *_keys(guess.split.keys)]
+    for table in tables:
+        lines += ["", *_comment(table.why), "[[table]]", *_keys(table.keys)]
     for (kind, options, _), features in itertools.groupby(guess.features, _block_of):
         lines += ["", *_block(kind, options, list(features))]
     lines += events
@@ -112,7 +132,7 @@ def _columns(guess: Guess, sample: SampledFile) -> dict[str, list[str]]:
     """Return ``columns`` of a text without a header; {} where the order of the spec says it."""
     read = [rule.get("from", rule["name"]) for rule, _ in guess.labels]
     read += [guess.split.keys["column"]] if "column" in guess.split.keys else []
-    read += [feature.source for feature in guess.features]
+    read += [feature.source for feature in guess.features if "table" not in feature.options]
     if not sample.positional or list(dict.fromkeys(read)) == guess.names:
         return {}
     return {"columns": [name if name in read else "" for name in guess.names]}
@@ -152,4 +172,12 @@ def _keys(options: dict[str, Any]) -> list[str]:
 
 def _value(value: Any) -> str:
     """Return a value as TOML writes it: as JSON, whose escapes TOML has too."""
+    if isinstance(value, dict):
+        items = [f"{_key(key)} = {_value(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(key: str) -> str:
+    """Return a key as TOML writes it: in quotes where it has other signs than a bare one may."""
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _value(key)

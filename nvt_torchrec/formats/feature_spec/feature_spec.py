@@ -25,6 +25,7 @@ from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
     column_reads,
+    join_read,
     label_reads,
     read_as_they_are,
     split_read,
@@ -233,11 +234,7 @@ class FeatureSpec:
     @functools.cached_property
     def join_time(self) -> Read | None:
         """How the time of a row is read, by which versions of tables are chosen; None without."""
-        if self.version_time:
-            return self.version_time
-        if not any(rule.valid_from for rule in self.joined_tables):
-            return None
-        return time_reads(self.events)[0] if self.events else split_read(self.split)
+        return self.version_time or join_read(self.joined_tables, self.events, self.split)
 
     def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""

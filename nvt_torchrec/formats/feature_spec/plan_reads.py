@@ -11,6 +11,7 @@ from nvt_torchrec.formats.feature_spec.events import Events
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from nvt_torchrec.formats.feature_spec.split import Split
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
 AnyColumn = TypeVar("AnyColumn", DenseColumn, CategoricalColumn)
 
@@ -53,6 +54,17 @@ def time_reads(events: Events | None) -> list[Read]:
         return []
     sources = filter(None, (events.time, events.source))
     return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
+
+
+def join_read(rules: Iterable[TableRule], events: Events | None, split: Split) -> Read | None:
+    """Return how the time of a row is read by which versions are chosen; None without versions."""
+    with_versions = [rule for rule in rules if rule.valid_from]
+    if not with_versions:
+        return None
+    rule = with_versions[0]  # all name the same time
+    if rule.log_time:
+        return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
+    return time_reads(events)[0] if events else split_read(split)
 
 
 def split_read(split: Split) -> Read:

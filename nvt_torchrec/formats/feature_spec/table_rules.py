@@ -27,6 +27,9 @@ class TableRule:
         valid_from: The column of the table with the time from which a row counts, so that a key has
             versions; "": each key has one row.
         time_format: Of ``valid_from``, see :func:`.raw_types.time.check_time_format`.
+        log_time: The column of the log with the time of a row, by which a version is chosen; "":
+            that of ``[events]`` or of a ``[split]`` by time.
+        log_time_format: Its format.
         known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
     """
 
@@ -38,6 +41,8 @@ class TableRule:
     valid_from: str = ""
     time_format: str = ""
     known: str = ""
+    log_time: str = ""
+    log_time_format: str = ""
 
     def __post_init__(self) -> None:
         inside = not self.path.startswith("/") and ".." not in self.path.split("/")
@@ -59,8 +64,11 @@ class TableRule:
             ("time_format", self.valid_from or not self.time_format, "it is that of valid_from"),
             ("known", not self.known or parse_duration(self.known), DURATION),
             ("known", self.valid_from or not self.known, "it is counted from valid_from"),
+            ("log_time", self.valid_from or not self.log_time, "it goes with valid_from"),
+            ("log_time_format", self.log_time or not self.log_time_format, "it is of log_time"),
         )
         check_time_format(self.time_format, f"table {self.name}: ")
+        check_time_format(self.log_time_format, f"table {self.name}: ")
 
     @property
     def delay(self) -> int:
@@ -84,7 +92,7 @@ def check_tables(
     Args:
         rules: The tables.
         columns: The columns of the spec.
-        has_times: Whether the rows of the log have a time.
+        has_times: Whether [events] or [split] names the time of a row.
 
     Raises:
         SettingsError: One is not; or a table has versions, and rows have no time.
@@ -97,9 +105,14 @@ def check_tables(
         if column.table and column.table not in names:
             remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
             raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
-    for rule in rules:
-        if rule.valid_from and not has_times:
+    with_versions = [rule for rule in rules if rule.valid_from]
+    for rule in with_versions:
+        if not (rule.log_time or has_times):
             raise SettingsError(
                 f"table {rule.name}: valid_from = {rule.valid_from!r}, but rows have no time",
-                'add [events] with their time, or a [split] with by = "time"',
+                'name it, such as log_time = "time"',
             )
+    if len({(rule.log_time, rule.log_time_format) for rule in with_versions}) > 1:
+        raise SettingsError(
+            "tables with different log_time, and a row has one time", "name the same one in each"
+        )

@@ -84,6 +84,11 @@ All keys of a spec; those that are optional say so, or show their default::
     name = "items"
     path = "items.csv"            # a file or a glob in the directory of the log
     key = "item"                  # columns of the log; {item = "item_id"} where names differ
+    valid_from = "changed"        # optional: a column of the table; a row counts for later rows
+    time_format = "epoch_s"       # of valid_from; default ISO
+    known = "1h"                  # a version counts from its time plus this; default: from its time
+    log_time = "time"             # the log's time; default: that of [events], or a [split] by time
+    # log_time_format = "epoch_s" # of log_time; default ISO
     # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
 
     # in [[dense]] and [[categorical]], all optional:

@@ -1,0 +1,191 @@
+"""Which column of a log is the key of a table, and what the table's columns are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.names import is_code, words_of
+from nvt_torchrec.etl.guess.roles import Feature, Guess, choose_features
+from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
+from nvt_torchrec.etl.guess.values import Profile
+
+#: The least share of the rows of the log whose key the table has; less of a part of a table.
+_MIN_FOUND, _MIN_FOUND_IN_PART = 0.5, 0.01
+#: The keys of ``[input]`` of tab-separated text with a header.
+_TSV = {"header": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class GuessedTable:
+    """A table of a spec.
+
+    Attributes:
+        keys: The keys of its block.
+        why: The comment.
+    """
+
+    keys: dict[str, Any]
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Key:
+    """How a table is joined to the log.
+
+    Attributes:
+        column: The column of the log.
+        own: The column of the table.
+        time: The time of a version; None if each key has one row.
+        found: The share of the log's rows whose key is there.
+    """
+
+    column: Profile
+    own: Profile
+    time: Profile | None
+    found: float
+
+
+def add_table(
+    found: Guess, log: SampledFile, table: SampledFile, path: str
+) -> tuple[Guess, GuessedTable]:
+    """Return a guess with the columns of a table.
+
+    Args:
+        found: The guess of the log.
+        log: Rows of the log.
+        table: Rows of the table.
+        path: The file of the table.
+
+    Raises:
+        BadInputError: The table has no names, or no key that the log has.
+    """
+    if table.positional:
+        raise BadInputError(
+            f"{path}: its columns have no names", "write them into the first line of the file"
+        )
+    read = {feature.source for feature in found.features}
+    key = _find_key(
+        [column for column in log.columns if column.source in read],
+        table.columns,
+        _MIN_FOUND if table.whole else _MIN_FOUND_IN_PART,
+    )
+    if key is None:
+        raise BadInputError(
+            f"{path}: no column of it has the values of one of the log, each in one row",
+            "pass a table with a key, or write the [[table]] by hand as docs/tables.md shows",
+        )
+    if key.time is not None and found.time is None:
+        raise BadInputError(
+            f"{path}: several rows of a key, by {key.time.name}, and rows of the log have no time",
+            "keep the newest row of each key",
+        )
+    name = _table_name(path)
+    used = {key.own.source} | ({key.time.source} if key.time else set())
+    features: list[Feature] = []
+    unread = dict(found.unread)
+    for column in table.columns:
+        if column.source in used:
+            continue
+        made = choose_features(column, table)
+        if isinstance(made, str):
+            unread[f"{name}: {column.name}"] = made
+            continue
+        for feature in made:
+            options = {**feature.options, "table": name}
+            features.append(dataclasses.replace(feature, options=options))
+    taken = [feature.name for feature in found.features]
+    names = unique_names([*taken, *(spec_name(feature.name) for feature in features)])
+    renamed = [
+        dataclasses.replace(feature, name=each)
+        for feature, each in zip(features, names[len(taken) :], strict=True)
+    ]
+    every = [*found.features, *renamed]
+    every.sort(key=lambda feature: feature.kind != "dense")
+    guess = dataclasses.replace(found, features=every, unread=unread)
+    keys = _block_keys(name, key, table, path)
+    if key.time is not None and found.time is not None:
+        keys["log_time"] = found.time.source
+        if found.time.time_format:
+            keys["log_time_format"] = found.time.time_format
+    return guess, GuessedTable(keys, _explain(key))
+
+
+def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Key | None:
+    """Return the key that most rows of the log have, one of the same name before others.
+
+    Args:
+        log: The columns of the log that may be keys.
+        table: The columns of the table.
+        min_found: The least share of the rows of the log that have it.
+    """
+    best: tuple[tuple[bool, float, int], _Key] | None = None
+    for own in table:
+        time = _find_version_time(own, table)
+        if own.multi_hot or own.missing or (own.distinct < own.rows and time is None):
+            continue
+        for column in log:
+            if column.multi_hot or (column.kind == "int") != (own.kind == "int"):
+                continue
+            share = _find_share(column.counts, own.counts)
+            if share < min_found or not _may_be_key(column, own):
+                continue
+            rank = (words_of(column.name)[:1] == words_of(own.name)[:1], share, column.distinct)
+            if best is None or rank > best[0]:
+                best = rank, _Key(column, own, time, share)
+    return best[1] if best else None
+
+
+def _may_be_key(column: Profile, own: Profile) -> bool:
+    """Return whether a column may be a key: small quantities have the values of any row number."""
+    same_name = column.name.lower() == own.name.lower()
+    return column.kind != "float" and (same_name or column.kind != "int" or is_code(column.name))
+
+
+def _find_version_time(own: Profile, table: list[Profile]) -> Profile | None:
+    """Return the time by which rows of the same key differ; None if there is none."""
+    for column in table:
+        if column is own or column.kind != "time":
+            continue
+        pairs = np.stack([own.codes, column.codes])
+        if np.unique(pairs, axis=1).shape[1] == own.rows:
+            return None if own.distinct == own.rows else column
+    return None
+
+
+def _find_share(log: Counter[str], table: Counter[str]) -> float:
+    """Return the share of the log's values, as often as they occur, that a table has."""
+    there = sum(count for value, count in log.items() if value in table)
+    return there / max(log.total(), 1)
+
+
+def _table_name(path: str) -> str:
+    """Return the name of a table by that of its file."""
+    stem = path.rstrip("/").rsplit("/", 1)[-1].split(".", 1)[0]
+    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in stem)
+    return name if name.isidentifier() else f"table_{name}"
+
+
+def _block_keys(name: str, key: _Key, table: SampledFile, path: str) -> dict[str, Any]:
+    keys: dict[str, Any] = {"name": name, "path": path.rstrip("/").rsplit("/", 1)[-1]}
+    keys["key"] = key.column.source
+    if key.own.source != key.column.source:
+        keys["key"] = {key.column.source: key.own.source}
+    if key.time is not None:
+        keys["valid_from"] = key.time.source
+        if key.time.time_format:
+            keys["time_format"] = key.time.time_format
+    if table.input != {"format": path.rsplit(".", 1)[-1]} and table.input != _TSV:
+        keys["input"] = table.input
+    return keys
+
+
+def _explain(key: _Key) -> str:
+    why = f"it has the {key.column.name} of {key.found:.1%} of the log's rows"
+    if key.time is not None:
+        return f"{why}; a version counts for rows later than its {key.time.name}"
+    return f"{why}; it should say nothing of the time after a row, see docs/tables.md"
