@@ -99,6 +99,8 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame = clicks()
     frame.to_csv(tmp_path / "clicks.csv", index=False)
     frame.to_parquet(tmp_path / "clicks.parquet")
+    items = frame[["item"]].drop_duplicates()
+    items.assign(shelf=np.arange(len(items)) % 7).to_csv(tmp_path / "items.csv", index=False)
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))

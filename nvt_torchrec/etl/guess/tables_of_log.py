@@ -16,6 +16,8 @@ from nvt_torchrec.etl.guess.values import Profile
 
 #: The least share of the rows of the log whose key the table has; less of a part of a table.
 _MIN_FOUND, _MIN_FOUND_IN_PART = 0.5, 0.01
+#: Of so many rows, how often a text occurs at least on average to say more than the key.
+_MIN_ROWS, _MIN_OFTEN = 100, 1.1
 #: The keys of ``[input]`` of tab-separated text with a header.
 _TSV = {"header": True}
 
@@ -92,6 +94,8 @@ def add_table(
         if column.source in used:
             continue
         made = choose_features(column, table)
+        if _names_each_row(column):
+            made = "nearly each row has a value of its own, as it has a key"
         if isinstance(made, str):
             unread[f"{name}: {column.name}"] = made
             continue
@@ -138,6 +142,12 @@ def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Ke
             if best is None or rank > best[0]:
                 best = rank, _Key(column, own, time, share)
     return best[1] if best else None
+
+
+def _names_each_row(column: Profile) -> bool:
+    """Return whether a column of texts, such as titles, says no more than the key."""
+    is_text = column.kind in ("string", "hex32") and not column.multi_hot
+    return is_text and column.present >= _MIN_ROWS and column.often < _MIN_OFTEN
 
 
 def _may_be_key(column: Profile, own: Profile) -> bool:
