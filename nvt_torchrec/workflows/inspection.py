@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.table_files import DIRECTORY, KEYS
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -26,6 +28,8 @@ def report(path: Path | str) -> str:
     ]
     if description.spec.dense:
         sections.append("dense columns\n" + table(_dense(description)))
+    if description.spec.joined_tables:
+        sections.append("tables of the log's keys\n" + table(_joined(description)))
     sections.append("line of descent\n" + generations_table(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
@@ -75,6 +79,17 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
                 *(["-", "-"] if column.hash_buckets else seen),
             ]
         )
+    return rows
+
+
+def _joined(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each table that columns are joined from."""
+    rows = [["table", "key", "rows", "a key has", "columns"]]
+    for rule in description.spec.joined_tables:
+        keys = map_array(description.path / DIRECTORY / rule.name / KEYS)
+        names = [column.name for column in description.spec.columns_of(rule.name)]
+        versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
+        rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
     return rows
 
 

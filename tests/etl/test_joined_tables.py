@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.inspection import report
 from tests.etl.runs import QUARANTINE, failing, read_split, settings, tree
 from tests.etl.table_logs import (
     BY_DAYS,
@@ -86,6 +88,10 @@ def test_columns_are_those_of_a_log_that_was_joined_before(
     run(settings(raw, tmp_path / "out", spec, block_mb=1))
     run(settings(joined, tmp_path / "expected", joined_spec(spec)))
     assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+    shown = report(tmp_path / "out/workflow")
+    assert re.search(
+        rf"items +item +{len(items)} +{'versions by changed' if versions else 'one row'}", shown
+    )
     train = read_split(tmp_path / "out", "train")
     assert train["brand"].nunique() > 3
     assert train["price"].nunique() > (15 if versions else 5)
