@@ -242,6 +242,8 @@ class RawRows:
             missing; None if the spec has no events, or the rows are to be scored.
         table_keys: int64 [tables, n], the hash of the key of each table that has columns; 0 where a
             column of it is missing. None if the spec has no tables, or their columns were joined.
+        table_rows: int64 [tables, n], the row of each table that has the key; -1 for none. None
+            until it was looked for, and where the columns of tables were joined.
         join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
             have versions; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
@@ -264,6 +266,7 @@ class RawRows:
     groups: np.ndarray | None = None
     amounts: np.ndarray | None = None
     table_keys: np.ndarray | None = None
+    table_rows: np.ndarray | None = None
     join_times: np.ndarray | None = None
     pointers: np.ndarray | None = None
     has_aggregates: bool = False

@@ -6,14 +6,17 @@ digests, and they are mapped, not read::
     keys.npy              int64 [rows], the hashes of the keys, rising
     starts.npy            of a table with versions int64 [rows], from when each is known, in
                           microseconds since 1970; of one key rising
-    COLUMN.values.npy     [rows] of a column: float64 of a dense one; of categories int64 or uint32
-                          (raw type hex32), of texts uint8, the UTF-8 bytes of all of them
     COLUMN.missing.npy    uint8 [rows], 1 where the column is missing
-    COLUMN.texts.npy      of texts int64 [texts + 1], where each begins
-    COLUMN.lists.npy      of lists int64 [rows + 1], where the values of each row begin
+    COLUMN.values.npy     of a dense column float64 [rows]; of a categorical one its distinct
+                          values, int64 or uint32 (raw type hex32), of texts their UTF-8 bytes
+    COLUMN.texts.npy      of texts int64 [distinct + 1], where each begins
+    COLUMN.codes.npy      of a categorical column int32, the index of the value of each row or, of
+                          lists, of each item; 0 where the column is missing
+    COLUMN.lists.npy      of lists int64 [rows + 1], where the items of each row begin
 
 A dense value is that before the transform, a category the raw one: rows that take them are encoded
-as rows that hold them in their own columns.
+as rows that hold them in their own columns. Distinct values are stored once, so that the ETL counts
+and encodes each once, however many rows of the log have it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype
     kinds: dict[str, type] = {"values": np.float64, "missing": np.uint8}
     if isinstance(column, CategoricalColumn):
         kind = RAW_TYPES[column.raw]
+        kinds["codes"] = np.int32
         kinds["values"] = np.uint8 if kind.is_text else np.dtype(kind.dtype).type
         if kind.is_text:
             kinds["texts"] = np.int64

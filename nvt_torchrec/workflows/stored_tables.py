@@ -8,7 +8,7 @@ last day of the ETL knew.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,11 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import NO_TIME, CategoryValues, Jagged, RawRows, add_missing
 from nvt_torchrec.formats.table_files import (
     DIRECTORY,
     KEYS,
     STARTS,
-    column_arrays,
     table_arrays,
     table_files,
 )
@@ -41,6 +39,23 @@ from nvt_torchrec.workflows.table_kernels import (
 )
 
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCodes:
+    """Which distinct values a categorical column of a table has at ``n`` rows.
+
+    Attributes:
+        values: int32 [n] or, of lists, the codes of all items.
+        offsets: Of lists int64 [n + 1], where the items of each row begin; else None.
+        missing: bool [n], where the column is missing.
+        no_value: bool, which of ``values`` stand for no value.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray | None
+    missing: np.ndarray
+    no_value: np.ndarray
 
 
 class StoredTable:
@@ -80,18 +95,17 @@ class StoredTable:
     def _check_lengths(self, column: DenseColumn | CategoricalColumn) -> None:
         """Check that the arrays of a column have as many rows as the table. Raises ValueError."""
         rows = len(self.keys)
-        lengths = {file: len(self._arrays[file].values) for file in column_arrays(column)}
-        expected = {f"{column.name}.missing.npy": rows}
-        is_text = f"{column.name}.texts.npy" in lengths
-        if f"{column.name}.lists.npy" in lengths:
-            expected[f"{column.name}.lists.npy"] = rows + 1
-        elif is_text:
-            expected[f"{column.name}.texts.npy"] = rows + 1
+        expected = {"missing": rows}
+        if isinstance(column, DenseColumn):
+            expected["values"] = rows
+        elif column.multi_hot:
+            expected["lists"] = rows + 1
         else:
-            expected[f"{column.name}.values.npy"] = rows
-        for file, length in expected.items():
-            if lengths[file] != length:
-                raise ValueError(f"{file} has {lengths[file]} values instead of {length}")
+            expected["codes"] = rows
+        for kind, length in expected.items():
+            found = len(self._array(column.name, kind))
+            if found != length:
+                raise ValueError(f"{column.name}.{kind}.npy has {found} values, not {length}")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -127,37 +141,65 @@ class StoredTable:
             BadInputError: The file is damaged: values that are not there.
         """
         column = self._columns[name]
-        missing = take_missing(self._array(name, "missing"), rows)
         if isinstance(column, DenseColumn):
-            return take_numbers(self._array(name, "values"), rows, missing), missing
-        is_text = RAW_TYPES[column.raw].is_text
-        offsets = None
-        if column.multi_hot:
-            num_items = len(self._array(name, "values"))
-            if is_text:
-                num_items = len(self._array(name, "texts")) - 1
-            offsets, rows = self._expand_lists(name, rows, missing, num_items)
-            missing_items = np.zeros(len(rows), np.bool_)
-        else:
-            missing_items = missing
-        values: np.ndarray | pa.StringArray
-        if is_text:
-            values = self._take_texts(name, rows, missing_items)
-        else:
-            values = take_numbers(self._array(name, "values"), rows, missing_items)
-        return (values if offsets is None else Jagged(offsets, values)), missing
+            missing = take_missing(self._array(name, "missing"), rows)
+            return self._take_numbers(name, "values", rows, missing), missing
+        codes = self.take_codes(name, rows)
+        values = self._take_distinct(name, codes.values, codes.no_value)
+        return (values if codes.offsets is None else Jagged(codes.offsets, values)), codes.missing
+
+    def take_codes(self, name: str, rows: np.ndarray) -> TableCodes:
+        """Return which distinct values a categorical column has at some rows.
+
+        Args:
+            name: The name of the column.
+            rows: See :meth:`take`.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        column = self._columns[name]
+        missing = take_missing(self._array(name, "missing"), rows)
+        if not isinstance(column, CategoricalColumn) or not column.multi_hot:
+            codes = self._take_numbers(name, "codes", rows, missing)
+            return TableCodes(codes, None, missing, missing)
+        offsets, items = self._expand_lists(name, rows, missing)
+        each = np.zeros(len(items), np.bool_)
+        codes = self._take_numbers(name, "codes", items, each)
+        return TableCodes(codes, offsets, missing, each)
+
+    def distinct(self, name: str) -> np.ndarray | pa.StringArray:
+        """Return the distinct values of a categorical column, by their codes."""
+        kind = "texts" if f"{name}.texts.npy" in self._arrays else "values"
+        count = len(self._array(name, kind)) - (kind == "texts")
+        return self._take_distinct(name, np.arange(count), np.zeros(count, np.bool_))
+
+    def find_missing(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return where a column is missing at some rows, bool [n]."""
+        return take_missing(self._array(name, "missing"), rows)
 
     def _array(self, name: str, kind: str) -> np.ndarray:
         return self._arrays[f"{name}.{kind}.npy"].values
 
+    def _take_numbers(
+        self, name: str, kind: str, rows: np.ndarray, missing: np.ndarray
+    ) -> np.ndarray:
+        """Return the numbers of an array at some places, 0 where they are missing."""
+        values = self._array(name, kind)
+        taken = np.zeros(len(rows), values.dtype)
+        if not take_numbers(values, rows, missing, taken):
+            raise self._damaged(name)
+        return taken
+
     def _expand_lists(
-        self, name: str, rows: np.ndarray, missing: np.ndarray, num_items: int
+        self, name: str, rows: np.ndarray, missing: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets, int64 [n + 1], of lists at some rows, and the indices of their items.
 
         Raises:
             BadInputError: The file is damaged.
         """
+        num_items = len(self._array(name, "codes"))
         ends = np.empty(len(rows), np.int64)
         lengths = np.empty(len(rows), np.int64)
         if not measure_values(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
@@ -166,18 +208,24 @@ class StoredTable:
         np.cumsum(lengths, out=offsets[1:])
         return offsets, np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
 
-    def _take_texts(self, name: str, rows: np.ndarray, missing: np.ndarray) -> pa.StringArray:
+    def _take_distinct(
+        self, name: str, codes: np.ndarray, missing: np.ndarray
+    ) -> np.ndarray | pa.StringArray:
+        """Return the values of some codes, 0 or "" where they are missing."""
+        if f"{name}.texts.npy" not in self._arrays:
+            return self._take_numbers(name, "values", codes, missing)
         data = self._array(name, "values")
-        ends, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        if not measure_values(self._array(name, "texts"), len(data), rows, missing, ends, lengths):
+        ends, lengths = np.empty(len(codes), np.int64), np.empty(len(codes), np.int64)
+        texts = self._array(name, "texts")
+        if not measure_values(texts, len(data), codes, missing, ends, lengths):
             raise self._damaged(name)
         total = int(lengths.sum())
         if total > np.iinfo(np.int32).max:
             raise BadInputError(
-                f"{self._directory}: column {name}: texts of {total} bytes for {len(rows)} rows",
+                f"{self._directory}: column {name}: texts of {total} bytes for {len(codes)} rows",
                 "score fewer rows at once, or shorten the texts of the table",
             )
-        offsets = np.zeros(len(rows) + 1, np.int32)
+        offsets = np.zeros(len(codes) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
         taken = np.empty(total, np.uint8)
         copy_texts(data, ends - lengths, offsets, taken)
@@ -230,44 +278,47 @@ class StoredTables:
             check_digests(description.path, files, _COPY_AGAIN)
         return cls(description.path / DIRECTORY, spec)
 
-    def join(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
-        """Return rows with the columns of tables, missing where a table does not have the key.
+    def look_up(
+        self, rows: RawRows, spec: FeatureSpec, categories: Collection[str] = ()
+    ) -> RawRows:
+        """Return rows with the rows of the tables that have their keys, and what is taken of them.
+
+        These are the dense columns, and where columns are missing. Categories stay empty, as
+        :meth:`StoredTable.take_codes` finds them faster.
 
         Args:
             rows: The rows, with the hashes of their keys.
             spec: By which they were read: all tables are among those that were opened.
+            categories: Categorical columns that are taken nevertheless.
 
         Raises:
             BadInputError: A file is damaged, or was written to since it was opened.
         """
         if rows.table_keys is None:
             return rows
-        cuts = None
-        if rows.join_times is not None:
-            cuts = rows.join_times
-            if spec.events:
-                cuts = cut_times(spec, cuts)
-            # a row without a time takes what is known last
-            cuts = np.where(rows.join_times == NO_TIME, np.iinfo(np.int64).max, cuts)
-        found = {}
-        for rule, keys in zip(spec.joined_tables, rows.table_keys, strict=True):
+        cuts = self._find_cuts(rows, spec)
+        found = np.empty(rows.table_keys.shape, np.int64)
+        by_table = {}
+        for number, rule in enumerate(spec.joined_tables):
             table = self.by_name[rule.name]
             table.check()
-            found[rule.name] = table.find(keys, cuts)
+            found[number] = by_table[rule.name] = table.find(rows.table_keys[number], cuts)
         dense, dense_missing = rows.dense.copy(), rows.dense_missing.copy()
         for j, column in enumerate(spec.dense):
             if column.table:
-                values, missing = self.by_name[column.table].take(column.name, found[column.table])
-                dense[j] = values
+                table = self.by_name[column.table]
+                dense[j], missing = table.take(column.name, by_table[column.table])
                 add_missing(dense_missing, j, missing)
         categorical, categorical_missing = [*rows.categorical], rows.categorical_missing.copy()
         for k, category in enumerate(spec.categorical):
-            if category.table:
-                values, missing = self.by_name[category.table].take(
-                    category.name, found[category.table]
-                )
-                categorical[k] = values
-                add_missing(categorical_missing, k, missing)
+            if not category.table:
+                continue
+            table, places = self.by_name[category.table], by_table[category.table]
+            if category.name in categories:
+                categorical[k], missing = table.take(category.name, places)
+            else:
+                missing = table.find_missing(category.name, places)
+            add_missing(categorical_missing, k, missing)
         return dataclasses.replace(
             rows,
             dense=dense,
@@ -275,10 +326,28 @@ class StoredTables:
             categorical=categorical,
             categorical_missing=categorical_missing,
             table_keys=None,
+            table_rows=found,
             join_times=None,
         )
 
-    def join_all(self, pieces: Iterable[RawRows], spec: FeatureSpec) -> Iterator[RawRows]:
-        """Yield pieces of rows with the columns of tables; see :meth:`join`."""
+    def join(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
+        """Return rows with all columns of tables; see :meth:`look_up`."""
+        if rows.table_keys is None:
+            return rows
+        joined = self.look_up(rows, spec, spec.categorical_names)
+        return dataclasses.replace(joined, table_rows=None)
+
+    def look_up_all(
+        self, pieces: Iterable[RawRows], spec: FeatureSpec, categories: Collection[str] = ()
+    ) -> Iterator[RawRows]:
+        """Yield pieces of rows with the rows of the tables; see :meth:`look_up`."""
         for rows in pieces:
-            yield self.join(rows, spec)
+            yield self.look_up(rows, spec, categories)
+
+    def _find_cuts(self, rows: RawRows, spec: FeatureSpec) -> np.ndarray | None:
+        """Return the time before which versions count for each row, int64 [n]; None without."""
+        if rows.join_times is None:
+            return None
+        cuts = cut_times(spec, rows.join_times) if spec.events else rows.join_times
+        # a row without a time takes what is known last
+        return np.where(rows.join_times == NO_TIME, np.iinfo(np.int64).max, cuts)

@@ -54,25 +54,33 @@ def take_missing(missing, rows):
 
 
 @compiled()
-def take_numbers(values, rows, missing):
-    """Return the number at each row, 0 where it is missing."""
-    taken = np.zeros(len(rows), values.dtype)
+def take_numbers(values, rows, missing, taken):
+    """Write the number at each row, unless it is missing; return whether all are there.
+
+    The rows may be codes of a file, and thus anything.
+    """
     for i in range(len(rows)):
-        if not missing[i]:
-            taken[i] = values[rows[i]]
-    return taken
+        if missing[i]:
+            continue
+        if rows[i] < 0 or rows[i] >= len(values):
+            return False
+        taken[i] = values[rows[i]]
+    return True
 
 
 @compiled()
 def measure_values(offsets, size, rows, missing, ends, lengths):
     """Write the end and the length of the values of each row; return whether all are there.
 
-    The offsets are those of a file, and may be anything: no value may lie outside of ``size``.
+    Offsets and rows may be those of a file, and thus anything: no value may lie outside of
+    ``size``.
     """
     for i in range(len(rows)):
         if missing[i]:
             ends[i] = lengths[i] = 0
             continue
+        if rows[i] < 0 or rows[i] + 1 >= len(offsets):
+            return False
         begin, end = offsets[rows[i]], offsets[rows[i] + 1]
         if begin < 0 or end < begin or end > size:
             return False

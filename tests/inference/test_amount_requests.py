@@ -22,7 +22,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
-from nvt_torchrec.training.sharding.train_model import fill_table
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.workflows import compiled
 from tests.etl.amount_logs import make_purchases, spec_of, write
 from tests.etl.event_logs import BY_TIME, DAY

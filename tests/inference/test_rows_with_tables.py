@@ -24,7 +24,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
-from nvt_torchrec.training.sharding.train_model import fill_table
+from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.workflows import compiled
 from tests.etl.runs import read_split
 from tests.etl.table_logs import (

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.files.atomic import Written, will_read
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
 from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import BlockExtractor, EventFiles, drop_keys
+from nvt_torchrec.etl.events.extract import (
+    BlockExtractor,
+    EventFiles,
+    drop_keys,
+    history_columns,
+)
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
@@ -38,7 +45,7 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTables
+from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -71,16 +78,19 @@ def count_block(
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
+    found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
-    if tables:
-        pieces = tables.join_all(pieces, spec)
+    if tables:  # histories need the values themselves
+        pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
     if extractor:
         pieces = extractor.take(pieces)
     for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(columns))
+        if rows.table_rows is not None:
+            found.append(rows.table_rows)
         for of_column, piece in zip(columns, rows.categorical, strict=True):
             of_column.append(piece)
         if normalized(spec):
@@ -91,7 +101,12 @@ def count_block(
     nulls: dict[str, int] = {}
     for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
         name = column.vocabulary_name
-        counted = _count_column(of_column, column, int(absent))
+        if tables and column.table:
+            number = [rule.name for rule in spec.joined_tables].index(column.table)
+            places = np.concatenate([piece[number] for piece in found])
+            counted = count_table_values(tables.by_name[column.table], column, places)
+        else:
+            counted = _count_column(of_column, column, int(absent))
         counts[name] = merge([counts[name], counted]) if name in counts else counted
         nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else int(absent))
     return SortedRun(
@@ -107,6 +122,26 @@ def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missi
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)
+
+
+def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.ndarray) -> Counts:
+    """Count the values of a column of a table, by their codes.
+
+    Args:
+        table: The table.
+        column: The column.
+        rows: int64 [n], the row of the table that each row of the log has; -1 for none.
+    """
+    distinct = table.distinct(column.name)
+    if column.hash_buckets:  # the id is a hash, there is nothing to count
+        return count([distinct[:0]])
+    codes = table.take_codes(column.name, rows)
+    numbers = np.bincount(codes.values[~codes.no_value], minlength=len(distinct))
+    seen = np.flatnonzero(numbers)
+    if isinstance(distinct, np.ndarray):
+        return Counts(distinct[seen], numbers[seen])
+    values = distinct.take(to_arrow(seen)).cast(pa.large_string())
+    return Counts(values, numbers[seen])
 
 
 def encode_block(
@@ -126,7 +161,7 @@ def encode_block(
         spec = drop_keys(spec)
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
     if workflow.tables:
-        pieces = workflow.tables.join_all(pieces, spec)
+        pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
         pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)

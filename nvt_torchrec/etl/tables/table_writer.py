@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_parts, to_arrow
+from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
@@ -240,18 +240,22 @@ def _to_arrays(
     column: DenseColumn | CategoricalColumn, values: CategoryValues, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a column, by their kinds in :mod:`formats.table_files`."""
-    arrays = {"missing": missing.astype(np.uint8)}
+    arrays: dict[str, np.ndarray] = {"missing": missing.astype(np.uint8)}
+    if isinstance(column, DenseColumn):
+        return arrays | {"values": np.asarray(values, np.float64)}
     if isinstance(values, Jagged):
         arrays["lists"] = values.offsets.astype(np.int64)
         values = values.values
     if isinstance(values, np.ndarray):
-        dtype = np.float64
-        if isinstance(column, CategoricalColumn):
-            dtype = np.dtype(RAW_TYPES[column.raw].dtype).type
-        return arrays | {"values": values.astype(dtype)}
-    offsets, data = string_parts(values)
+        distinct, codes = np.unique(values, return_inverse=True)
+        arrays["values"] = distinct.astype(RAW_TYPES[column.raw].dtype)
+        return arrays | {"codes": codes.reshape(-1).astype(np.int32)}
+    encoded = values.dictionary_encode()
+    offsets, data = string_parts(encoded.dictionary)
     begin, end = int(offsets[0]), int(offsets[-1])
-    return arrays | {"texts": offsets.astype(np.int64) - begin, "values": data[begin:end]}
+    arrays["texts"] = offsets.astype(np.int64) - begin
+    arrays["values"] = data[begin:end]
+    return arrays | {"codes": to_numpy(encoded.indices).astype(np.int32)}
 
 
 def _save(file: Path, array: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,8 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.mapping import MappedArray
-from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
@@ -34,7 +36,7 @@ from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
-from nvt_torchrec.workflows.stored_tables import StoredTables
+from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
 #: Events of a history that are looked up, where no model says how many it takes.
 MAX_EVENTS = 50
@@ -74,6 +76,7 @@ class CompiledWorkflow:
     tables: StoredTables | None = None
     histories: tuple[StoredHistory, ...] = ()
     max_events: int = MAX_EVENTS
+    _table_ids: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -120,7 +123,7 @@ class CompiledWorkflow:
         """
         self._check()
         if self.tables is not None:
-            rows = self.tables.join(rows, self.spec)
+            rows = self.tables.join(rows, self.spec)  # unless the ETL has looked them up
         if self.events is not None and rows.groups is not None and not rows.has_aggregates:
             rows = self.events.add(rows)
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
@@ -140,7 +143,7 @@ class CompiledWorkflow:
             ids = flat_tables.encode_columns(rows.categorical, missing, *lookup, tallies)
         else:
             known = rows.categorical[: len(tallies)]  # others were read for another workflow
-            ids = self._encode_columns(known, missing, tallies)
+            ids = self._encode_columns(known, missing, tallies, rows.table_rows)
         if self.events is not None and rows.groups is not None and self.histories:
             sizes = dict(zip(self.schema.categorical, self.schema.table_sizes, strict=True))
             ids = self.events.add_histories(
@@ -202,9 +205,19 @@ class CompiledWorkflow:
         return ids
 
     def _encode_columns(
-        self, columns: Sequence[CategoryValues], missing: np.ndarray, tallies: np.ndarray
+        self,
+        columns: Sequence[CategoryValues],
+        missing: np.ndarray,
+        tallies: np.ndarray,
+        table_rows: np.ndarray | None = None,
     ) -> Ids:
         rows, end = missing.shape[1], 0
+        columns = [*columns]
+        of_tables = {}
+        if table_rows is not None:
+            of_tables = self._look_up_ids(table_rows, tallies)
+            for j, looked_up in of_tables.items():
+                columns[j] = looked_up
         ids = np.empty(sum(len(flat_values(values)) for values in columns), np.int32)
         each, offsets = np.arange(rows + 1), None
         if any(isinstance(values, Jagged) for values in columns):
@@ -215,11 +228,42 @@ class CompiledWorkflow:
             if offsets is not None:
                 offsets[j] = values.offsets if isinstance(values, Jagged) else each
                 offsets[j] += begin
+            if j in of_tables:
+                ids[begin:end] = flat
+                continue
             if isinstance(values, Jagged):  # a missing list is empty, and not the id 1
                 tally[0] = np.count_nonzero(absent >> bit_of(j) & np.uint64(1))
                 absent = _NO_BITS
             self._encode(j, flat, absent, ids[begin:end], tally)
         return Ids(ids if offsets is not None else ids.reshape(len(columns), rows), offsets)
+
+    def _look_up_ids(self, table_rows: np.ndarray, tallies: np.ndarray) -> dict[int, Any]:
+        """Return the ids of the columns of tables, by their index: int32 [n], or lists of them.
+
+        Args:
+            table_rows: See :class:`RawRows`.
+            tallies: Gets the numbers of null ids and of those out of vocabulary.
+        """
+        assert self.tables is not None
+        numbers = {rule.name: i for i, rule in enumerate(self.spec.joined_tables)}
+        found: dict[int, Any] = {}
+        for j, column in enumerate(self.spec.categorical):
+            if not column.table:
+                continue
+            table = self.tables.by_name[column.table]
+            codes = table.take_codes(column.name, table_rows[numbers[column.table]])
+            ids = self._encode_distinct(j, column, table)[codes.values]
+            ids[codes.no_value] = NULL_ID
+            found[j] = ids if codes.offsets is None else Jagged(codes.offsets, ids)
+            is_oov = (ids >= FIRST_OOV_ID) & (ids < column.reserved_ids)
+            tallies[j] = np.count_nonzero(codes.missing), np.count_nonzero(is_oov)
+        return found
+
+    def _encode_distinct(self, j: int, column: CategoricalColumn, table: StoredTable) -> np.ndarray:
+        """Return the ids of the distinct values of a column of a table, int32; they are kept."""
+        if j not in self._table_ids:  # threads may compute it twice
+            self._table_ids[j] = self.encode_values(column.name, table.distinct(column.name))
+        return self._table_ids[j]
 
     def _encode(
         self,
