@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
 #: From this number of rows on, reading column by column is faster than row by row: 64 rows of
 #: Criteo's columns take 0.6 ms row by row and 1.0 ms by column, 256 rows 2.3 and 1.8.
 MANY_ROWS = 128
-#: Readers of rows that hold some columns of tables themselves; names are those of clients.
+#: Readers that are kept, of rows that hold some columns of tables themselves.
 _MAX_READERS = 16
+_NO_COLUMNS: frozenset[str] = frozenset()
 
 
 class Encoder:
@@ -53,11 +53,18 @@ class Encoder:
             for column in spec.features
             if column.table
         }
-        # by the columns of tables that rows hold themselves, what reads such rows
-        self._read_with = functools.lru_cache(_MAX_READERS)(self._make_reader)
+        # By the columns of tables that rows hold themselves, what reads such rows. No cache of a
+        # method: it would refer to this object, whose files would stay open until a collection.
+        self._readers = {_NO_COLUMNS: RowReader(spec, workflow.histories)}
 
-    def _make_reader(self, own: frozenset[str]) -> RowReader:
-        return RowReader(self.workflow.row_spec.drop_tables(own), self.workflow.histories)
+    def _find_reader(self, own: frozenset[str]) -> RowReader:
+        """Return what reads rows that hold some columns of tables themselves."""
+        reader = self._readers.get(own)
+        if reader is None:
+            reader = RowReader(self.workflow.row_spec.drop_tables(own), self.workflow.histories)
+            if len(self._readers) < _MAX_READERS:  # requests may have many combinations
+                self._readers[own] = reader
+        return reader
 
     @classmethod
     def load(cls, path: Path | str, *, check: bool = False) -> Encoder:
@@ -125,7 +132,7 @@ class Encoder:
             workflow = self.workflow
             fields = open_rows(rows, self._reads, shared)
             self._event_fields.check(fields)
-            reader = self._read_with(self._find_own_columns(fields))
+            reader = self._find_reader(self._find_own_columns(fields))
             if isinstance(fields, DictRows) and len(rows) < MANY_ROWS and not shared:
                 read = reader.read(rows)
             else:
@@ -139,7 +146,7 @@ class Encoder:
     def _find_own_columns(self, fields: RowFields) -> frozenset[str]:
         """Return the columns of tables whose values the rows hold themselves."""
         if not self._joined:
-            return frozenset()
+            return _NO_COLUMNS
         names = fields.names
         return frozenset(name for name, sources in self._joined.items() if sources <= names)
 
