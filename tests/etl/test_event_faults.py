@@ -97,7 +97,7 @@ def test_events_of_earlier_days_of_another_shape_are_refused(
     ("function", "after"),
     [
         ("nvt_torchrec.etl.events.extract.write_array", 3),
-        ("nvt_torchrec.etl.events.sums._sum_rows", 1),
+        ("nvt_torchrec.etl.events.running_sums._sum_rows", 1),
         ("nvt_torchrec.etl.events.prepare.add_hours", 0),
         ("nvt_torchrec.etl.events.history_store.write_array", 1),
         ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
