@@ -12,7 +12,7 @@ from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.etl import stages
+from nvt_torchrec.etl import engine_choice
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.engines import cluster, device
 from nvt_torchrec.etl.settings import EtlSettings
@@ -160,7 +160,7 @@ def test_auto_is_what_takes_less_time(
 ) -> None:
     machine(gpus)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(stages, "count_cores", lambda: 16)
+    monkeypatch.setattr(engine_choice, "count_cores", lambda: 16)
     days = [DayFile(day, "", gigabytes * 10**9 // 4, "") for day in range(4)]
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
     chosen = choose_engine(asked, days)
