@@ -243,8 +243,9 @@ def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
         memory: The bytes that they lie in.
     """
     content = memoryview(memory)  # type: ignore[arg-type]
+    start = memory.ctypes.data  # once: NumPy makes an object for it each time
     for address, size, checksum in table[["body", "bytes", "checksum"]].tolist():
-        begin = address - memory.ctypes.data
+        begin = address - start
         if checksum >= 0 and isal_zlib.crc32(content[begin : begin + size]) != checksum:
             return False
     return True
