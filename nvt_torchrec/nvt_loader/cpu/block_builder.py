@@ -85,11 +85,12 @@ class CpuBuilder:
             (torch.int32, (steps, len(schema.integers), batch)),
         )
         labels, weights, dense = [part.numpy().view(np.int32) for part in floats]
+        flat_ids = flat(ids)  # once a block: a view takes longer than a source's other Python
 
         def fill(source: ShardRows) -> None:
             drawn = source.drawn
             copies = source_copies(drawn, steps, [steps * drawn.width], 0)
-            target = Target(labels, weights, dense, flat(ids), copies, batch)
+            target = Target(labels, weights, dense, flat_ids, copies, batch)
             first = 0
             for rows in self._take_rows(source, steps):
                 rows.copy_to(target, first)
