@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -10,7 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, SettingsError
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    BadRowError,
+    ClickLogError,
+    OutputError,
+    SettingsError,
+)
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -34,6 +41,7 @@ from tests.etl.table_logs import (
     write_joined,
     write_rows,
 )
+from tests.logs import pack
 
 HOUR = 3600
 
@@ -66,7 +74,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return raw, joined
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "jsonl", "parquet"])
 @pytest.mark.parametrize("split", [BY_DAYS, BY_TIME])
 @pytest.mark.parametrize("versions", ["", VERSIONS])
 def test_columns_are_those_of_a_log_that_was_joined_before(
@@ -81,9 +89,13 @@ def test_columns_are_those_of_a_log_that_was_joined_before(
     items = make_items(versions=5 if versions else 1)
     delay = HOUR if versions else None
     half = len(items) // 2  # a table may have several files
-    write_rows(raw / f"items_1.{ending}", items[:half])
-    write_rows(raw / f"items_2.{ending}", items[half:])
+    plain = ending.removesuffix(".gz")
+    write_rows(raw / f"items_1.{plain}", items[:half])
+    write_rows(raw / f"items_2.{plain}", items[half:])
     write_rows(raw / "users.csv", users)
+    if ending.endswith(".gz"):
+        pack(raw / "items_1.csv")
+        pack(raw / "items_2.csv")
     for day in range(3):
         write_day(raw, joined, day, rows, items, users, delay)
     run(settings(raw, tmp_path / "out", spec, block_mb=1))
@@ -170,13 +182,67 @@ def test_an_interrupted_run_goes_on_with_the_tables_that_it_has(
         run(settings(raw, tmp_path / "out", spec))
     with failing("nvt_torchrec.etl.engines.host.write_units", stop):
         run(settings(raw, tmp_path / "out", spec))
-    write_rows(raw / "users.csv", users[1:])  # a resumed run must have the same tables
+    run(settings(raw, tmp_path / "out", spec))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_resumed_run_must_have_the_same_tables(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    raw = folders[0]
+    spec = small_log(raw, tmp_path)
+    with failing("nvt_torchrec.etl.engines.host.write_units", KeyboardInterrupt("ctrl-c")):
+        run(settings(raw, tmp_path / "out", spec))
+    write_rows(raw / "users.csv", make_users()[1:])
     with pytest.raises(ClickLogError, match="tables"):
         run(settings(raw, tmp_path / "out", spec))
     run(settings(raw, tmp_path / "out", spec, restart=True))
-    write_rows(raw / "users.csv", users)
-    whole, found = tree(tmp_path / "whole"), tree(tmp_path / "out")
-    assert whole.keys() == found.keys()
+    run(settings(raw, tmp_path / "whole", spec))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_resumed_extension_takes_the_tables_that_it_began_with(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    """``--resume`` alone names neither the day nor its tables."""
+    raw = folders[0]
+    rows, changes = make_impressions(200, 2), make_items(2)[:6]
+    write_rows(raw / "items.csv", make_items())
+    write_rows(raw / "users.csv", make_users())
+    write_rows(raw / "day_0.csv", rows[:100])
+    write_rows(tmp_path / "day_1.csv", rows[100:])
+    write_rows(tmp_path / "changes.csv", changes)
+    spec = load_table_spec(raw)
+    outputs = tmp_path / "out", tmp_path / "whole"
+    for output in outputs:
+        run(settings(raw, output, spec))
+    day = ExtendSettings(
+        outputs[0], str(tmp_path / "day_1.csv"), table=(f"items={tmp_path / 'changes.csv'}",)
+    )
+    with failing("nvt_torchrec.etl.extend.extend.switch", OutputError("stop here")):
+        extend(day)
+    extend(ExtendSettings(outputs[0], resume=True))
+    extend(dataclasses.replace(day, output_path=outputs[1]))
+    assert tree(outputs[0]) == tree(outputs[1])
+
+
+def test_numbered_files_of_a_table_are_no_days(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """Of a run and of an extension, whose directories hold both."""
+    raw, later = folders
+    rows = make_impressions(200, 2)
+    write_rows(raw / "items_1.csv", make_items())
+    write_rows(raw / "users.csv", make_users())
+    write_rows(raw / "part-0.csv", rows[:60])
+    write_rows(raw / "part-1.csv", rows[60:100])
+    write_rows(later / "items_2.csv", make_items(2)[:6])
+    write_rows(later / "part-2.csv", rows[100:])
+    run(settings(raw, tmp_path / "out", load_table_spec(raw)))
+    manifest = extend(ExtendSettings(tmp_path / "out", str(later)))
+    assert [Path(file.path).name for file in manifest.inputs] == [
+        "part-0.csv",
+        "part-1.csv",
+        "part-2.csv",
+    ]
 
 
 def small_log(raw: Path, tmp_path: Path, **options: str) -> FeatureSpec:

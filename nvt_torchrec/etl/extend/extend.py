@@ -10,16 +10,20 @@ import contextlib
 import dataclasses
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.journal import changes
 from nvt_torchrec.base.files.validation import path_inside
-from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
 from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
+from nvt_torchrec.etl.extend.new_days import (
+    check_not_repeated,
+    check_row_count,
+    find_new_days,
+)
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
@@ -28,19 +32,23 @@ from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state.output import EVENTS, TABLES, named_errors
 from nvt_torchrec.etl.state.run_record import (
     before_resuming,
-    content_digest,
-    fingerprint,
     plan_record,
 )
-from nvt_torchrec.etl.tables.table_sources import describe_sources, find_tables, parse_paths
+from nvt_torchrec.etl.tables.table_sources import (
+    TableSources,
+    all_paths,
+    describe_sources,
+    find_again,
+    find_tables,
+    parse_paths,
+)
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.etl.units.writing import UnitResult
-from nvt_torchrec.formats import day_names
 from nvt_torchrec.formats.etl_output import PREVIOUS, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.histories import link_histories
-from nvt_torchrec.formats.manifest import InputFile, Manifest
+from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -72,12 +80,20 @@ def extend(settings: ExtendSettings) -> Manifest:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
             return _undo(paths, manifest, claim)
-        split = check_extendable(paths, manifest).split
-        if not settings.input_path and (begun := claim.unfinished_day()):
+        spec = check_extendable(paths, manifest)
+        begun = claim.unfinished_day()
+        days: list[DayFile] = []
+        tables: TableSources = {}
+        if settings.input_path:
+            given = parse_paths(settings.table)
+            tables = find_tables(spec, settings.input_path, given, needed=False)
+        elif begun:
             settings = dataclasses.replace(settings, input_path=begun.path)
-        days = new_days(settings, manifest) if settings.input_path else []
+            tables = find_again(begun.settings.get("tables", {}))
+        if settings.input_path:
+            days = find_new_days(settings, manifest, without=all_paths(tables))
         for day in days:
-            _Day(settings, day, split.by == "days", manifest, claim).add()
+            _Day(settings, day, tables, spec.split.by == "days", manifest, claim).add()
             manifest = Manifest.read(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
@@ -117,6 +133,7 @@ class _Day:
 
     settings: ExtendSettings
     day: DayFile
+    tables: TableSources
     by_days: bool
     manifest: Manifest
     claim: Claim
@@ -133,20 +150,14 @@ class _Day:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
-        tables = find_tables(
-            self.reading.spec,
-            self.settings.input_path,
-            parse_paths(self.settings.table),
-            needed=False,
-        )
-        record = plan_record(self._described() | describe_sources(tables), [self.day])
+        record = plan_record(self._described() | describe_sources(self.tables), [self.day])
         begun = self.claim.unfinished_day()
         if begun and (changed := changes(before_resuming(begun, record), record)):
             log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
             self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
-        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=tables)
+        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=self.tables)
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
@@ -317,91 +328,3 @@ def _check_split(paths: EtlOutput, split: Split, rule: dict[str, Any]) -> None:
             'run the ETL again; or, to add days from now on, run it with by = "days", "share" or '
             '"column"',
         )
-
-
-def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
-    """Find the days to add; those that are there already, from the same file, are passed over.
-
-    Raises:
-        BadInputError: A file is missing, or a day cannot be added.
-    """
-    inputs = {file["day"]: file for file in manifest["inputs"]}
-    newest = max(inputs)
-    after = newest if settings.days is None else None
-    files = find_days(settings.input_path, settings.days, after=after)
-    days = []
-    for day in files:
-        if day.day in inputs:
-            check_same_file(day, manifest, settings.output_path)
-        elif day.day < newest:
-            raise BadInputError(
-                f"{day.path}: {day.name} is older than the newest day of "
-                f"{settings.output_path}, {day_names.day_title(inputs[newest]['path']) or newest}",
-                "days are added in the order of time; to include it, run the ETL again",
-            )
-        else:
-            days.append(day)
-    return days
-
-
-def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
-    """Refuse another file of a day that is there. Raises :class:`BadInputError`."""
-    inputs = {file.day: file for file in manifest.inputs}
-    file = inputs[day.day]
-    if fingerprint(day) == file.fingerprint or content_digest(day) == file.digest:
-        return
-    problem = f"{output} has {day.name} already, of another file, {file.path}"
-    later = f"if this is a later day, call it {_following(inputs)}"
-    undo = "take that one back with `python -m etl extend --undo` first"
-    may_undo = day.day == max(inputs)
-    if day_names.name_of(day.path) is None:
-        # the day was not chosen, so its number comes first, and not what replaces a day
-        problem = f"no number or date in its name, so it is {day.name}; {problem}"
-        remedy = f"{later}; if it replaces {file.path}, "
-        remedy += undo if may_undo else "run the ETL again"
-    elif may_undo:
-        remedy = f"{undo}; or, {later}; or run the ETL again"
-    else:
-        remedy = f"{later}; or run the ETL again"
-    raise BadInputError(f"{day.path}: {problem}", remedy)
-
-
-def check_not_repeated(day: DayFile, manifest: Manifest) -> None:
-    """Refuse a copy of a day that is there, under another name. Raises :class:`BadInputError`."""
-    digest = content_digest(day)
-    for file in manifest.inputs:
-        if file.digest == digest:
-            raise BadInputError(
-                f"{day.path}: the same content as {file.path}, which is there already",
-                f"fetch {day.name} again; or, if it is right, add it with --allow_repeated_day",
-            )
-
-
-def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) -> None:
-    """Refuse a day of far more, or far fewer, rows than all days before.
-
-    A single earlier day shows no spread, and may be a log of many days.
-
-    Args:
-        day: The day.
-        rows: About how many rows it has.
-        manifest: The manifest of the days before.
-        factor: How many times more, or fewer, rows it may have.
-
-    Raises:
-        BadInputError: It has more or fewer.
-    """
-    before = [counts["rows"] for counts in manifest.by_day.values()]
-    if len(before) > 1 and not min(before) / factor <= rows <= max(before) * factor:
-        raise BadInputError(
-            f"{day.source}: about {rows:,} rows; the days before have {min(before):,} to "
-            f"{max(before):,}",
-            f"fetch {day.name} again; or, if it is right, add it with a larger --max_rows_factor",
-        )
-
-
-def _following(inputs: dict[int, InputFile]) -> str:
-    """Return how the file of the next day would be called, without its ending."""
-    newest = max(inputs)
-    name = day_names.name_of(inputs[newest]["path"])
-    return name.other(newest + 1) if name else f"day_{newest + 1}"

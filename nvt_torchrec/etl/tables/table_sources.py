@@ -65,6 +65,18 @@ def find_tables(
     return found
 
 
+def find_again(recorded: Mapping[str, Mapping[str, Any]]) -> TableSources:
+    """Return the files of tables of an interrupted extension, as :func:`describe_sources` has them.
+
+    Raises:
+        BadInputError: A file is not there any more.
+    """
+    found: TableSources = {}
+    for name, files in recorded.items():
+        found[name] = [file for path in files for file in find_table(path)]
+    return found
+
+
 def all_paths(sources: TableSources) -> set[str]:
     """Return the paths of all files."""
     return {file.path for files in sources.values() for file in files}
