@@ -99,16 +99,20 @@ def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: SyntheticR
         assert oracle["auroc"] == pytest.approx(roc_auc_score(label, logits[part]), abs=1e-5)
 
 
-def test_a_log_of_events(tmp_path: Path) -> None:
+def check_log_with_spec(directory: Path, settings: SyntheticSettings) -> None:
     """Its spec divides it as the oracle does; the same settings give the same bytes."""
-    settings = SyntheticSettings(days=3, rows_per_day=2000, events=True)
-    summary = synthesize(tmp_path / "raw", settings)
-    assert synthesize(tmp_path / "again", settings) == summary
-    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
-    spec = load_spec(tmp_path / "raw" / "spec.toml")
-    manifest = run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
+    summary = synthesize(directory / "raw", settings)
+    assert synthesize(directory / "again", settings) == summary
+    assert contents(directory / "raw") == contents(directory / "again")
+    spec = load_spec(directory / "raw" / "spec.toml")
+    manifest = run(EtlSettings(str(directory / "raw"), directory / "out", spec, engine="cpu"))
     for split, score in summary["oracle"].items():
         assert manifest.splits[split]["rows"] == score["rows"] > 900
+
+
+def test_a_log_of_events(tmp_path: Path) -> None:
+    settings = SyntheticSettings(days=3, rows_per_day=2000, events=True)
+    check_log_with_spec(tmp_path, settings)
     table = draw_events(6000, 3, 0)[2].to_pydict()
     parts = [pd.read_csv(tmp_path / "raw" / f"day_{day}.csv") for day in range(3)]
     assert pd.concat(parts).to_dict("list") == table
@@ -120,13 +124,7 @@ def test_a_log_of_events(tmp_path: Path) -> None:
 def test_a_log_with_tables(tmp_path: Path) -> None:
     """Its clicks follow the price of the time; joined, they are what the oracle knew."""
     settings = SyntheticSettings(days=3, rows_per_day=2000, tables=True)
-    summary = synthesize(tmp_path / "raw", settings)
-    assert synthesize(tmp_path / "again", settings) == summary
-    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
-    spec = load_spec(tmp_path / "raw" / "spec.toml")
-    manifest = run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
-    for split, score in summary["oracle"].items():
-        assert manifest.splits[split]["rows"] == score["rows"] > 900
+    check_log_with_spec(tmp_path, settings)
     parts = [pd.read_csv(tmp_path / "raw" / f"day_{day}.csv") for day in range(3)]
     log = pd.concat(parts).astype({"time": "datetime64[s]"})
     items = pd.read_csv(tmp_path / "raw" / "items.csv").astype({"changed": "datetime64[s]"})

@@ -60,7 +60,16 @@ raw = "string"
 [[categorical]]
 names = "shop"
 raw = "int"
+[[table]]
+name = "users"
+path = "users.csv"
+key = "user"
+[[categorical]]
+names = "city"
+raw = "string"
+table = "users"
 """
+USERS = "user,city\nu1,Wien\nu2,Graz\nu3,Linz\n"
 
 
 def spec_of_few(directory: Path) -> FeatureSpec:
@@ -150,6 +159,7 @@ def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
     for day in range(3):
         of_day = [row for row in rows if row.time // event_logs.DAY == day]
         event_logs.write(events / f"day_{day}.csv", of_day)
+    (events / "users.csv").write_text(USERS)
     for directory in (by_time, events):
         with open(directory / "day_0.csv", "a") as first:
             first.write("bad row\n" * 3)

@@ -25,7 +25,7 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.etl import event_logs
 from tests.etl.extended import add, content, copy_of, differences, make_base
-from tests.etl.killed import spec_of_few
+from tests.etl.killed import USERS, spec_of_few
 from tests.forks import draw_writes, kill_before, was_killed
 
 #: The name of the directory of the log without its last day.
@@ -47,6 +47,8 @@ def write_log(raw: Path) -> FeatureSpec:
         event_logs.write(file, of_day)
         if day < 4:
             os.link(file, raw.with_name(ONE_DAY) / file.name)
+    for directory in (raw, raw.with_name(ONE_DAY)):
+        (directory / "users.csv").write_text(USERS)
     return spec_of_few(raw.parent).replace_policy(freq_threshold=2)
 
 
@@ -104,7 +106,7 @@ def generations_of(base: Path, log: Path, directory: Path) -> list[dict[str, byt
     directory.mkdir()
     output = copy_of(base, directory)
     generations = [visible(output)]
-    for file in sorted(log.iterdir())[3:]:
+    for file in sorted(log.glob("day_*"))[3:]:
         add(output, file)
         generations.append(visible(output))
     return generations

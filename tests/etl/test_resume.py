@@ -47,6 +47,7 @@ def test_killed_before_any_kind_of_write(tmp_path: Path) -> None:
         "os.rename .work/#/events/_histories/recent/*",
         "os.rename .work/#/fit/*.npz",
         "os.rename .work/#/parts/#/*.parquet",
+        "os.rename .work/#/tables/*",
         "os.rename .work/#/units/*.json",
         "os.rename criteo_binary/split/#/*.parquet",
         "os.rename workflow/*.json",

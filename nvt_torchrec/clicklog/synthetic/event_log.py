@@ -32,8 +32,9 @@ of = ["user"]
 columns = ["category"]
 where = "click"
 """
-#: The spec of the log, by the times from which rows are of valid and of test.
-SPEC = """[input]
+#: What specs of logs in the order of time begin with, by the times from which rows are of valid and
+#: of test.
+SPEC_HEAD = """[input]
 format = "csv"
 
 [label]
@@ -45,7 +46,9 @@ column = "time"
 valid_from = "{valid}"
 test_from = "{test}"
 
-[[dense]]
+"""
+#: The columns of the log.
+COLUMNS = """[[dense]]
 names = "price"
 raw = "float"
 

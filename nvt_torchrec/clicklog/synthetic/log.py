@@ -33,14 +33,14 @@ from nvt_torchrec.clicklog.synthetic.click_model import (
 )
 from nvt_torchrec.clicklog.synthetic.event_log import (
     BEGIN,
+    COLUMNS,
     DAY,
     EVENTS,
-    SPEC,
+    SPEC_HEAD,
     draw_events,
     format_seconds,
 )
-from nvt_torchrec.clicklog.synthetic.table_log import SPEC as TABLES_SPEC
-from nvt_torchrec.clicklog.synthetic.table_log import draw_tables
+from nvt_torchrec.clicklog.synthetic.table_log import TABLES_AND_COLUMNS, draw_tables
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
 #: Written last, beside the days.
@@ -156,18 +156,19 @@ def _write_drawn(
     """
     rows, end = settings.days * settings.rows_per_day, settings.days * DAY
     if settings.tables:
-        spec = TABLES_SPEC
+        columns = TABLES_AND_COLUMNS
         drawn = draw_tables(rows, settings.days, settings.seed, advance=bar.update)
         logits, seconds, table, others = drawn
         for name, other in others.items():
             pa_csv.write_csv(other, directory / f"{name}.csv")
     else:
-        spec = SPEC + EVENTS
+        columns = COLUMNS + EVENTS
         logits, seconds, table = draw_events(rows, settings.days, settings.seed, advance=bar.update)
     last = DAY if settings.days > 1 else DAY // 5  # as of the other log
     starts = [0, end - last, end - last // 2]
     valid, test = format_seconds(BEGIN + np.array(starts[1:])).to_pylist()
-    write_text(directory / "spec.toml", spec.format(valid=valid, test=test))
+    head = SPEC_HEAD.format(valid=valid, test=test)
+    write_text(directory / "spec.toml", head + columns)
     split = np.searchsorted(starts, seconds, side="right") - 1
     scores, labels = [], table["click"].to_numpy()
     for day in range(settings.days):

@@ -15,20 +15,8 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.clicklog.synthetic.event_log import BEGIN, DAY, draw_zipf, format_seconds
 
-#: The spec of the log, by the times from which rows are of valid and of test.
-SPEC = """[input]
-format = "csv"
-
-[label]
-name = "click"
-
-[split]
-by = "time"
-column = "time"
-valid_from = "{valid}"
-test_from = "{test}"
-
-[[table]]
+#: The tables and the columns of the log.
+TABLES_AND_COLUMNS = """[[table]]
 name = "items"
 path = "items.csv"
 key = "item"
@@ -37,7 +25,7 @@ valid_from = "changed"
 [[table]]
 name = "users"
 path = "users.csv"
-key = {{user = "user_id"}}
+key = {user = "user_id"}
 
 [[dense]]
 names = "price"

@@ -49,6 +49,7 @@ class _Piece:
     """Some rows of a file.
 
     Attributes:
+        spec: By which the rows were read.
         path: The file.
         first_line: The number of the first row, as messages count it.
         rows: The rows, without malformed ones.
@@ -56,6 +57,7 @@ class _Piece:
         starts: int64 [n], from when each is known; 0 without versions.
     """
 
+    spec: FeatureSpec
     path: str
     first_line: int
     rows: RawRows
@@ -112,15 +114,12 @@ def store_table(
         raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
     order = _order_rows(rule, pieces, every_key, every_start)
     log.info("table %s: %d rows", rule.name, len(order))
-    dense = [column for column in spec.columns_of(rule.name) if isinstance(column, DenseColumn)]
     with new_directory(directory) as temporary:
         _save(temporary / KEYS, every_key[order])
         if rule.valid_from:
             _save(temporary / STARTS, every_start[order])
-        for number, column in enumerate(spec.columns_of(rule.name)):
-            is_dense = number < len(dense)
-            j = number if is_dense else number - len(dense)
-            read = [_column_of(piece.rows, j, is_dense=is_dense) for piece in pieces]
+        for column in spec.columns_of(rule.name):
+            read = [_find_column(piece, column.name) for piece in pieces]
             if earlier is not None:
                 read.append(earlier.take(column.name, np.arange(len(earlier))))
             values = concatenate_values([values for values, _ in read])
@@ -160,7 +159,7 @@ def _read_file(
             # without a time, a version counts from the beginning
             is_dated = kept.join_times != NO_TIME
             starts = np.where(is_dated, kept.join_times + rule.delay, NO_TIME)
-        piece = _Piece(file.source, unparsed.first_line, kept, keys[0][has_key], starts)
+        piece = _Piece(table_spec, file.source, unparsed.first_line, kept, keys[0][has_key], starts)
         return piece, rejected
 
     pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
@@ -229,10 +228,13 @@ def _place_of(pieces: list[_Piece], row: int) -> str:
     raise IndexError(row)
 
 
-def _column_of(rows: RawRows, j: int, *, is_dense: bool) -> tuple[CategoryValues, np.ndarray]:
+def _find_column(piece: _Piece, name: str) -> tuple[CategoryValues, np.ndarray]:
     """Return the values [n] of a column, and where they are missing, bool [n]."""
-    if is_dense:
+    rows, dense = piece.rows, piece.spec.dense_names
+    if name in dense:
+        j = dense.index(name)
         return rows.dense[j].astype(np.float64), is_missing(rows.dense_missing, j)
+    j = piece.spec.categorical_names.index(name)
     return rows.categorical[j], is_missing(rows.categorical_missing, j)
 
 

@@ -178,40 +178,36 @@ class Mean(AggregateValue):
         return np.divide(before.total, before.amount_count, out=none, where=before.amount_count > 0)
 
 
-class Last(AggregateValue):
-    """The number of the newest event that has one; missing without any."""
+class _PickedNumber(AggregateValue):
+    """One of the numbers of events, which is what is kept; missing without any."""
 
-    name, keeps, has_column, may_lack = "last", ("newest",), True, True
+    has_column, may_lack = True, True
     unit = Mean.unit
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """See :meth:`AggregateValue.compute`."""
-        assert before.newest is not None
-        return before.newest
+        (field,) = self.keeps
+        picked = getattr(before, field)
+        assert picked is not None
+        return picked
 
 
-class Minimum(AggregateValue):
-    """The smallest number of events; missing without any."""
+class Last(_PickedNumber):
+    """The number of the newest event that has one."""
 
-    name, keeps, has_column, may_lack = "min", ("smallest",), True, True
-    unit = Mean.unit
-
-    def compute(self, before: EventsBefore) -> np.ndarray:
-        """See :meth:`AggregateValue.compute`."""
-        assert before.smallest is not None
-        return before.smallest
+    name, keeps = "last", ("newest",)
 
 
-class Maximum(AggregateValue):
-    """The largest number of events; missing without any."""
+class Minimum(_PickedNumber):
+    """The smallest number of events."""
 
-    name, keeps, has_column, may_lack = "max", ("largest",), True, True
-    unit = Mean.unit
+    name, keeps = "min", ("smallest",)
 
-    def compute(self, before: EventsBefore) -> np.ndarray:
-        """See :meth:`AggregateValue.compute`."""
-        assert before.largest is not None
-        return before.largest
+
+class Maximum(_PickedNumber):
+    """The largest number of events."""
+
+    name, keeps = "max", ("largest",)
 
 
 class Distinct(AggregateValue):
