@@ -100,9 +100,13 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
+    if spec.label_files:  # a frame has a label under its own name
+        spec = dataclasses.replace(spec, label_files=())
     plan = spec.read_plan(label=True)
     places: dict[str, tuple[int, ...]] = {
-        name: (index,) for name, index in zip(spec.labels, plan.labels, strict=True)
+        name: (index,)
+        for name, index in zip(spec.labels, plan.labels, strict=True)
+        if index is not None
     }
     if plan.weight is not None:
         places[spec.weight] = (plan.weight,)

@@ -26,6 +26,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.read_plan import ReadPlan
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
@@ -76,7 +77,7 @@ def assemble(
     needs_time = spec.needs_time(label=label)
     needed: tuple[int | None, ...] = (plan.weight, plan.key)
     if needs_time:
-        needed = (*needed, *plan.times, plan.join_time)
+        needed = (*needed, *plan.times, plan.join_time, plan.label_time)
     first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
     for index, column in enumerate(converted):
         wrong = column.code != 0
@@ -86,7 +87,10 @@ def assemble(
             wrong = wrong | (np.abs(column.values) > LARGEST_TERM)
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
-    labels = [converted[index].values for index in plan.labels]
+    labels = [  # those of another file are added later
+        np.zeros(rows, np.uint8) if index is None else converted[index].values
+        for index in plan.labels
+    ]
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else converted[plan.key].values
     if isinstance(key, pa.Array) and spec.split.by == "values":
@@ -100,11 +104,16 @@ def assemble(
     elif plan.times and spec.events:
         happened, *known = (converted[index].values for index in plan.times)
         known = known[0] if known else happened + spec.events.delay
-        times = np.stack([happened, np.maximum(happened, known)])  # no row knows its own label
-    if times is not None and spec.events and spec.events.between:
-        first, end = spec.events.between
-        outside = (times[0] < first) | (times[0] >= end)
-        first_wrong[outside & (first_wrong < 0)] = plan.times[0]
+        # no row knows its own label, nor, of clicks that come later, whether there will be any
+        times = np.stack([happened, np.maximum(happened + spec.label_window, known)])
+    label_times = None
+    if plan.label_time is not None:
+        label_times = converted[plan.label_time].values
+    bounded, between = _find_bounds(spec, plan, label=label)
+    if between is not None:
+        happened = converted[bounded].values
+        outside = (happened < between[0]) | (happened >= between[1])
+        first_wrong[outside & (first_wrong < 0)] = bounded
     join_times = None
     if plan.join_time is not None:
         join_times = times_of_rows(converted[plan.join_time])[0]
@@ -138,6 +147,8 @@ def assemble(
         amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
         join_times=join_times,
         table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
+        label_keys=hash_keys([[converted[i].parts for i in key] for key in plan.label_keys], rows),
+        label_times=label_times,
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):
@@ -151,10 +162,9 @@ def assemble(
             remedy = value_remedy(read, code, missing=bool(column.missing[row]))
             what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
             return BadRow(row, what, read.source, text(row), correct_or(remedy))
-        if index in plan.times and not column.missing[row]:
-            what = (
-                f"column {read.source}: {value}: {_describe_outside(spec, int(column.values[row]))}"
-            )
+        if index == bounded and between and not column.missing[row]:
+            outside = _describe_outside(between, int(column.values[row]))
+            what = f"column {read.source}: {value}: {outside}"
             return BadRow(row, what, read.source, text(row), "correct its time")
         if index in plan.amounts and not column.missing[row]:
             what = f"column {read.source}: {value}: {_TOO_LARGE}"
@@ -163,7 +173,7 @@ def assemble(
             what = f"column {read.source}: {value}: the [split] of the spec does not name it"
             return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
         role = "weight" if index == plan.weight else "column by which rows are split"
-        if index in (*plan.times, plan.join_time) and index != plan.key:
+        if index in (*plan.times, plan.join_time, plan.label_time) and index != plan.key:
             role = "time of an event"
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))
@@ -184,11 +194,18 @@ def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
     return np.array([*sides.values(), -1], np.int64)[to_numpy(index)]
 
 
-def _describe_outside(spec: FeatureSpec, time: int) -> str:
+def _find_bounds(
+    spec: FeatureSpec, plan: ReadPlan, *, label: bool
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """Return the index of the time of a row, and between which times it must be; None for any."""
+    if label and spec.events:
+        return plan.times[0], spec.events.between
+    return plan.label_time, spec.label_times_between
+
+
+def _describe_outside(between: tuple[int, ...], time: int) -> str:
     """Describe what is wrong with a time that is not between those that rows may have."""
-    assert spec.events is not None
-    assert spec.events.between is not None
-    first, end = spec.events.between
+    first, end = between
     if time < first:
         return (
             f"a row of {format_time(time)} is older than rows of the days before, which were "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -63,7 +64,8 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     names = spec.file_columns(label=True)
     layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
-    for unread in ((), plan.labels, (plan.weight,), (plan.key,), plan.times):
+    of_clicks = (plan.label_time, *itertools.chain(*plan.label_keys))
+    for unread in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, of_clicks):
         absent |= {plan.reads[index].source for index in unread if index is not None} - features
         fields = tuple(name for name in names if name not in absent)
         layouts.setdefault(len(fields), LineLayout(fields, label=not absent))

@@ -26,6 +26,7 @@ from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
+from nvt_torchrec.etl.labels.label_values import LabelValues, open_labels
 from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
@@ -77,6 +78,16 @@ class Job:
     def tables(self) -> StoredTables | None:
         """The tables that columns are joined from; None for a spec without."""
         return open_stored(self.work, self.spec)
+
+    @property
+    def labels(self) -> LabelValues | None:
+        """The labels from other files than the log; None for a spec without."""
+        return open_labels(self.work, self.spec)
+
+    @property
+    def joined(self) -> tuple[EventFiles | None, StoredTables | None, LabelValues | None]:
+        """What the rows of a block are joined with while they are counted."""
+        return self.event_files, self.tables, self.labels
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:

@@ -15,6 +15,7 @@ from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.events.label_rates import count_hours
+from nvt_torchrec.etl.labels.label_values import LabelValues, add_file_labels
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
@@ -147,7 +148,7 @@ def narrow(spec: FeatureSpec) -> FeatureSpec:
         spec,
         dense=(*spec.aggregates, *spec.amount_features),
         categorical=tuple(columns or spec.categorical[:1]),
-        input=_name_fields(spec),
+        input=name_fields(spec),
     )
 
 
@@ -167,11 +168,11 @@ def drop_keys(spec: FeatureSpec) -> FeatureSpec:
     ]
     histories = () if spec.aggregates else spec.histories
     return dataclasses.replace(
-        spec, dense=tuple(dense), histories=histories, input=_name_fields(spec)
+        spec, dense=tuple(dense), histories=histories, input=name_fields(spec)
     )
 
 
-def _name_fields(spec: FeatureSpec) -> InputFormat:
+def name_fields(spec: FeatureSpec) -> InputFormat:
     """Return the input format with names of all fields, as some are not read."""
     if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
         return spec.input
@@ -186,6 +187,7 @@ def extract(
     train: bool,
     reject: bool | int,
     tables: StoredTables | None = None,
+    labels: LabelValues | None = None,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -196,6 +198,7 @@ def extract(
         train: Whether its rows are for training, unless they are divided.
         reject: Whether malformed rows are left out; they are no events.
         tables: The tables of a spec that has any.
+        labels: The labels that are from other files, of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -207,7 +210,8 @@ def extract(
     # where no row is left out, none is that has a wrong value in another column
     read = spec if reject else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
-    for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
+    pieces = read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES)
+    for rows in add_file_labels(pieces, block, labels):
         extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 
@@ -302,7 +306,7 @@ class BlockExtractor:
 
 def has_delay(spec: FeatureSpec) -> bool:
     """Return whether events are known later than they happen."""
-    return bool(spec.events and (spec.events.delay or spec.events.source))
+    return bool(spec.events and (spec.events.delay or spec.events.source or spec.label_window))
 
 
 def is_rising(values: np.ndarray) -> bool:

@@ -35,6 +35,7 @@ from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoot
 from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.labels.label_values import open_labels
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -152,13 +153,13 @@ def prepare(
     directory.mkdir(parents=True, exist_ok=True)
     files = EventFiles(directory)
     splits = {unit.block: unit.split for unit in plan.units}
-    days = {unit.block: unit.day for unit in plan.units}
-    blocks = sorted(plan.blocks, key=lambda block: (days[block], block.source, block.begin))
-    tables = open_stored(work, spec)
+    order = {day.source: number for number, day in enumerate(plan.days)}
+    blocks = sorted(plan.blocks, key=lambda block: (order[block.source], block.begin))
+    tables, labels = open_stored(work, spec), open_labels(work, spec)
 
     def read(block: Block) -> int:
         train = splits[block] == "train"
-        return extract(block, spec, files, train=train, reject=reject, tables=tables)
+        return extract(block, spec, files, train=train, reject=reject, tables=tables, labels=labels)
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)

@@ -54,7 +54,7 @@ def quarantine(
                 name = f"{group[0].unit.day}.{name}"
             _merge_rejected(directory / f"{name}.tsv", group, spec, work)
     bad = sum(result.bad_count for result in results)
-    lines = sum(result.lines for result in results)
+    lines = sum(result.lines - result.done for result in results)
     if bad:
         log.info("%d of %d rows rejected: %s", bad, lines, final)
     if bad > settings.max_bad_fraction * lines:

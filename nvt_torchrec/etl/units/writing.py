@@ -53,6 +53,8 @@ class UnitRecord:
         dense_missing: By dense column, rows in which it was missing.
         null: By categorical column, rows in which it was missing.
         oov: By categorical column, out-of-vocabulary ids.
+        waiting: Rows left out because their clicks may still come.
+        done: Rows left out because days before have them.
     """
 
     rows: int
@@ -63,6 +65,8 @@ class UnitRecord:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
+    waiting: int = 0
+    done: int = 0
 
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
@@ -78,7 +82,7 @@ class UnitResult(UnitRecord):
     @property
     def lines(self) -> int:
         """Rows read."""
-        return self.rows + self.bad_count
+        return self.rows + self.bad_count + self.waiting + self.done
 
     @property
     def has_part(self) -> bool:
@@ -164,7 +168,8 @@ def divide_rows(
 ) -> Iterator[tuple[RawRows, ...]]:
     """Divide rows of a block into those of each split.
 
-    Bad rows go to the first split of the block, so that each is rejected once. ``lines`` of all
+    Bad rows go to the first split of the block, so that each is rejected once, and so do others
+    that are left out. ``lines`` of all
     results is that of the piece.
 
     Args:
@@ -177,10 +182,11 @@ def divide_rows(
     """
     lines = 0
     for rows in pieces:
-        if rows.lines != len(rows) + rows.bad_count:
+        left_out = rows.bad_count + rows.waiting + rows.done
+        if rows.lines != len(rows) + left_out:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-                f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+                f"lines, but {len(rows)} rows and {left_out} left out",
                 "this is a defect; nothing was written for them",
             )
         if not isinstance(block, DividedBlock):
@@ -192,6 +198,8 @@ def divide_rows(
             taken = take(rows, chosen == SPLITS.index(split))
             if split == block.rule.splits[0]:
                 taken = dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count)
+            else:
+                taken = dataclasses.replace(taken, waiting=0, done=0)
             by_split.append(taken)
         yield tuple(by_split)
         lines += rows.lines
@@ -251,12 +259,15 @@ class _UnitWriter:
             if len(self._bad) < DESCRIBED:
                 self._bad.append([line, row.reason])
         self._lines += rows.lines
-        if len(table) or not isinstance(self._unit.block, DividedBlock):
+        is_divided = isinstance(self._unit.block, DividedBlock) or rows.waiting or rows.done
+        if len(table) or not is_divided:
             self._part.write(table)
         self._tallies.append(
             {
                 "rows": len(rows),
                 "bad_count": rows.bad_count,
+                "waiting": rows.waiting,
+                "done": rows.done,
                 "positives": int(np.count_nonzero(rows.labels[:1])),
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),

@@ -21,12 +21,17 @@ from nvt_torchrec.formats.feature_spec.columns import (
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.label_files import (
+    LabelFile,
+    check_label_files,
+    plan_labels,
+    row_time_read,
+)
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
     column_reads,
     join_read,
-    label_reads,
     read_as_they_are,
     split_read,
     time_reads,
@@ -61,6 +66,9 @@ class FeatureSpec:
             are neither.
         histories: The histories.
         tables: The tables that columns are joined from.
+        label_files: The labels that are from other files than the log.
+        label_times_between: While a block is read, the times that rows without events may have;
+            no file has it.
         version_time: While a table with versions is read, how their times are read; no file has it.
     """
 
@@ -75,6 +83,8 @@ class FeatureSpec:
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
     tables: tuple[TableRule, ...] = ()
+    label_files: tuple[LabelFile, ...] = ()
+    label_times_between: tuple[int, ...] | None = None
     version_time: Read | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +120,7 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
+        check_label_files(self.label_files, self.labels, self.events, self.split)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -193,11 +204,12 @@ class FeatureSpec:
     def _make_plan(self, *, label: bool) -> ReadPlan:
         # the order in which reads are added is that of the fields of text without a header
         reads = PlannedReads(self.input.decimal)
-        labels: tuple[int, ...] = ()
+        labels: tuple[int | None, ...] = ()
         weight = key = None
         times = time_reads(self.events)
         if label:
-            labels = reads.indices(label_reads(self.label_rules or [LabelRule(self.label)]))
+            rules = self.label_rules or [LabelRule(self.label)]
+            labels = plan_labels(rules, self.label_files, reads)
             if self.weight:
                 weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
@@ -214,9 +226,15 @@ class FeatureSpec:
             amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
         if not label:  # of a row to score, only its own time is known
             time_indices = reads.indices(times[:1])
-        join_time = None
+        join_time = label_time = None
         if self.join_time:
             join_time = reads.index(self.join_time)
+        label_keys: tuple[tuple[int, ...], ...] = ()
+        if label and self.label_time:
+            label_time = reads.index(self.label_time)
+            label_keys = tuple(
+                reads.indices(map(self.key_read, file.key)) for file in self.label_files
+            )
         return ReadPlan(
             reads=reads.ordered,
             labels=labels,
@@ -229,7 +247,21 @@ class FeatureSpec:
             amounts=amounts,
             tables=tables,
             join_time=join_time,
+            label_keys=label_keys,
+            label_time=label_time,
         )
+
+    @functools.cached_property
+    def label_time(self) -> Read | None:
+        """How the time of a row is read, after which its clicks come; None without such labels."""
+        if not self.label_files:
+            return None
+        return row_time_read(self.label_files, self.events, self.split)
+
+    @property
+    def label_window(self) -> int:
+        """Microseconds after the time of a row at which all its labels are known; 0: at once."""
+        return max((file.window for file in self.label_files), default=0)
 
     @functools.cached_property
     def join_time(self) -> Read | None:
@@ -254,6 +286,7 @@ class FeatureSpec:
         """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
+        keys |= {name for file in self.label_files for name in file.key}
         single = [column for column in self.categorical if not column.multi_hot]
         return read_as_they_are(single, keys)
 
@@ -281,8 +314,11 @@ class FeatureSpec:
     def score_rows(self) -> FeatureSpec:
         """Return the spec by which rows of a file are scored, with or without labels.
 
-        As in a request, nothing is divided, and with events a time may lack.
+        As in a request, nothing is divided, and with events a time may lack. A label from another
+        file is read from a column of its name, where the file has one.
         """
+        if self.label_files:
+            return dataclasses.replace(self, label_files=()).score_rows()
         if not self.events:
             return self
         events = dataclasses.replace(self.events, source="", optional=True)
@@ -355,7 +391,8 @@ class FeatureSpec:
 
     def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
         """Return the spec by which rows with other times are malformed, see :class:`Events`."""
-        assert self.events is not None
+        if self.events is None:  # the times are those of labels
+            return dataclasses.replace(self, label_times_between=between)
         return dataclasses.replace(self, events=dataclasses.replace(self.events, between=between))
 
     def drop_events(self) -> FeatureSpec:
@@ -394,6 +431,6 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        del value["version_time"]
+        del value["version_time"], value["label_times_between"]
         drop_absent_parts(value)
         return value

@@ -110,7 +110,8 @@ class ReadPlan:
 
     Attributes:
         reads: The columns to read.
-        labels: The index in ``reads`` of each label, the main one first; () without labels.
+        labels: The index in ``reads`` of each label, the main one first, None of one from another
+            file; () without labels.
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
         times: Those of the time of an event and, of a spec that names one, of the time from which
@@ -121,13 +122,15 @@ class ReadPlan:
         amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         tables: Those of the columns of the key of each table that has columns.
         join_time: That of the time of a row, if a table has versions; else None.
+        label_keys: Those of the columns of the key of each label from another file.
+        label_time: That of the time of a row, if there are such labels; else None.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
             a table.
         categorical: Those of the sources of each categorical column; likewise.
     """
 
     reads: tuple[Read, ...]
-    labels: tuple[int, ...]
+    labels: tuple[int | None, ...]
     weight: int | None
     key: int | None
     dense: tuple[tuple[int, ...], ...]
@@ -137,3 +140,5 @@ class ReadPlan:
     amounts: tuple[int, ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     join_time: int | None = None
+    label_keys: tuple[tuple[int, ...], ...] = ()
+    label_time: int | None = None
