@@ -53,7 +53,7 @@ LOG_TIME = 'log_time = "time"\nlog_time_format = "epoch_s"'
 BY_DAYS = 'by = "days"'
 BY_TIME = (
     'by = "time"\ncolumn = "time"\ntime_format = "epoch_s"\n'
-    'valid_from = "1970-01-03"\ntest_from = "1970-01-03 12:00"'
+    'valid_from = "1970-01-02"\ntest_from = "1970-01-02 12:00"'
 )
 BY_PRICE = 'by = "column"\ncolumn = "price"\nvalid = 0.2\ntest = 0.3'
 EVENTS = """

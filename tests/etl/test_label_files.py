@@ -15,8 +15,8 @@ from tests.etl.click_logs import (
     BY_DAYS,
     BY_ID,
     BY_PAIR,
-    BY_TIME,
     BY_PRICE,
+    BY_TIME,
     DAY,
     EVENTS,
     HOUR,
@@ -30,7 +30,7 @@ from tests.etl.click_logs import (
     write_rows,
     write_spec,
 )
-from tests.etl.runs import QUARANTINE, failing, read_split, settings, tree
+from tests.etl.runs import read_split, settings, tree
 from tests.logs import pack
 
 WITHIN = {"6h": 6 * HOUR, "1d": DAY}
@@ -86,8 +86,7 @@ class Log:
     def written(self, day: int, *, after: int = -1, whole: bool = False) -> list[list[Shown]]:
         """The rows that are written, of each day."""
         before = self.cut(day, whole=whole)
-        days = [[r for r in self.of_day(i) if after <= r.time < before] for i in range(day + 1)]
-        return days
+        return [[r for r in self.of_day(i) if after <= r.time < before] for i in range(day + 1)]
 
     def write(self, ending: str = "csv", *, day: int | None = None) -> None:
         """Write the days until one and their clicks."""
@@ -130,3 +129,87 @@ def test_labels_are_those_of_a_log_that_was_joined_before(
     rows = manifest.rows
     assert rows["in"] == sum(len(log.of_day(day)) for day in range(4))
     assert rows["waiting"] == rows["in"] - rows["out"] > 0
+
+
+@pytest.mark.parametrize("ending", ["csv.gz", "tsv", "jsonl", "parquet"])
+def test_all_formats(tmp_path: Path, ending: str) -> None:
+    log = Log(tmp_path, BY_PAIR, "6h")
+    log.write(ending)
+    log.write_joined(by_days=True)
+    kind = {"csv.gz": "csv", "jsonl": "json"}.get(ending, ending)
+    header = "header = true" if ending == "tsv" else ""
+    spec = write_spec(tmp_path, BY_PAIR, "6h", format=f'{kind}"\n{header}#')
+    run(settings(log.raw, tmp_path / "out", spec))
+    csv = write_spec(tmp_path, BY_PAIR, "6h")
+    run(settings(log.joined, tmp_path / "expected", labelled_spec(csv)))
+    assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+
+
+@pytest.mark.parametrize("cut", ["event", "day"])
+@pytest.mark.parametrize("within", ["6h", "1d"])
+def test_events_know_a_label_once_its_window_has_ended(
+    tmp_path: Path, within: str, cut: str
+) -> None:
+    log = Log(tmp_path, BY_PAIR, within, days=4, count=700)
+    log.write()
+    log.write_joined(by_days=False, whole=cut == "day")
+    spec = write_spec(tmp_path, BY_PAIR, within, BY_TIME, more=EVENTS.format(cut=cut))
+    run(settings(log.raw, tmp_path / "out", spec))
+    run(settings(log.joined, tmp_path / "expected", labelled_spec(spec)))
+    assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+
+
+def test_workers_of_a_cluster_write_the_same(tmp_path: Path, dask_client) -> None:
+    log = Log(tmp_path, BY_PAIR, "6h")
+    log.write()
+    spec = write_spec(tmp_path, BY_PAIR, "6h", BY_TIME, more=EVENTS.format(cut="event"))
+    run(settings(log.raw, tmp_path / "out", spec, scheduler=dask_client.scheduler.address))
+    run(settings(log.raw, tmp_path / "expected", spec))
+    assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+
+
+@pytest.mark.parametrize("more", ["", "event", "day"])
+@pytest.mark.parametrize("within", ["6h", "1d"])
+@pytest.mark.parametrize("split", [BY_DAYS, BY_TIME, BY_PRICE])
+def test_a_new_day_brings_clicks_of_the_day_before(
+    tmp_path: Path, split: str, within: str, more: str
+) -> None:
+    """Each generation writes what a run over the log joined by then would add, and undo undoes."""
+    if more and split == BY_PRICE:
+        pytest.skip("refused: rows for training would count later events")
+    log = Log(tmp_path, BY_PAIR, within, days=3, count=700)
+    whole = more == "day"
+    log.write()
+    log.write_joined(by_days=split == BY_DAYS, whole=whole)
+    events = EVENTS.format(cut=more) if more else ""
+    spec = write_spec(tmp_path, BY_PAIR, within, split, more=events)
+    run(settings(log.raw, tmp_path / "out", spec))
+    run(settings(log.joined, tmp_path / "expected", labelled_spec(spec)))
+    for day in (3, 4):
+        before = tree(tmp_path / "out")
+        write_rows(log.raw / f"day_{day}.csv", log.of_day(day))
+        end = (day + 1) * DAY - 1
+        clicks = log.clicks_until(end, after=(day * DAY - 1) if day == 3 else -1)
+        later = tmp_path / f"later_{day}.csv"
+        write_rows(later, clicks)  # of the fourth day all clicks again
+        rows = log.written(day, after=log.cut(day - 1, whole=whole), whole=whole)
+        expected = log.joined / f"day_{day}.csv"
+        write_labelled(expected, [r for of_day in rows for r in of_day], log.clicked, log.window)
+        flags = {"label_path": (f"clicked={later}",)}
+        added = ExtendSettings(tmp_path / "out", str(log.raw / f"day_{day}.csv"), **flags)
+        extend(added)
+        extend(ExtendSettings(tmp_path / "expected", str(expected), days=frozenset({day})))
+        assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+        after = tree(tmp_path / "out")
+        extend(ExtendSettings(tmp_path / "out", undo=True))
+        back = tree(tmp_path / "out")
+        assert {name: back[name] for name in before if ".previous" not in name} == {
+            name: before[name] for name in before if ".previous" not in name
+        }
+        manifest = extend(added)
+        assert tree(tmp_path / "out").keys() == after.keys()
+        assert_equal_outputs(tmp_path / "out", tmp_path / "expected")
+        written = sum(map(len, log.written(day, whole=whole)))
+        assert manifest.rows["out"] == written
+        assert manifest.rows["waiting"] == sum(len(log.of_day(i)) for i in range(day + 1)) - written
+        assert manifest.rows["in"] == manifest.rows["out"] + manifest.rows["waiting"]

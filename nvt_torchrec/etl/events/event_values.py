@@ -117,7 +117,8 @@ class EventValues:
         for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
             piece = slice(begin, end)
             values = self._aggregate(found, piece, cut_times(self._spec, times[piece]))
-            chosen = np.compress(train[piece], np.array(values).reshape(-1, end - begin), axis=1)
+            every = np.array(values).reshape(len(values), end - begin)
+            chosen = np.compress(train[piece], every, axis=1)
             nothing = np.zeros((len(chosen), chosen.shape[1]))
             none = empty_mask(len(chosen), chosen.shape[1])
             line = np.arange(chosen.shape[1])

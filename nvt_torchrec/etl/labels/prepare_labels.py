@@ -31,6 +31,7 @@ from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import NO_TIME
 
 log = logging.getLogger(__name__)
 
@@ -188,15 +189,14 @@ def find_newest(spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLo
     of_clicks = join_newest([count_newest(of_label.times) for of_label in clicks])
     every = join_newest([counted, of_clicks])
     late_from = find_late(every[:2])
-    by_day = spec.events is not None and spec.events.cut == "day"
     newest = []
     for times in (counted[2], of_clicks[2]):
         known = times if late_from is None else times[times < late_from]
-        if len(known):
-            is_log = times is counted[2]
-            last = int(known.max())
-            newest.append((last // DAY + 1) * DAY if by_day and is_log else last)
-    return max(newest)
+        newest.append(int(known.max(initial=NO_TIME)))
+    of_log, of_click = newest
+    if spec.events is not None and spec.events.cut == "day":
+        of_log = (of_log // DAY + 1) * DAY
+    return max(of_log, of_click)
 
 
 def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:
