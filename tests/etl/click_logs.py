@@ -132,7 +132,8 @@ def make_clicks(rows: Sequence[Shown], window: int, seed: int = 0, step: int = 1
     return [clicks[i] for i in rng.permutation(len(clicks))]
 
 
-def _key_of(row: Shown | Click, key: str) -> tuple[str, ...] | None:
+def key_of(row: Shown | Click, key: str) -> tuple[str, ...] | None:
+    """Return the key of a row; None where a part of it is missing."""
     if key == BY_ID:
         value = row.id if isinstance(row, Shown) else row.impression
         return (value,) if value else None
@@ -146,9 +147,9 @@ def find_clicked(
     rows = list(rows)
     clicked: set[Shown] = set()
     for click in clicks:
-        wanted = _key_of(click, key)
+        wanted = key_of(click, key)
         before = [
-            row for row in rows if wanted and _key_of(row, key) == wanted and row.time <= click.at
+            row for row in rows if wanted and key_of(row, key) == wanted and row.time <= click.at
         ]
         newest = max((row.time for row in before), default=None)
         if newest is not None and click.at - newest <= window:
