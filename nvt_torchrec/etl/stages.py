@@ -125,8 +125,12 @@ class Stages:
         from nvt_torchrec.etl.labels.prepare_labels import count_lines, list_ready, prepare_labels
 
         settings, directory = self.settings, self.work / output.LABELS
-        cut = {"block_bytes": settings.block_mb << 20, "limit_rows": settings.limit_rows}
-        blocks = cut_files(files, settings.spec, **cut)
+        blocks = cut_files(
+            files,
+            settings.spec,
+            block_bytes=settings.block_mb << 20,
+            limit_rows=settings.limit_rows,
+        )
         with self.timer("labels"), show_progress("labels") as bar:
             prepare_labels(
                 [block for of_file in blocks.values() for block in of_file],

@@ -120,7 +120,7 @@ def open_labels(work: Path, spec: FeatureSpec) -> LabelValues | None:
 
 
 def add_file_labels(
-    pieces: Iterable[RawRows], block: Block, labels: LabelValues | None
-) -> Iterable[RawRows]:
+    pieces: Iterator[RawRows], block: Block, labels: LabelValues | None
+) -> Iterator[RawRows]:
     """Return rows of a block with their labels from other files, if there are such labels."""
     return labels.add(pieces, block) if labels else pieces
