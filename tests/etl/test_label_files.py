@@ -223,6 +223,23 @@ def test_a_new_day_brings_clicks_of_the_day_before(
         assert manifest.rows["in"] == manifest.rows["out"] + manifest.rows["waiting"]
 
 
+def test_clicks_of_further_days_may_be_there_already(tmp_path: Path) -> None:
+    """Rows of these days are written later nevertheless, with their clicks."""
+    log = Log(tmp_path, BY_ID, "1d")
+    log.write()
+    write_rows(log.raw / "clicks_a.csv", log.clicks)
+    spec = write_spec(tmp_path, BY_ID, "1d", BY_TIME)
+    manifest = run(settings(log.raw, tmp_path / "out", spec))
+    assert manifest.rows["waiting"] == 0
+    write_rows(log.raw / "day_3.csv", log.of_day(3))
+    manifest = extend(ExtendSettings(tmp_path / "out", str(log.raw / "day_3.csv")))
+    assert manifest.rows["waiting"] == 0
+    rows = [row for row in log.rows if row.time < 4 * DAY]
+    found = pd.concat([read_split(tmp_path / "out", split) for split in SPLITS])
+    expected = find_clicked(rows, log.clicks, BY_ID, DAY)
+    assert found["clicked"].tolist() == [float(row in expected) for row in rows]
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     log = Log(tmp_path, BY_PAIR, "6h", count=200)
     log.write()

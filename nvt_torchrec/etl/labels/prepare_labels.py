@@ -99,10 +99,12 @@ def prepare_labels(
         report=report,
     )
     _check_found(spec, matches, counted)
-    newest = find_newest(spec, counted, [of_label.clicks for of_label in matches])
+    of_log, newest = find_newest(spec, counted, [of_label.clicks for of_label in matches])
     if earlier:
         newest = max(newest, earlier.record.newest)
-    cut = newest - spec.label_window - 1  # a click of the newest time itself may still come
+    # a click of the newest time itself may still come; and where clicks of further days are there
+    # already, their rows are not
+    cut = min(newest - spec.label_window - 1, of_log)
     again = [*earlier.record.waiting] if earlier else []
     record = LabelCut(after, cut, newest, again)
     has_ended = counted[0].size and counted[0, 0] * HOUR <= cut
@@ -176,10 +178,13 @@ def _show_range(first: int, last: int) -> str:
     return f"{format_time(first)} to {format_time(last)}"
 
 
-def find_newest(spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLog]) -> int:
-    """Return the newest time of rows and clicks, but for a few that are long after all others.
+def find_newest(
+    spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLog]
+) -> tuple[int, int]:
+    """Return the newest time of rows, and of rows and clicks.
 
-    With ``cut = "day"`` the last day of the log is whole, as it is for events.
+    A few that are long after all others do not count. With ``cut = "day"`` the last day of the log
+    is whole, as it is for events.
 
     Args:
         spec: The columns.
@@ -194,9 +199,10 @@ def find_newest(spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLo
         known = times if late_from is None else times[times < late_from]
         newest.append(int(known.max(initial=NO_TIME)))
     of_log, of_click = newest
+    end = of_log
     if spec.events is not None and spec.events.cut == "day":
-        of_log = (of_log // DAY + 1) * DAY
-    return max(of_log, of_click)
+        end = (of_log // DAY + 1) * DAY
+    return of_log, max(end, of_click)
 
 
 def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:
