@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.shell import ROOT, run_script
+from tests.shell import ROOT
+from tests.shell import run as run_script
 
 _TEXT = (ROOT / "docs" / "labels.md").read_text(encoding="utf-8")
 

@@ -215,7 +215,7 @@ class Stages:
                 threads=self.settings.threads,
                 reject=self._reject(plan),
                 report=bar.update,
-                leave_out=labels.add if labels else None,
+                add_labels=labels.add if labels else None,
             )
 
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
@@ -223,6 +223,7 @@ class Stages:
         from nvt_torchrec.etl.events.prepare import prepare
 
         spec = self.settings.spec
+        labels = open_labels(self.work, spec)
         with show_progress("events", 2 * plan.estimated_rows()) as bar:
             engine.count(counted, bar.update)
             prepare(
@@ -233,6 +234,7 @@ class Stages:
                 tails=self._tails,
                 threads=self.settings.threads,
                 reject=self._reject(plan),
+                add_labels=labels.add if labels else None,
                 report=bar.update,
             )
 

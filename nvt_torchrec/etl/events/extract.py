@@ -15,8 +15,7 @@ from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.events.label_rates import count_hours
-from nvt_torchrec.etl.labels.label_values import LabelValues, add_file_labels
-from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
+from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES, PieceChange
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
@@ -187,7 +186,7 @@ def extract(
     train: bool,
     reject: bool | int,
     tables: StoredTables | None = None,
-    labels: LabelValues | None = None,
+    add_labels: PieceChange | None = None,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -198,7 +197,7 @@ def extract(
         train: Whether its rows are for training, unless they are divided.
         reject: Whether malformed rows are left out; they are no events.
         tables: The tables of a spec that has any.
-        labels: The labels that are from other files, of a spec that has any.
+        add_labels: Adds labels from other files, of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -211,7 +210,9 @@ def extract(
     read = spec if reject else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     pieces = read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES)
-    for rows in add_file_labels(pieces, block, labels):
+    if add_labels:
+        pieces = add_labels(pieces, block)
+    for rows in pieces:
         extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 

@@ -35,9 +35,9 @@ from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoot
 from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
-from nvt_torchrec.etl.labels.label_values import open_labels
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
+from nvt_torchrec.etl.units.split_pass import PieceChange
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
@@ -126,6 +126,7 @@ def prepare(
     tails: list[HistoryTail] | None,
     threads: int,
     reject: bool | int,
+    add_labels: PieceChange | None = None,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Make the events of all blocks, and what they sum up to before each row.
@@ -140,6 +141,7 @@ def prepare(
         tails: Of each history, the newest events of the days before.
         threads: How many blocks, or windows of a group, are in work at once.
         reject: Whether malformed rows are left out.
+        add_labels: Adds labels from other files to the rows of a block, of a spec that has any.
         report: Called with the number of rows done since the last call: read, or summed up.
 
     Raises:
@@ -155,11 +157,13 @@ def prepare(
     splits = {unit.block: unit.split for unit in plan.units}
     order = {day.source: number for number, day in enumerate(plan.days)}
     blocks = sorted(plan.blocks, key=lambda block: (order[block.source], block.begin))
-    tables, labels = open_stored(work, spec), open_labels(work, spec)
+    tables = open_stored(work, spec)
 
     def read(block: Block) -> int:
         train = splits[block] == "train"
-        return extract(block, spec, files, train=train, reject=reject, tables=tables, labels=labels)
+        return extract(
+            block, spec, files, train=train, reject=reject, tables=tables, add_labels=add_labels
+        )
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)

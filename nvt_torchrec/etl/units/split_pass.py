@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,8 +31,8 @@ from nvt_torchrec.formats.rows import RawRows
 
 log = logging.getLogger(__name__)
 
-#: Yields pieces of a block without rows that are not written.
-LeaveOut: TypeAlias = Callable[[Iterable[RawRows], Block], Iterator[RawRows]]
+#: Yields the pieces of a block with labels from other files, without rows that wait for these.
+PieceChange: TypeAlias = Callable[[Iterator[RawRows], Block], Iterator[RawRows]]
 #: Text that is parsed at once.
 CHUNK_BYTES = 2 << 20
 
@@ -45,7 +45,7 @@ def prepared(
     threads: int,
     reject: bool | int,
     report: Callable[[int], object] = lambda rows: None,
-    leave_out: LeaveOut | None = None,
+    add_labels: PieceChange | None = None,
 ) -> UnitPlan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
 
@@ -56,7 +56,7 @@ def prepared(
         threads: The number of blocks that are read at once.
         reject: Whether to leave malformed rows out instead of raising.
         report: Called with the number of rows read since the last call.
-        leave_out: Yields the rows of a block that are written; None: all are.
+        add_labels: Adds labels from other files, and leaves out rows that wait; None without.
 
     Raises:
         BadRowError: A row is malformed.
@@ -65,7 +65,7 @@ def prepared(
     """
     split = spec.split
     if split.by == "time" and not split.valid_from:
-        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report, leave_out)
+        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report, add_labels)
         changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
@@ -98,7 +98,7 @@ def _time_cuts(
     threads: int,
     reject: bool | int,
     report: Callable[[int], object],
-    leave_out: LeaveOut | None,
+    add_labels: PieceChange | None,
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process wrote to ``file``."""
     with contextlib.suppress(BadInputError, ValueError):  # not there, or damaged: counted again
@@ -107,8 +107,8 @@ def _time_cuts(
 
     def count_times(block: Block) -> Counts:
         pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=CHUNK_BYTES)
-        if leave_out:
-            pieces = leave_out(pieces, block)
+        if add_labels:
+            pieces = add_labels(pieces, block)
         return count([rows.key for rows in pieces if rows.key is not None])
 
     def count_all() -> Iterator[Counts]:
