@@ -303,7 +303,7 @@ class Stages:
         for result in results:
             waiting[result.unit.block.source] += result.waiting
         spec = self.settings.spec
-        keep_labels(self.work, self.target.extension, spec, {k: n for k, n in waiting.items() if n})
+        keep_labels(self.work, self.target.extension, spec, waiting)
         keep_rejected_clicks(spec, self.work, self.target.rejected)
 
     def _make_workflow(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.check import check
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
@@ -37,7 +40,7 @@ from tests.etl.click_logs import (
     write_rows,
     write_spec,
 )
-from tests.etl.runs import QUARANTINE, failing, read_split, settings, tree
+from tests.etl.runs import QUARANTINE, change_json, failing, read_split, settings, tree
 from tests.logs import pack
 
 WITHIN = {"6h": 6 * HOUR, "1d": DAY}
@@ -428,6 +431,34 @@ def test_a_row_of_a_wrong_clock_ends_no_window(tmp_path: Path, file: str, line: 
     manifest = run(settings(log.raw, tmp_path / "out", spec))
     assert_equal_outputs(tmp_path / "out", tmp_path / "whole")
     assert manifest.rows["waiting"] == before.rows["waiting"] + file.startswith("day")
+    # nor is its file read for ever
+    write_rows(log.raw / "day_3.csv", log.of_day(3))
+    (log.raw / "clicks_b.csv").write_text("at,impression,user,item\n")
+    write_rows(log.raw / "clicks_a.csv", log.clicks_until(4 * DAY - 1))
+    extend(ExtendSettings(tmp_path / "out", str(log.raw / "day_3.csv")))
+    state = json.loads((tmp_path / "out/extension/labels.json").read_text())
+    assert [Path(path).name for path in state["waiting"]] == ["day_3.csv"]
+
+
+def test_damaged_states_are_an_error(tmp_path: Path) -> None:
+    """Nothing is extended by clicks of another day, or by none."""
+    log = Log(tmp_path, BY_PAIR, "6h")
+    log.write()
+    output = tmp_path / "out"
+    run(settings(log.raw, output, write_spec(tmp_path, BY_PAIR, "6h")))
+    write_rows(log.raw / "day_3.csv", log.of_day(3))
+    assert main(["check", str(output)]) == 0
+    kept = output / "extension/labels.0.npy"
+    content = kept.read_bytes()
+    for damaged in (content[:-8], content[:-8] + bytes(8)):
+        kept.write_bytes(damaged)
+        with pytest.raises(BadInputError, match=r"labels\.0\.npy"):
+            extend(ExtendSettings(output, str(log.raw / "day_3.csv")))
+        assert "no day can be added" in "".join(map(str, check(output, workers=1)))
+    kept.write_bytes(content)
+    change_json(output / "extension/labels.json", lambda value: value.update(cut=0))
+    with pytest.raises(BadInputError, match=r"extension/labels\.json"):
+        extend(ExtendSettings(output, str(log.raw / "day_3.csv")))
 
 
 @pytest.mark.parametrize(

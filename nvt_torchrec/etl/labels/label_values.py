@@ -37,12 +37,14 @@ class LabelCut:
         cut: The newest time of rows that are written now.
         newest: The newest time in the log and in the files of clicks.
         again: The files of the log that days before have read.
+        unfinished: The files of the log that have rows that further days write.
     """
 
     after: int | None
     cut: int
     newest: int
     again: list[str]
+    unfinished: list[str]
 
     @classmethod
     def read(cls, directory: Path) -> LabelCut:

@@ -131,7 +131,7 @@ def match_blocks(
     threads: int,
     reject: bool | int,
     report: Callable[[float], object] = lambda rows: None,
-) -> np.ndarray:
+) -> list[np.ndarray]:
     """Read the log, and find to which rows clicks belong.
 
     Args:
@@ -146,7 +146,7 @@ def match_blocks(
         report: Called with the number of rows read since the last call.
 
     Returns:
-        What :func:`count_newest` returns of all rows.
+        What :func:`count_newest` returns of the rows of each block.
 
     Raises:
         BadRowError: A row is malformed.
@@ -174,7 +174,7 @@ def match_blocks(
             write_array(times_below / f"{block_name(block)}.npy", np.concatenate(by_line))
         return join_newest(counted)
 
-    return join_newest([*map_in_order(match, blocks, threads, "labels")])
+    return [*map_in_order(match, blocks, threads, "labels")]
 
 
 def _times_by_line(rows: RawRows) -> np.ndarray:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def prepare_labels(
         if earlier:
             clicks = _join_earlier(clicks, earlier.clicks[number], earlier.record.cut)
         matches.append(Matches(clicks, label.window))
-    counted = match_blocks(
+    of_blocks = match_blocks(
         blocks,
         spec,
         matches,
@@ -98,6 +99,7 @@ def prepare_labels(
         reject=reject,
         report=report,
     )
+    counted = join_newest(of_blocks)
     _check_found(spec, matches, counted)
     of_log, newest = find_newest(spec, counted, [of_label.clicks for of_label in matches])
     if earlier:
@@ -106,7 +108,13 @@ def prepare_labels(
     # already, their rows are not
     cut = min(newest - spec.label_window - 1, of_log)
     again = [*earlier.record.waiting] if earlier else []
-    record = LabelCut(after, cut, newest, again)
+    # rows of a wrong clock, long after all others, are waited for in vain
+    unfinished = [
+        block.source
+        for block, times in zip(blocks, of_blocks, strict=True)
+        if ((times[2] > cut) & (times[0] * HOUR <= newest)).any()
+    ]
+    record = LabelCut(after, cut, newest, again, list(dict.fromkeys(unfinished)))
     has_ended = counted[0].size and counted[0, 0] * HOUR <= cut
     if not has_ended or (after is not None and cut <= after):
         raise BadInputError(
@@ -225,15 +233,23 @@ def count_lines(directory: Path, blocks: Sequence[Block]) -> int:
     return sum(len(map_array(directory / _TIMES / f"{block_name(b)}.npy")) for b in blocks)
 
 
-def keep_labels(work: Path, extension: Path, spec: FeatureSpec, waiting: dict[str, int]) -> None:
-    """Write to ``OUT/extension`` what further days need; see :mod:`.label_state`."""
+def keep_labels(work: Path, extension: Path, spec: FeatureSpec, waiting: Counter[str]) -> None:
+    """Write to ``OUT/extension`` what further days need; see :mod:`.label_state`.
+
+    Args:
+        work: The directory of the run's state.
+        extension: The directory of what further days need.
+        spec: The columns.
+        waiting: By file of the log, how many of its rows wait.
+    """
     directory = work / LABELS
     record = LabelCut.read(directory)
+    counts = {source: waiting[source] for source in record.unfinished}
     clicks = [
         ClickLog.from_rows(map_array(directory / _KEPT.format(number)))
         for number in range(len(spec.label_files))
     ]
-    write_labels(extension, record.cut, record.newest, waiting, clicks)
+    write_labels(extension, record.cut, record.newest, counts, clicks)
 
 
 def keep_rejected_clicks(spec: FeatureSpec, work: Path, directory: Path) -> None:
