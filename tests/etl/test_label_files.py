@@ -32,7 +32,6 @@ from tests.etl.click_logs import (
     Click,
     Shown,
     find_clicked,
-    key_of,
     labelled_spec,
     make_clicks,
     make_shown,
@@ -74,7 +73,7 @@ class Log:
         self.raw, self.joined = tmp_path / "raw", tmp_path / "joined"
         self.raw.mkdir()
         self.joined.mkdir()
-        self.key, self.window, self.days = key, WITHIN[within], days
+        self.window, self.days = WITHIN[within], days
         self.rows = make_shown(count, days + 2, seed)
         self.clicks = make_clicks(self.rows, self.window, seed)
         self.clicked = find_clicked(self.rows, self.clicks, key, self.window)
@@ -89,8 +88,6 @@ class Log:
     def cut(self, day: int, *, whole: bool = False) -> int:
         """The time before which rows are written once a day has arrived."""
         times = [row.time for row in self.rows if row.time // DAY <= day]
-        clicks = self.clicks_until((day + 1) * DAY - 1)
-        times += [click.at for click in clicks if key_of(click, self.key)]
         newest = (day + 1) * DAY if whole else max(times)
         return newest - self.window
 
@@ -227,20 +224,18 @@ def test_a_new_day_brings_clicks_of_the_day_before(
 
 
 def test_clicks_of_further_days_may_be_there_already(tmp_path: Path) -> None:
-    """Rows of these days are written later nevertheless, with their clicks."""
-    log = Log(tmp_path, BY_ID, "1d")
+    """They belong to rows of these days, if such are shown before them."""
+    log = Log(tmp_path, BY_PAIR, "1d")
     log.write()
     write_rows(log.raw / "clicks_a.csv", log.clicks)
-    spec = write_spec(tmp_path, BY_ID, "1d", BY_TIME)
-    manifest = run(settings(log.raw, tmp_path / "out", spec))
-    assert manifest.rows["waiting"] == 0
-    write_rows(log.raw / "day_3.csv", log.of_day(3))
-    manifest = extend(ExtendSettings(tmp_path / "out", str(log.raw / "day_3.csv")))
-    assert manifest.rows["waiting"] == 0
-    rows = [row for row in log.rows if row.time < 4 * DAY]
+    spec = write_spec(tmp_path, BY_PAIR, "1d", BY_TIME)
+    run(settings(log.raw, tmp_path / "out", spec))
+    for day in (3, 4):
+        write_rows(log.raw / f"day_{day}.csv", log.of_day(day))
+    extend(ExtendSettings(tmp_path / "out", str(log.raw)))
+    rows = [row for of_day in log.written(4) for row in of_day]
     found = pd.concat([read_split(tmp_path / "out", split) for split in SPLITS])
-    expected = find_clicked(rows, log.clicks, BY_ID, DAY)
-    assert found["clicked"].tolist() == [float(row in expected) for row in rows]
+    assert found["clicked"].tolist() == [float(row in log.clicked) for row in rows]
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
@@ -415,7 +410,7 @@ def test_no_window_has_ended(tmp_path: Path) -> None:
     log = Log(tmp_path, BY_PAIR, "6h", days=1)
     log.write()
     spec = write_spec(tmp_path, BY_PAIR, "300d")
-    with pytest.raises(BadInputError, match="no row's window has ended: the log and the clicks"):
+    with pytest.raises(BadInputError, match="no row's window has ended: the log ends at"):
         run(settings(log.raw, tmp_path / "out", spec))
 
 
@@ -450,7 +445,7 @@ def test_damaged_states_are_an_error(tmp_path: Path) -> None:
     assert main(["check", str(output)]) == 0
     kept = output / "extension/labels.0.npy"
     content = kept.read_bytes()
-    for damaged in (content[:-8], content[:-8] + bytes(8)):
+    for damaged in (content[:-8], content[:-1] + b"\x07"):
         kept.write_bytes(damaged)
         with pytest.raises(BadInputError, match=r"labels\.0\.npy"):
             extend(ExtendSettings(output, str(log.raw / "day_3.csv")))

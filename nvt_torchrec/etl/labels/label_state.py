@@ -2,7 +2,7 @@
 
 Files::
 
-    labels.json    until when rows are written, the newest time, the files whose rows wait; size
+    labels.json    until when rows are written and the log is whole, the files whose rows wait; size
                    and SHA-256 of the others
     labels.N.npy   int64 [3, n]: of label N's clicks that further rows may have the hash of the
                    key, the time, and 1 if it belongs to a row that is written
@@ -33,7 +33,7 @@ class LabelRecord:
 
     Attributes:
         cut: The newest time of a row that is written, in microseconds since 1970.
-        newest: The newest time in the log and in the files of clicks.
+        newest: Until when the log is whole.
         waiting: By file of the log, how many of its rows wait for a further day.
         files: The other files.
     """

@@ -35,7 +35,7 @@ class LabelCut:
     Attributes:
         after: Rows until this time are written already, in microseconds since 1970; None of a run.
         cut: The newest time of rows that are written now.
-        newest: The newest time in the log and in the files of clicks.
+        newest: Until when the log is whole.
         again: The files of the log that days before have read.
         unfinished: The files of the log that have rows that further days write.
     """

@@ -23,7 +23,6 @@ from nvt_torchrec.etl.labels.label_state import EarlierLabels, write_labels
 from nvt_torchrec.etl.labels.label_values import RECORD_FILE, LabelCut, clicked_file
 from nvt_torchrec.etl.labels.match_clicks import (
     Matches,
-    count_newest,
     join_newest,
     match_blocks,
 )
@@ -32,7 +31,6 @@ from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
-from nvt_torchrec.formats.rows import NO_TIME
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +98,13 @@ def prepare_labels(
         report=report,
     )
     counted = join_newest(of_blocks)
+    if not counted.size:
+        raise BadInputError("the log has no well-formed row", "look at its first line")
     _check_found(spec, matches, counted)
-    of_log, newest = find_newest(spec, counted, [of_label.clicks for of_label in matches])
+    of_log, newest = find_newest(spec, counted)
     if earlier:
         newest = max(newest, earlier.record.newest)
-    # a click of the newest time itself may still come; and where clicks of further days are there
-    # already, their rows are not
+    # a click of the newest time itself may still come; and so may rows, if the last day is not over
     cut = min(newest - spec.label_window - 1, of_log)
     again = [*earlier.record.waiting] if earlier else []
     # rows of a wrong clock, long after all others, are waited for in vain
@@ -115,12 +114,11 @@ def prepare_labels(
         if ((times[2] > cut) & (times[0] * HOUR <= newest)).any()
     ]
     record = LabelCut(after, cut, newest, again, list(dict.fromkeys(unfinished)))
-    has_ended = counted[0].size and counted[0, 0] * HOUR <= cut
-    if not has_ended or (after is not None and cut <= after):
+    if counted[0, 0] * HOUR > cut or (after is not None and cut <= after):
         raise BadInputError(
-            f"no row's window has ended: the log and the clicks end at {format_time(newest)}, and "
-            f"labels are known {_longest(spec)} after a row",
-            "add days, or files of later clicks; or write a shorter within in the spec",
+            f"no row's window has ended: the log ends at {format_time(newest)}, and labels are "
+            f"known {_longest(spec)} after a row",
+            "add days; or write a shorter within in the spec",
         )
     log.info("rows until %s have all their labels; later ones wait", format_time(cut))
     for number, (label, of_label) in enumerate(zip(spec.label_files, matches, strict=True)):
@@ -186,31 +184,23 @@ def _show_range(first: int, last: int) -> str:
     return f"{format_time(first)} to {format_time(last)}"
 
 
-def find_newest(
-    spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLog]
-) -> tuple[int, int]:
-    """Return the newest time of rows, and of rows and clicks.
+def find_newest(spec: FeatureSpec, counted: np.ndarray) -> tuple[int, int]:
+    """Return the newest time of rows, and until when the log is whole.
 
-    A few that are long after all others do not count. With ``cut = "day"`` the last day of the log
-    is whole, as it is for events.
+    A few rows that are long after all others do not count. With ``cut = "day"`` the last day of the
+    log is whole, as it is for events. Clicks that are later than the log do not count, so that
+    each click belongs to the newest row before it, whether files of clicks are ahead or not.
 
     Args:
         spec: The columns.
-        counted: Of the rows, see :func:`.match_clicks.count_newest`.
-        clicks: The clicks of each label.
+        counted: Of the rows, see :func:`.match_clicks.count_newest`; at least one.
     """
-    of_clicks = join_newest([count_newest(of_label.times) for of_label in clicks])
-    every = join_newest([counted, of_clicks])
-    late_from = find_late(every[:2])
-    newest = []
-    for times in (counted[2], of_clicks[2]):
-        known = times if late_from is None else times[times < late_from]
-        newest.append(int(known.max(initial=NO_TIME)))
-    of_log, of_click = newest
-    end = of_log
+    late_from = find_late(counted[:2])
+    known = counted[2] if late_from is None else counted[2][counted[2] < late_from]
+    newest = int(known.max())
     if spec.events is not None and spec.events.cut == "day":
-        end = (of_log // DAY + 1) * DAY
-    return of_log, max(end, of_click)
+        return newest, (newest // DAY + 1) * DAY
+    return newest, newest
 
 
 def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:

@@ -271,7 +271,7 @@ def _make_plan_of_ready(
     if [split for split in empty if split != "train"] or not units.next_parts["valid"]:
         raise BadInputError(
             f"{files[-1].source}: too few rows have all their labels: {total}",
-            "add days, or files of later clicks; or write a shorter within in the spec",
+            "add days; or write a shorter within in the spec",
         )
     return _plan(files, units, day)
 
