@@ -38,6 +38,7 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
     for block, is_given in (
         ("[events]", settings.spec.events is not None),
         ("[[table]]", bool(settings.spec.joined_tables)),
+        ("[negatives]", settings.spec.negatives is not None),
     ):
         if settings.engine == "nvtabular" and is_given:
             what = f"{block} with --engine nvtabular, which has no operator for them"

@@ -157,6 +157,23 @@ class Stages:
                 report=bar.update,
             )
 
+    def _prepare_negatives(self, plan: UnitPlan) -> None:
+        """Read which items negatives can have, and which users have them already."""
+        from nvt_torchrec.etl.negatives.prepare_negatives import prepare_negatives
+
+        settings = self.settings
+        with self.timer("negatives"), rows_bar("negatives", plan) as bar:
+            prepare_negatives(
+                plan,
+                settings.spec,
+                self.work,
+                self.tables,
+                earlier=self.before.extension if self.before else None,
+                threads=settings.threads,
+                reject=self._reject(plan),
+                report=bar.update,
+            )
+
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
         """Count blocks, and make what happened before each row, see :mod:`etl.events`."""
         from nvt_torchrec.etl.events.prepare import prepare
@@ -195,6 +212,8 @@ class Stages:
         done = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in done]
         whole = self._is_whole()
+        if self.settings.spec.negatives:
+            self._prepare_negatives(plan)
         if self.resumed:
             state = "counted" if whole else "not counted"
             log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
@@ -246,6 +265,11 @@ class Stages:
         description = write_workflow(started, report)
         if description.spec.events:
             self._write_events(description)
+        if description.spec.negatives:
+            from nvt_torchrec.etl.negatives.prepare_negatives import keep_negatives
+
+            with output.named_errors(self.target.root):
+                keep_negatives(self.work, self.target.extension)
         if parts and before not in (None, description.digest):
             raise OutputError(
                 f"{self.target.workflow}: counted again, it has digest {description.digest}; the "
@@ -289,6 +313,7 @@ class Stages:
     def _is_whole(self) -> bool:
         """Return whether the workflow is the one recorded, and it and its state are whole."""
         from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows import compiled
         from nvt_torchrec.workflows.description import inspect
         from nvt_torchrec.workflows.extension_state import read_state
@@ -303,6 +328,8 @@ class Stages:
                 read_state(self.target.extension, description)
             if description.spec.events:
                 EarlierDays.read(self.target.extension, description.spec)
+            if description.spec.negatives:
+                check_stored(self.target.extension)
         except ClickLogError:
             return False
         return True

@@ -246,6 +246,12 @@ class RawRows:
             until it was looked for, and where the columns of tables were joined.
         join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
             have versions; else None.
+        negative_keys: int64 [2, n], the hashes of the item and of the user of rows that negatives
+            are drawn for, 0 where missing; None once they were drawn, and of other rows.
+        negative_times: int64 [n], the time of these rows, :data:`NO_TIME` where it is missing, if
+            the spec names one; else None.
+        drawn: bool [n], which rows are negatives that were drawn: they are in no file, and are no
+            events; None of a spec without negatives.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
         has_aggregates: Whether the aggregates of the rows were added.
@@ -268,6 +274,9 @@ class RawRows:
     table_keys: np.ndarray | None = None
     table_rows: np.ndarray | None = None
     join_times: np.ndarray | None = None
+    negative_keys: np.ndarray | None = None
+    negative_times: np.ndarray | None = None
+    drawn: np.ndarray | None = None
     pointers: np.ndarray | None = None
     has_aggregates: bool = False
 
@@ -303,6 +312,12 @@ def is_missing(mask: np.ndarray, column: int) -> np.ndarray:
 def add_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
     """Mark a column as missing where ``absent``, bool [n], is true."""
     mask[column // WORD_BITS] |= absent.astype(np.uint64) << bit_of(column)
+
+
+def set_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
+    """Mark a column as missing where ``absent``, bool [n], is true, and nowhere else."""
+    mask[column // WORD_BITS] &= ~(_ONE << bit_of(column))
+    add_missing(mask, column, absent)
 
 
 def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
@@ -353,6 +368,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         amounts=np.empty((len(plan.amounts), 0)) if spec.events and label else None,
         join_times=np.empty(0, np.int64) if spec.join_time else None,
         table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
+        negative_keys=np.empty((2, 0), np.int64) if plan.negatives else None,
+        negative_times=np.empty(0, np.int64) if plan.negative_time is not None else None,
     )
 
 

@@ -108,6 +108,9 @@ def assemble(
     join_times = None
     if plan.join_time is not None:
         join_times = times_of_rows(converted[plan.join_time])[0]
+    negative_times = None
+    if plan.negative_time is not None:
+        negative_times = times_of_rows(converted[plan.negative_time])[0]
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[Any] = []
     missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
@@ -138,6 +141,8 @@ def assemble(
         amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
         join_times=join_times,
         table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
+        negative_keys=hash_keys([[converted[i].parts] for i in plan.negatives], rows),
+        negative_times=negative_times,
     )
     bad = np.flatnonzero(first_wrong >= 0)
     if not len(bad):

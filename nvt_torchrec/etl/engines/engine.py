@@ -26,6 +26,8 @@ from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
+from nvt_torchrec.etl.negatives.prepare_negatives import open_sampler
+from nvt_torchrec.etl.negatives.sampler import NegativeSampler
 from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
@@ -77,6 +79,11 @@ class Job:
     def tables(self) -> StoredTables | None:
         """The tables that columns are joined from; None for a spec without."""
         return open_stored(self.work, self.spec)
+
+    @property
+    def sampler(self) -> NegativeSampler | None:
+        """Adds negatives; None for a spec without."""
+        return open_sampler(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:

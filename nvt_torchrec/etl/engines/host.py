@@ -31,6 +31,7 @@ from nvt_torchrec.etl.events.extract import (
     drop_keys,
     history_columns,
 )
+from nvt_torchrec.etl.negatives.sampler import NegativeSampler
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
@@ -57,6 +58,7 @@ def count_block(
     reject: bool | int,
     events: EventFiles | None = None,
     tables: StoredTables | None = None,
+    sampler: NegativeSampler | None = None,
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -69,6 +71,7 @@ def count_block(
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
         tables: The tables of a spec that has any.
+        sampler: Adds the negatives of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -81,6 +84,8 @@ def count_block(
     found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    if sampler:
+        pieces = sampler.add_all(pieces, spec)
     if tables:  # histories need the values themselves
         pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -151,6 +156,7 @@ def encode_block(
     *,
     reject: bool | int,
     events: EventValues | None = None,
+    sampler: NegativeSampler | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
@@ -160,6 +166,8 @@ def encode_block(
     if events and not reject:  # without a malformed row in any column
         spec = drop_keys(spec)
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    if sampler:
+        pieces = sampler.add_all(pieces, spec)
     if workflow.tables:
         pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
@@ -190,7 +198,9 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject, job.event_files, job.tables)
+                run = count_block(
+                    blocks[index], job.spec, job.reject, job.event_files, job.tables, job.sampler
+                )
                 runs.add(index, run)
                 return run.rows
 
@@ -208,7 +218,12 @@ class Threads(Engine):
             log.debug("begin %s", group[0].file)
             _read_ahead(blocks, turn, job.workers, loaded.spec)
             results, written = encode_block(
-                group, loaded, job.work, reject=job.reject, events=job.events
+                group,
+                loaded,
+                job.work,
+                reject=job.reject,
+                events=job.events,
+                sampler=job.sampler,
             )
             syncer.add(written, results)
             return results

@@ -15,6 +15,7 @@ from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.events.label_rates import count_hours
+from nvt_torchrec.etl.negatives.sampler import NegativeSampler
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
@@ -23,7 +24,7 @@ from nvt_torchrec.formats.feature_spec.events import Aggregate
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, history_bit
+from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
 from nvt_torchrec.workflows.stored_tables import StoredTables
 
 
@@ -186,6 +187,7 @@ def extract(
     train: bool,
     reject: bool | int,
     tables: StoredTables | None = None,
+    sampler: NegativeSampler | None = None,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -196,6 +198,7 @@ def extract(
         train: Whether its rows are for training, unless they are divided.
         reject: Whether malformed rows are left out; they are no events.
         tables: The tables of a spec that has any.
+        sampler: Adds the negatives of a spec that has any.
 
     Raises:
         BadRowError: A row is malformed.
@@ -207,7 +210,10 @@ def extract(
     # where no row is left out, none is that has a wrong value in another column
     read = spec if reject else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
-    for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
+    pieces = read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES)
+    if sampler:
+        pieces = sampler.add_all(pieces, read)
+    for rows in pieces:
         extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 
@@ -268,6 +274,8 @@ class BlockExtractor:
         for number, rule in enumerate(spec.histories):
             chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
             flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
+        if rows.drawn is not None:  # negatives did not happen
+            flags[rows.drawn] &= 1 << TRAIN
         return flags
 
     def write(self) -> int:
@@ -289,8 +297,10 @@ class BlockExtractor:
                 write_array(files.codes(name, group), to_numpy(coded.indices)[order])
             if self._values:
                 _write_values(files.values(name), self._values)
-            labels = [flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
-            write_array(files.hours(name), count_hours(times[-1], np.stack(labels)))
+            happened = flags >> EVENT != 0
+            known, of_events = times[-1, happened], flags[happened]
+            labels = [of_events >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
+            write_array(files.hours(name), count_hours(known, np.stack(labels)))
             if spec.amounts:
                 amounts = np.concatenate(self._amounts, axis=1)
                 write_array(files.amounts(name), amounts[:, order])

@@ -35,6 +35,7 @@ from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoot
 from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.negatives.prepare_negatives import open_sampler
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -154,11 +155,13 @@ def prepare(
     splits = {unit.block: unit.split for unit in plan.units}
     days = {unit.block: unit.day for unit in plan.units}
     blocks = sorted(plan.blocks, key=lambda block: (days[block], block.source, block.begin))
-    tables = open_stored(work, spec)
+    tables, sampler = open_stored(work, spec), open_sampler(work, spec)
 
     def read(block: Block) -> int:
         train = splits[block] == "train"
-        return extract(block, spec, files, train=train, reject=reject, tables=tables)
+        return extract(
+            block, spec, files, train=train, reject=reject, tables=tables, sampler=sampler
+        )
 
     for rows in map_in_order(read, blocks, threads, "events"):
         report(rows)

@@ -68,10 +68,14 @@ def make_manifest(
 
 
 def row_counts(results: list[UnitResult]) -> dict[str, int]:
-    """The rows that were read, written and rejected."""
-    written = sum(result.rows for result in results)
-    rejected = sum(result.bad_count for result in results)
-    return {"in": written + rejected, "out": written, "rejected": rejected}
+    """Count the rows that were read, written and rejected, and, where there are, drawn."""
+    counts = {
+        "in": sum(result.lines for result in results),
+        "out": sum(result.rows for result in results),
+        "rejected": sum(result.bad_count for result in results),
+    }
+    drawn = sum(result.drawn for result in results)
+    return counts | {"drawn": drawn} if drawn else counts
 
 
 def day_counts(

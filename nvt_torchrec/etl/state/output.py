@@ -47,6 +47,8 @@ LATE_FILE = "late.json"
 EVENTS = "events"
 #: The tables that are joined to the log, see :mod:`etl.tables`.
 TABLES = "tables"
+#: What negatives are drawn by, see :mod:`etl.negatives`; also in the directory for extensions.
+NEGATIVES = "negatives"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)

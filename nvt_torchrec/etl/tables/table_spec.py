@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -18,18 +19,26 @@ from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 _NO_LABEL = "(a table has no label)"
 
 
-def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpec:
+def make_table_spec(
+    rule: TableRule,
+    spec: FeatureSpec,
+    path: str,
+    columns: Sequence[DenseColumn | CategoricalColumn] | None = None,
+) -> FeatureSpec:
     """Return the spec of a file of a table.
 
-    Its columns are those that the spec of the log takes from the table, in their order, and behind
-    them, as categories, those of the key, read as the log's are.
+    Its columns are those that are read, in their order, and behind them, as categories, those of
+    the key, read as the log's are.
 
     Args:
         rule: The table.
         spec: The columns of the log and of its tables.
         path: The file, whose ending says its format where the rule does not.
+        columns: The columns to read; None: those that the spec of the log takes from the table.
     """
-    columns = [dataclasses.replace(c, table="") for c in spec.columns_of(rule.name)]
+    if columns is None:
+        columns = spec.columns_of(rule.name)
+    columns = [dataclasses.replace(column, table="") for column in columns]
     keys = []
     for name, own_name in zip(rule.key, rule.own_key, strict=True):
         read = spec.key_read(name)

@@ -53,6 +53,7 @@ class UnitRecord:
         dense_missing: By dense column, rows in which it was missing.
         null: By categorical column, rows in which it was missing.
         oov: By categorical column, out-of-vocabulary ids.
+        drawn: How many of the rows written are negatives that were drawn.
     """
 
     rows: int
@@ -63,6 +64,7 @@ class UnitRecord:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
+    drawn: int = 0
 
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
@@ -78,7 +80,7 @@ class UnitResult(UnitRecord):
     @property
     def lines(self) -> int:
         """Rows read."""
-        return self.rows + self.bad_count
+        return self.rows - self.drawn + self.bad_count
 
     @property
     def has_part(self) -> bool:
@@ -88,6 +90,11 @@ class UnitResult(UnitRecord):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-ready form, which :class:`UnitRecord` reads."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(UnitRecord)}
+
+
+def count_drawn(rows: RawRows) -> int:
+    """Return how many of the rows are negatives that were drawn."""
+    return 0 if rows.drawn is None else int(np.count_nonzero(rows.drawn))
 
 
 def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
@@ -177,10 +184,11 @@ def divide_rows(
     """
     lines = 0
     for rows in pieces:
-        if rows.lines != len(rows) + rows.bad_count:
+        num_read = len(rows) - count_drawn(rows)
+        if rows.lines != num_read + rows.bad_count:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-                f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+                f"lines, but {num_read} rows and {rows.bad_count} rejected ones",
                 "this is a defect; nothing was written for them",
             )
         if not isinstance(block, DividedBlock):
@@ -261,6 +269,7 @@ class _UnitWriter:
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),
                 "oov": oov,
+                "drawn": count_drawn(rows),
             }
         )
 

@@ -21,13 +21,14 @@ from nvt_torchrec.formats.feature_spec.columns import (
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.negatives import NegativesRule, check_negatives
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
     column_reads,
-    join_read,
     label_reads,
     read_as_they_are,
+    row_time_read,
     split_read,
     time_reads,
 )
@@ -61,6 +62,7 @@ class FeatureSpec:
             are neither.
         histories: The histories.
         tables: The tables that columns are joined from.
+        negatives: The rows that are drawn; None for a log with rows of both labels.
         version_time: While a table with versions is read, how their times are read; no file has it.
     """
 
@@ -75,6 +77,7 @@ class FeatureSpec:
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
     tables: tuple[TableRule, ...] = ()
+    negatives: NegativesRule | None = None
     version_time: Read | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
+        if self.negatives:
+            check_negatives(self.negatives, self.features, self.tables, self.groups)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -119,6 +124,13 @@ class FeatureSpec:
     def joined_tables(self) -> list[TableRule]:
         """The tables that have columns."""
         return [rule for rule in self.tables if self.columns_of(rule.name)]
+
+    @property
+    def read_tables(self) -> list[TableRule]:
+        """The tables whose files are read: those that have columns, and that of negatives."""
+        drawn_from = self.negatives.table if self.negatives else ""
+        joined = [rule.name for rule in self.joined_tables]
+        return [rule for rule in self.tables if rule.name in (*joined, drawn_from)]
 
     @functools.cached_property
     def aggregates(self) -> list[DenseColumn]:
@@ -217,6 +229,12 @@ class FeatureSpec:
         join_time = None
         if self.join_time:
             join_time = reads.index(self.join_time)
+        negatives: tuple[int, ...] = ()
+        negative_time = None
+        if label and self.negatives:
+            negatives = reads.indices(map(self.key_read, self.negative_columns))
+            row_time = row_time_read(self.joined_tables, self.events, self.split)
+            negative_time = None if row_time is None else reads.index(row_time)
         return ReadPlan(
             reads=reads.ordered,
             labels=labels,
@@ -229,12 +247,21 @@ class FeatureSpec:
             amounts=amounts,
             tables=tables,
             join_time=join_time,
+            negatives=negatives,
+            negative_time=negative_time,
         )
+
+    @property
+    def negative_columns(self) -> tuple[str, ...]:
+        """The columns of the log with the item and the user of negatives; () without."""
+        return (self.negatives.item, self.negatives.user) if self.negatives else ()
 
     @functools.cached_property
     def join_time(self) -> Read | None:
         """How the time of a row is read, by which versions of tables are chosen; None without."""
-        return self.version_time or join_read(self.joined_tables, self.events, self.split)
+        if self.version_time or not any(rule.valid_from for rule in self.joined_tables):
+            return self.version_time
+        return row_time_read(self.joined_tables, self.events, self.split)
 
     def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -254,6 +281,7 @@ class FeatureSpec:
         """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
+        keys |= {*self.negative_columns}
         single = [column for column in self.categorical if not column.multi_hot]
         return read_as_they_are(single, keys)
 
@@ -346,6 +374,7 @@ class FeatureSpec:
         ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
         return (
             not ruled
+            and not self.negatives
             and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
             and max(len(self.dense), len(self.categorical)) <= WORD_BITS
             and InputFormat(max_line_kb=line, list_separator=separator) == self.input

@@ -56,15 +56,14 @@ def time_reads(events: Events | None) -> list[Read]:
     return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
 
 
-def join_read(rules: Iterable[TableRule], events: Events | None, split: Split) -> Read | None:
-    """Return how the time of a row is read by which versions are chosen; None without versions."""
-    with_versions = [rule for rule in rules if rule.valid_from]
-    if not with_versions:
-        return None
-    rule = with_versions[0]  # all name the same time
-    if rule.log_time:
-        return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
-    return time_reads(events)[0] if events else split_read(split)
+def row_time_read(rules: Iterable[TableRule], events: Events | None, split: Split) -> Read | None:
+    """Return how the time of a row is read; None if no part of the spec names one."""
+    for rule in rules:  # all that have versions name the same time
+        if rule.valid_from and rule.log_time:
+            return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
+    if events:
+        return time_reads(events)[0]
+    return split_read(split) if split.by == "time" else None
 
 
 def split_read(split: Split) -> Read:

@@ -121,6 +121,9 @@ class ReadPlan:
         amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         tables: Those of the columns of the key of each table that has columns.
         join_time: That of the time of a row, if a table has versions; else None.
+        negatives: Those of the item and of the user of rows that negatives are drawn for; () of
+            other rows.
+        negative_time: That of the time of these rows; None if the spec names none.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
             a table.
         categorical: Those of the sources of each categorical column; likewise.
@@ -137,3 +140,5 @@ class ReadPlan:
     amounts: tuple[int, ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     join_time: int | None = None
+    negatives: tuple[int, ...] = ()
+    negative_time: int | None = None

@@ -24,6 +24,8 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["tables"]
         for column in columns:
             del column["table"]
+    if not value["negatives"]:
+        del value["negatives"]
     for column in columns:
         aggregate = column.get("aggregate")
         if aggregate and not aggregate["column"]:
