@@ -21,8 +21,7 @@ dense_transform = "normalize"
 format = "csv"
 [label]
 name = "liked"
-from = "stars"
-threshold = 3
+{label}
 [split]
 {split}
 [[dense]]
@@ -68,6 +67,8 @@ names = "brand"
 raw = "string"
 table = "items"
 """
+#: How the label is read; without a column for it.
+STARS, ALL = 'from = "stars"\nthreshold = 3', "value = 1"
 BY_DAYS = 'by = "days"'
 BY_TIME = (
     'by = "time"\ncolumn = "time"\ntime_format = "epoch_s"\n'
@@ -147,11 +148,16 @@ def write_csv(path: Path, rows: Sequence[Like | Product], **more: Sequence[objec
 
 
 def load_negative_spec(
-    directory: Path, split: str = BY_DAYS, *, negatives: str = "", more: str = ""
+    directory: Path,
+    split: str = BY_DAYS,
+    *,
+    label: str = STARS,
+    negatives: str = "",
+    more: str = "",
 ) -> FeatureSpec:
     """Return the spec of such a log."""
     file = directory / "spec.toml"
-    file.write_text(SPEC.format(split=split, negatives=negatives, more=more))
+    file.write_text(SPEC.format(split=split, label=label, negatives=negatives, more=more))
     return load_spec(file)
 
 

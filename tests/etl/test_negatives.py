@@ -17,13 +17,16 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.event_logs import read_lists
 from tests.etl.findings import bad
 from tests.etl.negative_logs import (
+    ALL,
     BY_DAYS,
     BY_TIME,
     DAY,
+    STARS,
     TABLE,
     Like,
     Product,
@@ -300,25 +303,33 @@ def test_what_is_kept_is_checked_before_a_day_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("negatives", "more", "match"),
+    ("label", "negatives", "more", "match"),
     [
-        ('from = "products"', TABLE, "from = 'products'"),
-        ('from = "items"', TABLE.replace('{item = "id"}', '"user"'), "the key of table items"),
+        (ALL, "", EVENTS, "aggregate item_liked_rate: its label is 1 in all rows"),
+        (STARS + "\nvalue = 1", "", "", "value = 1"),
+        (STARS, 'from = "products"', TABLE, "from = 'products'"),
         (
+            STARS,
+            'from = "items"',
+            TABLE.replace('{item = "id"}', '"user"'),
+            "the key of table items",
+        ),
+        (
+            STARS,
             "",
             '[[categorical]]\nnames = "both"\nfrom = ["item", "user"]\nderive = "cross"\n'
             "hash_buckets = 9",
             "column both is made of item, user",
         ),
-        ("", EVENTS.replace('of = "item"', 'of = ["user", "item"]'), "it tells the label"),
-        ("popularity = -1", "", "popularity = -1"),
+        (STARS, "", EVENTS.replace('of = "item"', 'of = ["user", "item"]'), "it tells the label"),
+        (STARS, "popularity = -1", "", "popularity = -1"),
     ],
 )
 def test_negatives_that_a_spec_may_not_ask_for(
-    tmp_path: Path, negatives: str, more: str, match: str
+    tmp_path: Path, label: str, negatives: str, more: str, match: str
 ) -> None:
     with pytest.raises(SettingsError, match=match) as caught:
-        load_negative_spec(tmp_path, negatives=negatives, more=more)
+        load_negative_spec(tmp_path, label=label, negatives=negatives, more=more)
     assert caught.value.remedy
 
 
@@ -329,3 +340,20 @@ def test_a_table_without_the_items_of_the_log_is_refused(tmp_path: Path) -> None
     spec = load_negative_spec(tmp_path, negatives='from = "items"', more=table)
     with pytest.raises(SettingsError, match="table items has 0 of the"):
         run(settings(tmp_path / "raw", tmp_path / "out", spec))
+
+
+def test_a_log_of_positives_has_no_column_of_its_label(tmp_path: Path) -> None:
+    """Its rows have label 1, and those that are drawn 0; rows to score need neither."""
+    likes = [like for like in make_likes(400, 3) if like.item and like.user]
+    write_log(tmp_path / "raw", likes, make_products())
+    events = EVENTS.replace(', "rate"]\nsmoothing = 2', "]")
+    spec = load_negative_spec(tmp_path, BY_TIME, label=ALL, more=events)
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec))
+    splits = manifest["splits"].values()
+    assert sum(split["positives"] for split in splits) == len(likes)
+    assert sum(split["rows"] for split in splits) == len(likes) + manifest.rows["drawn"]
+    encoder = Encoder.load(tmp_path / "out/workflow")
+    columns = {"user": ["u1"], "item": [3], "number": [1.0], "hour": [2.0], "tags": ["t1"]}
+    dense, ids = encoder.encode(pd.DataFrame(columns))
+    assert len(dense) == 1
+    assert ids.stride() == 1

@@ -100,10 +100,13 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
+    if spec.negatives:  # a frame has a label under its own name
+        spec = spec.score_rows()
     plan = spec.read_plan(label=True)
-    places: dict[str, tuple[int, ...]] = {
-        name: (index,) for name, index in zip(spec.labels, plan.labels, strict=True)
-    }
+    places: dict[str, tuple[int, ...]] = {}
+    for name, index in zip(spec.labels, plan.labels, strict=True):
+        assert index is not None
+        places[name] = (index,)
     if plan.weight is not None:
         places[spec.weight] = (plan.weight,)
     described = {column.name: column for column in spec.features}

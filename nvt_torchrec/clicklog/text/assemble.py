@@ -86,7 +86,10 @@ def assemble(
             wrong = wrong | (np.abs(column.values) > LARGEST_TERM)
         if wrong.any():
             first_wrong[wrong & (first_wrong < 0)] = index
-    labels = [converted[index].values for index in plan.labels]
+    labels = []
+    for of_label in plan.labels:
+        values = np.ones(rows, np.uint8) if of_label is None else converted[of_label].values
+        labels.append(values)
     weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
     key = None if plan.key is None else converted[plan.key].values
     if isinstance(key, pa.Array) and spec.split.by == "values":

@@ -26,7 +26,7 @@ from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
     column_reads,
-    label_reads,
+    plan_labels,
     read_as_they_are,
     row_time_read,
     split_read,
@@ -113,6 +113,16 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
+        all_ones = [rule.name for rule in self.label_rules if rule.value is not None]
+        if all_ones and not self.negatives:
+            raise SettingsError(
+                f"label {all_ones[0]}: all rows have label 1", "add [negatives], or leave value out"
+            )
+        for column in self.aggregates:
+            if column.aggregate and column.aggregate.label in all_ones:
+                raise SettingsError(
+                    f"aggregate {column.name}: its label is 1 in all rows", "leave it out"
+                )
         if self.negatives:
             check_negatives(self.negatives, self.features, self.tables, self.groups)
 
@@ -205,11 +215,11 @@ class FeatureSpec:
     def _make_plan(self, *, label: bool) -> ReadPlan:
         # the order in which reads are added is that of the fields of text without a header
         reads = PlannedReads(self.input.decimal)
-        labels: tuple[int, ...] = ()
+        labels: tuple[int | None, ...] = ()
         weight = key = None
         times = time_reads(self.events)
         if label:
-            labels = reads.indices(label_reads(self.label_rules or [LabelRule(self.label)]))
+            labels = plan_labels(self.label_rules or [LabelRule(self.label)], reads)
             if self.weight:
                 weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
@@ -309,8 +319,12 @@ class FeatureSpec:
     def score_rows(self) -> FeatureSpec:
         """Return the spec by which rows of a file are scored, with or without labels.
 
-        As in a request, nothing is divided, and with events a time may lack.
+        As in a request, nothing is divided, no negatives are drawn, and with events a time may
+        lack. A label that all rows of the log have is read from a column of its name, if there is.
         """
+        if self.negatives:
+            rules = tuple(dataclasses.replace(rule, value=None) for rule in self.label_rules)
+            return dataclasses.replace(self, negatives=None, label_rules=rules).score_rows()
         if not self.events:
             return self
         events = dataclasses.replace(self.events, source="", optional=True)

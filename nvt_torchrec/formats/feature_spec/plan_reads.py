@@ -43,9 +43,13 @@ class PlannedReads:
         return tuple(self._indices)
 
 
-def label_reads(rules: Iterable[LabelRule]) -> list[Read]:
-    """Return how labels are read."""
-    return [Read(rule.column, "label", trim=rule.trim, label=rule) for rule in rules]
+def plan_labels(rules: Iterable[LabelRule], reads: PlannedReads) -> tuple[int | None, ...]:
+    """Return the index of each label in the reads, to which it is added; None of one of all rows."""
+    indices: list[int | None] = []
+    for rule in rules:
+        read = Read(rule.column, "label", trim=rule.trim, label=rule)
+        indices.append(None if rule.value is not None else reads.index(read))
+    return tuple(indices)
 
 
 def time_reads(events: Events | None) -> list[Read]:

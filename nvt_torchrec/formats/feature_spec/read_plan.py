@@ -57,6 +57,8 @@ class LabelRule:
         negative: With ``positive``, the texts that are 0; any other text is then malformed.
         threshold: Numbers that are at least this are 1, others 0.
         trim: Whether spaces and tabs around a value are removed.
+        value: 1: the log has no such column, as each of its rows is one with label 1; the others
+            are drawn (:mod:`.negatives`).
     """
 
     name: str
@@ -65,11 +67,15 @@ class LabelRule:
     negative: tuple[str, ...] = ()
     threshold: float | None = None
     trim: bool = False
+    value: int | None = None
 
     def __post_init__(self) -> None:
+        is_read = self.source or self.positive or self.threshold is not None
         check(
             self,
             f"label {self.name}: ",
+            ("value", self.value in (None, 1), "give 1, or leave it out"),
+            ("value", self.value is None or not is_read, "remove it, or from and what is 1"),
             ("positive", all(self.positive), 'give texts, such as ["yes", "true"]'),
             ("threshold", self.threshold is None or not self.positive, "remove it or positive"),
             ("negative", self.positive or not self.negative, "add positive"),
@@ -110,7 +116,8 @@ class ReadPlan:
 
     Attributes:
         reads: The columns to read.
-        labels: The index in ``reads`` of each label, the main one first; () without labels.
+        labels: The index in ``reads`` of each label, the main one first, None of one that all
+            rows have; () without labels.
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
         times: Those of the time of an event and, of a spec that names one, of the time from which
@@ -130,7 +137,7 @@ class ReadPlan:
     """
 
     reads: tuple[Read, ...]
-    labels: tuple[int, ...]
+    labels: tuple[int | None, ...]
     weight: int | None
     key: int | None
     dense: tuple[tuple[int, ...], ...]

@@ -26,6 +26,8 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
             del column["table"]
     if not value["negatives"]:
         del value["negatives"]
+        for rule in value["label_rules"]:
+            del rule["value"]
     for column in columns:
         aggregate = column.get("aggregate")
         if aggregate and not aggregate["column"]:

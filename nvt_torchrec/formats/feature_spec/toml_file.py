@@ -26,6 +26,7 @@ All keys of a spec; those that are optional say so, or show their default::
     positive = [">50K", "true"]   # texts that are 1, all others are 0
     negative = ["<=50K"]          # with it, any other text is a malformed row
     threshold = 4                 # instead of positive: numbers from 4 on are 1
+    # value = 1                   # instead of a column: all rows are 1, those of [negatives] 0
 
     [weight]                      # optional: weight of a row in training and metrics
     name = "weight"
