@@ -52,7 +52,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "workflows": {"compiled": set()},
     "etl": {
-        "check": {"events", "finish", "state"},
+        "check": {"events", "finish", "negatives", "state"},
         "commands": {"check", "engines", "extend", "guess"},
         "engines": {"events", "negatives", "state", "tables", "units"},
         "events": {"negatives", "state", "tables", "units"},

@@ -44,7 +44,7 @@ class PlannedReads:
 
 
 def plan_labels(rules: Iterable[LabelRule], reads: PlannedReads) -> tuple[int | None, ...]:
-    """Return the index of each label in the reads, to which it is added; None of one of all rows."""
+    """Add how labels are read; return the index of each, None of one that all rows have."""
     indices: list[int | None] = []
     for rule in rules:
         read = Read(rule.column, "label", trim=rule.trim, label=rule)
