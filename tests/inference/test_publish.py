@@ -145,7 +145,7 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, served: Path, capsys) 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same label")],
+    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same value")],
 )
 def test_samples_that_tell_nothing(
     bundles: list[Path], tmp_path: Path, capsys, rows: str, message: str
