@@ -230,12 +230,10 @@ def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False
         weighted: Whether its rows have weights.
     """
     metrics: ByLabel = {}
-    probability_names, label_names = (
-        name_by_label("probability", labels),
-        name_by_label("label", labels),
-    )
+    score_names = name_by_label("probability", labels)
+    label_names = name_by_label("label", labels)
     with pq.ParquetFile(path) as file:
-        for label, *names in zip(labels, probability_names, label_names, strict=True):
+        for label, *names in zip(labels, score_names, label_names, strict=True):
             if weighted:
                 names.append("weight")
             table = file.read(columns=names)
