@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
-from nvt_torchrec.formats.day_names import parse_days
+from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.histories import HISTORIES
