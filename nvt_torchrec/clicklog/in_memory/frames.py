@@ -83,7 +83,7 @@ def read_rows(
         check_lengths({name: lengths[name] for name in history.features})
     converted = [column.repeat(lists.get(column.read.source)) for column in columns]
     count = fields.rows
-    return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
+    return assemble(spec, converted, lambda row: b"", rows=count, label=False, max_bad_rows=0)
 
 
 def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:

@@ -60,7 +60,7 @@ def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 
 
 def parse_json(
-    text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+    text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int
 ) -> RawRows:
     """Parse whole lines; a key that is not there has no value.
 
@@ -77,7 +77,12 @@ def parse_json(
     for row in reversed(bad):
         del lines[row.line]
     rows = table_to_rows(
-        table, layout.source, spec, label=layout.label, reject=reject, text=lines.__getitem__
+        table,
+        layout.source,
+        spec,
+        label=layout.label,
+        max_bad_rows=max_bad_rows,
+        text=lines.__getitem__,
     )
     return add_bad_rows(rows, bad) if bad else rows
 

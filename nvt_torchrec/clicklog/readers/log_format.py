@@ -20,7 +20,7 @@ from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text.remedies import may_leave_out
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, describes
+from nvt_torchrec.formats.rows import UNLIMITED, RawRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,21 +102,24 @@ class UnparsedRows(abc.ABC):
         """Return the same rows without the label, so that its values are not checked."""
         return dataclasses.replace(self, label=False)
 
-    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+    def parse(self, *, reject: bool = False) -> RawRows:
         """Parse the rows; line numbers count from ``first``.
 
         Args:
             reject: Leave bad rows out instead of raising :class:`BadRowError`.
-            describe: Describe all of them, and not only the first ones.
         """
-        rows = self.parse_all(reject=(reject and describe) or int(reject))
+        rows = self.parse_all(max_bad_rows=UNLIMITED if reject else 0)
         if rows.bad_count and not reject:
             raise self.format.bad_row_error(rows, self.path, self.first_line)
         return rows
 
     @abc.abstractmethod
-    def parse_all(self, *, reject: bool | int) -> RawRows:
-        """Parse the rows, whether there are bad ones or not; see :func:`.rows.describes`."""
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
+        """Parse the rows, however many of them are bad.
+
+        Args:
+            max_bad_rows: All bad rows are described if there are no more than these.
+        """
 
     @abc.abstractmethod
     def names(self) -> Sequence[str]:
@@ -245,7 +248,7 @@ class LogFormat(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """Read and parse a block in chunks; see :func:`read_block_chunks`."""
 
@@ -289,7 +292,7 @@ def read_block_chunks(
     spec: FeatureSpec,
     *,
     label: bool = True,
-    reject: bool | int = False,
+    max_bad_rows: int = 0,
     chunk_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
     """Read and parse a block in chunks, whose line numbers count from 0.
@@ -298,8 +301,8 @@ def read_block_chunks(
         block: The rows.
         spec: The columns, and the format of the file.
         label: Whether rows have the label.
-        reject: Whether bad rows are left out (all are in ``RawRows.bad``) instead of raising an
-            error; or how many are left out at most.
+        max_bad_rows: How many bad rows may be left out, all of which are in ``RawRows.bad``; 0: a
+            bad row is an error.
         chunk_bytes: About how large a chunk is: small ones stay in a processor's cache. None: the
             block is one chunk.
 
@@ -311,12 +314,12 @@ def read_block_chunks(
         spec = spec.bound_times(block.times)
     reader = format_of(spec)
     lines_before = bad = 0
-    for rows in reader.read(block, label=label, reject=reject, chunk_bytes=chunk_bytes):
+    for rows in reader.read(block, label=label, max_bad_rows=max_bad_rows, chunk_bytes=chunk_bytes):
         bad += rows.bad_count
-        if rows.bad_count and (not reject or not describes(reject, bad)):
+        if bad > max_bad_rows:
             first = reader.first_line(block) + lines_before
             error = reader.bad_row_error(rows, block.source, first)
-            if reject:  # the rest of the log cannot matter
+            if max_bad_rows:  # the rest of the log cannot matter
                 raise BadRowError(
                     f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
                     "--max_bad_fraction allows of the whole input",

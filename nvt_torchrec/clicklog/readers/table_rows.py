@@ -92,9 +92,11 @@ class TableRows(UnparsedRows):
     format: TableFormat
     block: Block
 
-    def parse_all(self, *, reject: bool | int) -> RawRows:
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
-        reads = self.format.read(self.block, label=self.label, reject=reject, chunk_bytes=None)
+        reads = self.format.read(
+            self.block, label=self.label, max_bad_rows=max_bad_rows, chunk_bytes=None
+        )
         (rows,) = reads
         return rows
 
@@ -173,7 +175,7 @@ class TableFormat(LogFormat):
         return block.begin + 1
 
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """See :meth:`LogFormat.read`; :mod:`.parquet_values` says which types columns may have.
 
@@ -192,7 +194,7 @@ class TableFormat(LogFormat):
                 )
             chunks = table.read(block.begin, block.end, names, chunk_rows)
             for rows in chunks if chunk_rows else [pa.concat_tables(chunks)]:
-                yield table_to_rows(rows, source, spec, label=label, reject=reject)
+                yield table_to_rows(rows, source, spec, label=label, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""
@@ -281,7 +283,7 @@ def table_to_rows(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool | int,
+    max_bad_rows: int,
     text: Callable[[int], bytes] | None = None,
 ) -> RawRows:
     """Return the rows of a table whose columns are as the spec says; see :func:`check_columns`.
@@ -291,7 +293,7 @@ def table_to_rows(
         source: Names the file in errors.
         spec: The columns of the spec.
         label: Whether to read the label.
-        reject: Whether to describe every bad row, and not only the first ones.
+        max_bad_rows: See :func:`.assemble.assemble`.
         text: Returns the raw text of a row; None: the columns of the row as JSON.
     """
     plan, separator = spec.read_plan(label=label), spec.input.list_separator
@@ -312,7 +314,9 @@ def table_to_rows(
         else missing_column(read, len(table))
         for read in plan.reads
     )
-    return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
+    return assemble(
+        spec, converted, text or as_json, rows=len(table), label=label, max_bad_rows=max_bad_rows
+    )
 
 
 def _readable(value: object) -> str:

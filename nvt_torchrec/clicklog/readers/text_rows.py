@@ -76,9 +76,9 @@ class TextRows(UnparsedRows):
             return self
         return dataclasses.replace(self, label=False, layout=self.layout.drop_label())
 
-    def parse_all(self, *, reject: bool | int) -> RawRows:
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
-        return self.format.parse_text(self.text, self.layout, reject=reject)
+        return self.format.parse_text(self.text, self.layout, max_bad_rows=max_bad_rows)
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
@@ -130,7 +130,7 @@ class TextFormat(LogFormat):
     @staticmethod
     @abc.abstractmethod
     def parse(
-        data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+        data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines of UTF-8, as :func:`.tokenizer.parse_rows` does."""
 
@@ -230,7 +230,7 @@ class TextFormat(LogFormat):
             at += len(piece)
 
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """See :meth:`LogFormat.read`."""
         layout = self.block_layout(block, label)
@@ -241,14 +241,14 @@ class TextFormat(LogFormat):
             whole = list(texts)
             texts = whole if len(whole) == 1 else [b"".join(whole)]
         for text in texts:
-            yield self.parse_text(text, layout, reject=reject)
+            yield self.parse_text(text, layout, max_bad_rows=max_bad_rows)
 
     def parse_text(
-        self, text: bytes | memoryview, layout: LineLayout, *, reject: bool | int
+        self, text: bytes | memoryview, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines in the encoding of the spec."""
         utf8 = as_utf8(text, self.spec.input.encoding)
-        return self.parse(utf8, self.spec, layout, reject=reject)
+        return self.parse(utf8, self.spec, layout, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""

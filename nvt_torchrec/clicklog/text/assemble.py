@@ -36,7 +36,6 @@ from nvt_torchrec.formats.rows import (
     RawRows,
     add_missing,
     dense_dtype,
-    describes,
     empty_mask,
 )
 
@@ -58,7 +57,7 @@ def assemble(
     *,
     rows: int,
     label: bool,
-    reject: bool | int,
+    max_bad_rows: int,
 ) -> RawRows:
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
@@ -69,7 +68,8 @@ def assemble(
         text: Returns the raw text of a row.
         rows: Number of rows, bad ones included.
         label: Whether rows have labels.
-        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        max_bad_rows: If there are more bad rows, only the first ``DESCRIBED_BAD_ROWS`` are
+            described: then the caller stops.
     """
     plan = spec.read_plan(label=label)
     converted: Any = list(columns)
@@ -168,7 +168,7 @@ def assemble(
         what = f"column {read.source}: {value}: the {role} must not be missing"
         return BadRow(row, what, read.source, text(row))
 
-    shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
+    shown = bad if len(bad) <= max_bad_rows else bad[:DESCRIBED_BAD_ROWS]
     return dataclasses.replace(
         take(every, first_wrong < 0),
         bad=[described(row) for row in shown.tolist()],

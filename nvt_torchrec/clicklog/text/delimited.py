@@ -30,7 +30,7 @@ from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 _OPEN_QUOTE, _AFTER_QUOTE = codes.OPEN_QUOTE, codes.AFTER_QUOTE
@@ -39,7 +39,7 @@ _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12
 
 
 def parse_delimited(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int = 0
 ) -> RawRows:
     """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
     plan = spec.read_plan(label=layout.label)
@@ -63,11 +63,11 @@ def parse_delimited(
         lambda row: split.row(split.line[row]),
         rows=len(split.line),
         label=layout.label,
-        reject=reject,
+        max_bad_rows=max_bad_rows,
     )
     wrong = np.flatnonzero(split.code)
     bad = [row.move_to(int(split.line[row.line])) for row in rows.bad]
-    all_described = describes(reject, rows.bad_count + len(wrong))
+    all_described = rows.bad_count + len(wrong) <= max_bad_rows
     for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
         code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)
         what = describe_count(where, len(layout.fields))

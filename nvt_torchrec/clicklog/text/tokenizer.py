@@ -23,7 +23,7 @@ _NEWLINE = 10
 
 
 def parse_rows(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int = 0
 ) -> RawRows:
     """Parse whole lines of text, without a header line.
 
@@ -31,14 +31,14 @@ def parse_rows(
         data: Lines of UTF-8; the last one with or without its newline; ``\\r\\n`` ends a line too.
         spec: The columns; their raw types say what a field may hold.
         layout: Which columns the fields of a line are.
-        reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
+        max_bad_rows: If there are more bad rows, ``RawRows.bad`` has only the first ones.
 
     Raises:
         SettingsError: There are 2 GiB of text or more.
     """
     if spec.is_criteo_format:
-        return parse_criteo(data, spec, label=layout.label, reject=reject)
-    return parse_delimited(data, spec, layout, reject=reject)
+        return parse_criteo(data, spec, label=layout.label, max_bad_rows=max_bad_rows)
+    return parse_delimited(data, spec, layout, max_bad_rows=max_bad_rows)
 
 
 def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
@@ -51,7 +51,7 @@ def parse_criteo(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool | int = False,
+    max_bad_rows: int = 0,
 ) -> RawRows:
     """Parse whole lines of a log in Criteo's format.
 
@@ -61,7 +61,7 @@ def parse_criteo(
             hexadecimal digits, dense values 32-bit integers, labels 0 or 1, also as 0.0 and 1.0. An
             empty field is a missing value, which a label may not be.
         label: Whether the rows begin with the label.
-        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        max_bad_rows: See :func:`parse_rows`.
     """
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
@@ -92,11 +92,13 @@ def parse_criteo(
     count, size = _parse(buffer, tail, split, label, *columns, others, text)
     if not count:
         return rows
-    return _fill_in_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)  # type: ignore[arg-type]
+    return _fill_in_others(
+        rows, others[:count], memoryview(text)[:size], spec, max_bad_rows=max_bad_rows
+    )  # type: ignore[arg-type]
 
 
 def _fill_in_others(
-    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool | int
+    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, max_bad_rows: int
 ) -> RawRows:
     """Fill in the rows that are not usual, or leave them out if they are malformed.
 
@@ -105,10 +107,10 @@ def _fill_in_others(
         lines: int64 [k], the lines of these rows.
         text: Theirs.
         spec: The columns.
-        reject: See :func:`parse_criteo`.
+        max_bad_rows: See :func:`parse_rows`.
     """
     layout = plain_layout(spec, label=len(rows.labels) > 0)
-    parsed = parse_delimited(text, spec, layout, reject=reject)
+    parsed = parse_delimited(text, spec, layout, max_bad_rows=max_bad_rows)
     good = lines[parsed.line]
     for name in ("labels", "dense", "dense_missing", "categorical", "categorical_missing"):
         getattr(rows, name)[..., good] = getattr(parsed, name)

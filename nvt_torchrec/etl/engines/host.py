@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def count_block(
     block: Block,
     spec: FeatureSpec,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventFiles | None = None,
     tables: StoredTables | None = None,
 ) -> SortedRun:
@@ -65,7 +65,7 @@ def count_block(
     Args:
         block: The block.
         spec: The columns.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows may be left out; 0: one is an error.
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
         tables: The tables of a spec that has any.
@@ -80,7 +80,9 @@ def count_block(
     of_pieces = [np.zeros((len(spec.dense), 4))]
     found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
     if tables:  # histories need the values themselves
         pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -149,7 +151,7 @@ def encode_block(
     workflow: CompiledWorkflow,
     work: Path,
     *,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventValues | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
@@ -157,9 +159,11 @@ def encode_block(
     Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
     """
     block, spec = units[0].block, workflow.spec
-    if events and not reject:  # without a malformed row in any column
+    if events and not max_bad_rows:  # without a malformed row in any column
         spec = drop_keys(spec)
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
     if workflow.tables:
         pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
@@ -190,7 +194,9 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject, job.event_files, job.tables)
+                run = count_block(
+                    blocks[index], job.spec, job.max_bad_rows, job.event_files, job.tables
+                )
                 runs.add(index, run)
                 return run.rows
 
@@ -208,7 +214,7 @@ class Threads(Engine):
             log.debug("begin %s", group[0].file)
             _read_ahead(blocks, turn, job.workers, loaded.spec)
             results, written = encode_block(
-                group, loaded, job.work, reject=job.reject, events=job.events
+                group, loaded, job.work, max_bad_rows=job.max_bad_rows, events=job.events
             )
             syncer.add(written, results)
             return results

@@ -145,7 +145,7 @@ def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
-    run = count_block(block, job.spec, job.reject, job.event_files, job.tables)
+    run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.tables)
     write_run(job.work / FIT / run_name(index, index + 1), run)
     return run.rows
 
@@ -156,7 +156,9 @@ def _encode_block(
     """Encode the units of a block in a worker; write their parts and records, durably."""
     log.debug("begin %s", units[0].file)
     loaded = _load_once(*workflow)
-    encoded = encode_block(units, loaded, job.work, reject=job.reject, events=job.events)
+    encoded = encode_block(
+        units, loaded, job.work, max_bad_rows=job.max_bad_rows, events=job.events
+    )
     return finish_units(job.work, *encoded)
 
 
