@@ -24,7 +24,7 @@ from nvt_torchrec.clicklog.readers.table_rows import (
 )
 from nvt_torchrec.clicklog.readers.text_rows import TextFormat
 from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout, is_json
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
@@ -49,7 +49,7 @@ def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     there = sorted({*table.schema.names, *partition_values(source)})
     for name in spec.sources(label=False):
         if name not in there and find_type(table.schema, name) is None:
-            hint = similar_column(name, there, spec.sources(label=True))
+            hint = suggest_column(name, there, spec.sources(label=True))
             raise BadInputError(
                 f"{source}: no key {name} in its first rows, which have {', '.join(there[:20])}",
                 f"{hint}name the columns as in the file; where a value is mostly missing, write "

@@ -22,7 +22,7 @@ from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, 
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import missing_column
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
@@ -335,7 +335,7 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
         if held is None and read.source in partition and read.source not in schema.names:
             continue
         if held is None:
-            hint = similar_column(read.source, schema.names, spec.sources(label=True))
+            hint = suggest_column(read.source, schema.names, spec.sources(label=True))
             there = ", ".join([*schema.names, *partition][:20])
             where = "twice" if read.source in schema.names else "not"
             raise BadInputError(

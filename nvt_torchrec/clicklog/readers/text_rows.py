@@ -27,7 +27,7 @@ from nvt_torchrec.clicklog.readers.lines import (
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import parse_delimited, split_rows
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines, row_begins
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, find_row_offsets
 from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
     LineLayout,
@@ -208,7 +208,7 @@ class TextFormat(LogFormat):
         for at, piece in self._pieces(path, begin, end):
             rows = self._rows_in(piece)
             if row < rows:
-                return at + int(row_begins(piece)[row])
+                return at + int(find_row_offsets(piece)[row])
             row -= rows
         return end
 
