@@ -83,10 +83,13 @@ class Stages:
     def __post_init__(self) -> None:
         self.resumed = begin_or_resume(self.work, self.record, self.settings.output_path)
 
-    def _reject(self, plan: UnitPlan) -> bool | int:
-        """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
+    def _max_bad_rows(self, plan: UnitPlan) -> int:
+        """Return how many bad rows of a block are left out: so many that no more can be accepted.
+
+        0 if a bad row is an error.
+        """
         if not self.settings.reject:
-            return False
+            return 0
         maximum = self.settings.max_bad_fraction * plan.max_rows(self.settings.spec)
         return max(_MIN_REJECTED, int(maximum))
 
@@ -153,7 +156,7 @@ class Stages:
                 spec,
                 self.work,
                 threads=self.settings.threads,
-                reject=self._reject(plan),
+                max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
 
@@ -170,7 +173,7 @@ class Stages:
                 self.tables,
                 earlier=self.before.extension if self.before else None,
                 threads=settings.threads,
-                reject=self._reject(plan),
+                max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
 
@@ -188,7 +191,7 @@ class Stages:
                 earlier=self._earlier,
                 tails=self._tails,
                 threads=self.settings.threads,
-                reject=self._reject(plan),
+                max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
 
@@ -221,7 +224,7 @@ class Stages:
             if missing or not whole:
                 with self.timer("start workers"):
                     started = stack.enter_context(
-                        start_engine(self.settings, self.work, self._reject(plan))
+                        start_engine(self.settings, self.work, self._max_bad_rows(plan))
                     )
             if not whole and self.settings.spec.events:
                 blocks = plan.train_blocks if counted == "train" else plan.blocks

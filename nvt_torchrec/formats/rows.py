@@ -7,6 +7,7 @@ column j is bit j % 64 of word j // 64. There is at least one word.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -151,8 +152,11 @@ def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
 _ONE = np.uint64(1)
 #: The time of a row without one; it is before all others, also when it is divided or added to.
 NO_TIME = -(2**62)
-#: Bad rows of a block that are described; further ones are only counted.
+#: Where more rows of a block are bad than may be left out, so many are described, and further ones
+#: are only counted.
 DESCRIBED_BAD_ROWS = 100
+#: The number of bad rows that may be left out (``max_bad_rows``) if there is no limit.
+UNLIMITED = sys.maxsize
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
@@ -223,7 +227,8 @@ class RawRows:
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [words, n], likewise.
         line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
-        bad: Bad rows, which are in none of the columns; without ``reject`` the first ones only.
+        bad: Bad rows, which are in none of the columns; only the first ones if there are more than
+            may be left out.
         bad_count: Number of bad rows.
         lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
@@ -328,16 +333,6 @@ def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
     return np.array(
         [[row >> (WORD_BITS * word) & full for row in bits] for word in range(words)], np.uint64
     )
-
-
-def describes(reject: bool | int, bad: int) -> bool:
-    """Return whether so many bad rows are all described, and not only the first ones.
-
-    Args:
-        reject: Whether bad rows are left out, or how many of them at most.
-        bad: The number of bad rows.
-    """
-    return bad <= reject if type(reject) is int else bool(reject)
 
 
 def dense_dtype(spec: FeatureSpec) -> type:

@@ -54,14 +54,14 @@ class Job:
     Attributes:
         spec: The columns.
         work: The directory of its state, for counts, parts and records; all workers see it.
-        reject: Whether malformed rows are left out, or how many of a block at most.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         workers: The number of threads, for the engine that uses threads.
         strict_gpu: Whether it is an error that a card does not do what the host does.
     """
 
     spec: FeatureSpec
     work: Path
-    reject: bool | int = False
+    max_bad_rows: int = 0
     workers: int = 1
     strict_gpu: bool = False
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 def count_block(
     block: Block,
     spec: FeatureSpec,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventFiles | None = None,
     tables: StoredTables | None = None,
     sampler: NegativeSampler | None = None,
@@ -67,7 +67,7 @@ def count_block(
     Args:
         block: The block.
         spec: The columns.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows may be left out; 0: one is an error.
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
         tables: The tables of a spec that has any.
@@ -83,7 +83,9 @@ def count_block(
     of_pieces = [np.zeros((len(spec.dense), 4))]
     found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
     if sampler:
         pieces = sampler.add_all(pieces, spec)
     if tables:  # histories need the values themselves
@@ -154,7 +156,7 @@ def encode_block(
     workflow: CompiledWorkflow,
     work: Path,
     *,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventValues | None = None,
     sampler: NegativeSampler | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
@@ -163,9 +165,11 @@ def encode_block(
     Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
     """
     block, spec = units[0].block, workflow.spec
-    if events and not reject:  # without a malformed row in any column
+    if events and not max_bad_rows:  # without a malformed row in any column
         spec = drop_keys(spec)
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
     if sampler:
         pieces = sampler.add_all(pieces, spec)
     if workflow.tables:
@@ -199,7 +203,12 @@ class Threads(Engine):
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
                 run = count_block(
-                    blocks[index], job.spec, job.reject, job.event_files, job.tables, job.sampler
+                    blocks[index],
+                    job.spec,
+                    job.max_bad_rows,
+                    job.event_files,
+                    job.tables,
+                    job.sampler,
                 )
                 runs.add(index, run)
                 return run.rows
@@ -221,7 +230,7 @@ class Threads(Engine):
                 group,
                 loaded,
                 job.work,
-                reject=job.reject,
+                max_bad_rows=job.max_bad_rows,
                 events=job.events,
                 sampler=job.sampler,
             )

@@ -185,7 +185,7 @@ def extract(
     files: EventFiles,
     *,
     train: bool,
-    reject: bool | int,
+    max_bad_rows: int,
     tables: StoredTables | None = None,
     sampler: NegativeSampler | None = None,
 ) -> int:
@@ -196,7 +196,8 @@ def extract(
         spec: The columns.
         files: Where they are written.
         train: Whether its rows are for training, unless they are divided.
-        reject: Whether malformed rows are left out; they are no events.
+        max_bad_rows: How many malformed rows may be left out, which are no events; 0: one is an
+            error.
         tables: The tables of a spec that has any.
         sampler: Adds the negatives of a spec that has any.
 
@@ -208,9 +209,9 @@ def extract(
     if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
         return 0
     # where no row is left out, none is that has a wrong value in another column
-    read = spec if reject else narrow(spec)
+    read = spec if max_bad_rows else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
-    pieces = read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES)
+    pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
     if sampler:
         pieces = sampler.add_all(pieces, read)
     for rows in pieces:

@@ -23,6 +23,7 @@ from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import UNLIMITED
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,9 @@ def read_end(
 
     def count(block: Block) -> np.ndarray:
         counted = [np.zeros((2, 0), np.int64)]
-        pieces = read_block_chunks(block, times_alone, reject=True, chunk_bytes=CHUNK_BYTES)
+        pieces = read_block_chunks(
+            block, times_alone, max_bad_rows=UNLIMITED, chunk_bytes=CHUNK_BYTES
+        )
         for rows in pieces:
             assert rows.times is not None
             counted.append(count_times(rows.times[0]))

@@ -125,7 +125,7 @@ def prepare(
     earlier: EarlierDays | None,
     tails: list[HistoryTail] | None,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Make the events of all blocks, and what they sum up to before each row.
@@ -139,7 +139,7 @@ def prepare(
         earlier: The days before, of an extension.
         tails: Of each history, the newest events of the days before.
         threads: How many blocks, or windows of a group, are in work at once.
-        reject: Whether malformed rows are left out.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows done since the last call: read, or summed up.
 
     Raises:
@@ -160,7 +160,13 @@ def prepare(
     def read(block: Block) -> int:
         train = splits[block] == "train"
         return extract(
-            block, spec, files, train=train, reject=reject, tables=tables, sampler=sampler
+            block,
+            spec,
+            files,
+            train=train,
+            max_bad_rows=max_bad_rows,
+            tables=tables,
+            sampler=sampler,
         )
 
     for rows in map_in_order(read, blocks, threads, "events"):

@@ -39,14 +39,14 @@ class Positives:
     items: ItemRows
 
     @classmethod
-    def read(cls, block: Block, spec: FeatureSpec, *, train: bool, reject: bool | int) -> Positives:
+    def read(cls, block: Block, spec: FeatureSpec, *, train: bool, max_bad_rows: int) -> Positives:
         """Read the rows of a block.
 
         Args:
             block: The block.
             spec: The columns.
             train: Whether its rows are for training, unless they are divided.
-            reject: Whether malformed rows are left out.
+            max_bad_rows: How many malformed rows may be left out; 0: one is an error.
 
         Raises:
             BadRowError: A row is malformed.
@@ -57,7 +57,8 @@ class Positives:
         pairs: list[np.ndarray] = [np.empty(0, np.int64)]
         trained: list[np.ndarray] = [np.empty(0, np.int64)]
         items: list[ItemRows] = []
-        for rows in read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES):
+        pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=_CHUNK_BYTES)
+        for rows in pieces:
             assert rows.negative_keys is not None
             keys, users = rows.negative_keys
             is_positive = (rows.labels[0] == 1) & (keys != 0)

@@ -65,7 +65,7 @@ def prepare_negatives(
     *,
     earlier: Path | None,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Read all blocks, and write what negatives are drawn by to the state of a run.
@@ -80,7 +80,7 @@ def prepare_negatives(
         earlier: Of an extension, ``OUT/extension`` of the days before. How often items occur stays
             as it was then, so that the same item is as likely on each day.
         threads: How many blocks are read at once.
-        reject: Whether malformed rows are left out.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
 
     Raises:
@@ -95,7 +95,9 @@ def prepare_negatives(
     splits = {unit.block: unit.split for unit in plan.units}
 
     def read(block: Block) -> Positives:
-        return Positives.read(block, spec, train=splits[block] == "train", reject=reject)
+        return Positives.read(
+            block, spec, train=splits[block] == "train", max_bad_rows=max_bad_rows
+        )
 
     parts = []
     for part in map_in_order(read, plan.blocks, threads, "negatives"):
@@ -106,7 +108,7 @@ def prepare_negatives(
     stored_spec = make_candidate_spec(spec)
     items, pairs = [positives.items], np.asarray(positives.pairs.values)
     if spec.negatives.table:
-        items = _read_table(spec, sources, threads, reject=bool(reject))
+        items = _read_table(spec, sources, threads, reject=max_bad_rows > 0)
         if items:
             _check_found(spec, positives, items)
     if earlier is not None:

@@ -39,7 +39,7 @@ def prepared(
     work: Path,
     *,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[int], object] = lambda rows: None,
 ) -> UnitPlan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
@@ -49,7 +49,7 @@ def prepared(
         spec: The columns and the split.
         work: The directory of the run's state.
         threads: The number of blocks that are read at once.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
 
     Raises:
@@ -59,7 +59,7 @@ def prepared(
     """
     split = spec.split
     if split.by == "time" and not split.valid_from:
-        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report)
+        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report)
         changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
@@ -90,7 +90,7 @@ def _time_cuts(
     spec: FeatureSpec,
     file: Path,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[int], object],
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process wrote to ``file``."""
@@ -99,7 +99,7 @@ def _time_cuts(
         return begin, end
 
     def count_times(block: Block) -> Counts:
-        pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=CHUNK_BYTES)
+        pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
         return count([rows.key for rows in pieces if rows.key is not None])
 
     def count_all() -> Iterator[Counts]:
