@@ -102,7 +102,7 @@ def assemble(
         amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
         join_times=join_times,
         table_keys=_hash_keys_of(plan.tables, converted, rows),
-        negative_keys=_hash_keys_of([(index,) for index in plan.negatives], converted, rows),
+        negative_keys=_hash_keys_of(tuple((index,) for index in plan.negatives), converted, rows),
         negative_times=negative_times,
     )
     bad = np.flatnonzero(wrong_field >= 0)
