@@ -67,6 +67,36 @@ def clicks(rows: int = 1000, users: int = 40, items: int = 20) -> pd.DataFrame:
     return pd.DataFrame({**frame, "bought": bought})
 
 
+def write_late_clicks(directory: Path, frame: pd.DataFrame) -> None:
+    """Write the same log without its clicks, these in a file of their own, and a spec."""
+    shown = frame.drop(columns=["clicked", "bought"])
+    shown = shown.assign(id=np.arange(len(shown)), second=np.arange(len(shown)) * 60)
+    shown.to_csv(directory / "shown.csv", index=False)
+    clicks = shown.loc[frame["clicked"] == 1, ["id", "second"]]
+    clicks.assign(second=clicks["second"] + 90).to_csv(directory / "clicks_later.csv", index=False)
+    (directory / "shown.toml").write_text(_SHOWN)
+
+
+_SHOWN = """
+[input]
+format = "csv"
+[label]
+name = "clicked"
+from = "clicks_later.csv"
+key = "id"
+within = "1h"
+log_time = "second"
+log_time_format = "epoch_s"
+[split]
+by = "share"
+valid = 0.1
+test = 0.1
+[[categorical]]
+names = ["user", "item"]
+raw = "string"
+"""
+
+
 def passed(directory: Path, script: str) -> str:
     """Run a script of bash; return what it printed."""
     status, printed = run_script(directory, f"set -e\n{script}")
@@ -107,6 +137,7 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     pd.DataFrame({**likes, "time": range(1000)}).to_csv(tmp_path / "likes.csv", index=False)
     [spec] = _TOML.findall((ROOT / "docs/negatives.md").read_text(encoding="utf-8"))
     (tmp_path / "likes.toml").write_text(spec)
+    write_late_clicks(tmp_path, frame)
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))

@@ -39,6 +39,7 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         ("[events]", settings.spec.events is not None),
         ("[[table]]", bool(settings.spec.joined_tables)),
         ("[negatives]", settings.spec.negatives is not None),
+        ("a [label] from another file", bool(settings.spec.label_files)),
     ):
         if settings.engine == "nvtabular" and is_given:
             what = f"{block} with --engine nvtabular, which has no operator for them"

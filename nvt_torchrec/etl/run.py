@@ -10,6 +10,7 @@ from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.finish.accounting import check_rows, check_splits, move_parts, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
+from nvt_torchrec.etl.labels.label_sources import find_label_files
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import output
@@ -48,16 +49,24 @@ def run(settings: EtlSettings) -> Manifest:
     """
     spec = settings.spec
     tables = find_tables(spec, settings.input_path, parse_paths(settings.table))
+    labels = find_label_files(
+        spec, settings.input_path, parse_paths(settings.label_path, "--label_path")
+    )
     days = find_days(
-        settings.input_path, settings.days, split=spec.split, without=all_paths(tables)
+        settings.input_path,
+        settings.days,
+        split=spec.split,
+        without=all_paths(tables) | all_paths(labels),
     )
     settings = choose_engine(settings, days)
-    record = plan_record(settings.to_dict() | describe_sources(tables), days)
+    joined = describe_sources(tables) | describe_sources(labels, "labels")
+    record = plan_record(settings.to_dict() | joined, days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
             return already_finished(settings.output_path, record)
         output_paths = EtlOutput(settings.output_path)
-        return _run(Stages(settings, record, work, output_paths, tables=tables), days)
+        stages = Stages(settings, record, work, output_paths, tables=tables, labels=labels)
+        return _run(stages, days)
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:

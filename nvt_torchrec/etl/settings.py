@@ -51,6 +51,10 @@ class ReadSettings(Settings):
         "where the files of tables of the spec are, if not in the directory of the log", (),
         metavar="NAME=PATH,…", group=_READING
     )
+    label_path: tuple[str, ...] = flag(
+        "where the files of labels of the spec are, if not in the directory of the log", (),
+        metavar="NAME=PATH,…", group=_READING
+    )
     on_bad_rows: str = flag(
         "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
         "error", choices=ON_BAD_ROWS, group=_READING

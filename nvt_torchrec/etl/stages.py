@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,23 +28,26 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engine_choice import start_engine
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.labels.label_values import open_labels
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stage_timer import StageTimer
 from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
-from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
+from nvt_torchrec.etl.units.unit_plan import ReadyRows, UnitPlan, cut_files, make_plan
 from nvt_torchrec.etl.units.writing import UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
     from nvt_torchrec.etl.events.prepare import EarlierDays
+    from nvt_torchrec.etl.labels.label_state import EarlierLabels
     from nvt_torchrec.workflows.history_tail import HistoryTail
 
 log = logging.getLogger(__name__)
@@ -68,6 +72,7 @@ class Stages:
         target: Where the workflow, its state for extensions and the descriptions are written.
         before: Of an extension, the output that is extended.
         tables: The files of the tables that columns are joined from.
+        labels: The files of the labels that are from other files than the log.
         resumed: Whether an earlier process began.
         timer: Times the stages.
     """
@@ -78,6 +83,7 @@ class Stages:
     target: EtlOutput
     before: EtlOutput | None = None
     tables: TableSources = dataclasses.field(default_factory=dict)
+    labels: TableSources = dataclasses.field(default_factory=dict)
     timer: StageTimer = dataclasses.field(default_factory=StageTimer)
 
     def __post_init__(self) -> None:
@@ -97,16 +103,64 @@ class Stages:
         """Decompress compressed days, and plan the work; see :mod:`etl.units.unit_plan`."""
         settings = self.settings
         with self.timer("read the input"):
+            files = staging.staged(days, settings, self.work)
+        ready = self._prepare_labels(files) if settings.spec.label_files else None
+        with self.timer("plan"):
             plan = make_plan(
-                staging.staged(days, settings, self.work),
+                files,
                 settings.spec,
                 block_bytes=settings.block_mb << 20,
                 limit_rows=settings.limit_rows,
                 halved=halved,
+                ready=ready,
             )
         if settings.spec.joined_tables:
             self._store_tables(plan)
-        return self._bound_times(plan) if settings.spec.events else plan
+        if settings.spec.events or self.earlier_labels:
+            return self._bound_times(plan)
+        return plan
+
+    def _prepare_labels(self, files: list[DayFile]) -> dict[str, ReadyRows] | None:
+        """Find which rows were clicked, and which are written now.
+
+        Returns:
+            By days, the rows of each file that are written; else None.
+        """
+        from nvt_torchrec.etl.labels.prepare_labels import count_lines, list_ready, prepare_labels
+
+        settings, directory = self.settings, self.work / output.LABELS
+        blocks = cut_files(
+            files,
+            settings.spec,
+            block_bytes=settings.block_mb << 20,
+            limit_rows=settings.limit_rows,
+        )
+        with self.timer("labels"), show_progress("labels") as bar:
+            prepare_labels(
+                [block for of_file in blocks.values() for block in of_file],
+                settings.spec,
+                self.labels,
+                self.work,
+                earlier=self.earlier_labels,
+                threads=settings.threads,
+                max_bad_rows=UNLIMITED if settings.reject else 0,
+                report=bar.update,
+            )
+        if settings.spec.split.by != "days":
+            return None
+        return {
+            source: ReadyRows(count_lines(directory, of_file), list_ready(directory, of_file))
+            for source, of_file in blocks.items()
+        }
+
+    @functools.cached_property
+    def earlier_labels(self) -> EarlierLabels | None:
+        """What is kept of the clicks of the days before; None of a run."""
+        if self.before is None or not self.settings.spec.label_files:
+            return None
+        from nvt_torchrec.etl.labels.label_state import EarlierLabels
+
+        return EarlierLabels.read(self.before.extension, self.settings.spec)
 
     def _store_tables(self, plan: UnitPlan) -> None:
         """Store the tables that columns are joined from, and check that the log has their keys."""
@@ -135,21 +189,28 @@ class Stages:
         from nvt_torchrec.etl.events.late_rows import read_end
 
         kind, settings = RAW_TYPES["time"], self.settings
-        first = self._earlier.record.newest if self._earlier else int(kind.minimum)
+        first, again = int(kind.minimum), frozenset[str]()
+        if self.earlier_labels:  # rows until then are written, also of days that are read again
+            first = self.earlier_labels.record.cut + 1
+            again = frozenset(self.earlier_labels.record.waiting)
+        elif self._earlier:
+            first = self._earlier.record.newest
         end = None
-        if settings.reject:
+        if settings.reject and settings.spec.events:
             with self.timer("times"), rows_bar("times", plan) as bar:
                 file = self.work / output.LATE_FILE
                 end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
-        if end is None and not self._earlier:
+        if end is None and self.before is None:
             return plan
-        return plan.bound_times(first, int(kind.maximum) + 1 if end is None else end)
+        end = int(kind.maximum) + 1 if end is None else end
+        return plan.bound_times(first, end, again=again)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan with what the division of rows needs; nothing is read by days."""
         spec = self.settings.spec
         if spec.split.by == "days":
             return plan
+        labels = open_labels(self.work, spec)
         with self.timer("split"), rows_bar("split", plan) as bar:
             return split_pass.prepared(
                 plan,
@@ -158,6 +219,7 @@ class Stages:
                 threads=self.settings.threads,
                 max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
+                leave_out=labels.add if labels else None,
             )
 
     def _prepare_negatives(self, plan: UnitPlan) -> None:
@@ -250,7 +312,20 @@ class Stages:
             from nvt_torchrec.etl.tables.prepare_tables import keep_rejected
 
             keep_rejected(self.settings.spec, self.work, self.target.rejected)
+        if self.settings.spec.label_files:
+            self._keep_labels(results)
         return results
+
+    def _keep_labels(self, results: list[UnitResult]) -> None:
+        """Write what further days need of the labels from other files."""
+        from nvt_torchrec.etl.labels.prepare_labels import keep_labels, keep_rejected_clicks
+
+        waiting: Counter[str] = Counter()
+        for result in results:
+            waiting[result.unit.block.source] += result.waiting
+        spec = self.settings.spec
+        keep_labels(self.work, self.target.extension, spec, {k: n for k, n in waiting.items() if n})
+        keep_rejected_clicks(spec, self.work, self.target.rejected)
 
     def _make_workflow(
         self,

@@ -33,7 +33,8 @@ class InputFile(_ByKey):
         day: Its day.
         path: Its path or URL.
         fingerprint: Its size, and its time of change or a checksum.
-        rows: Its rows ``in``, ``out`` and ``rejected``.
+        rows: Its rows ``in``, ``out`` and ``rejected``; where labels are from other files also
+            those ``waiting`` for a further day.
         digest: Equal for copies of a file, see :func:`etl.state.run_record.content_digest`.
     """
 

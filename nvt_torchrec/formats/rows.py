@@ -257,9 +257,16 @@ class RawRows:
             the spec names one; else None.
         drawn: bool [n], which rows are negatives that were drawn: they are in no file, and are no
             events; None of a spec without negatives.
+        label_keys: int64 [labels, n], the hash of the key of each label from another file; 0 where
+            a column of it is missing. None if there is no such label, or labels were added.
+        label_times: int64 [n], the time of each row, if there are such labels; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
         has_aggregates: Whether the aggregates of the rows were added.
+        waiting: Rows that were left out because their clicks may still come, see
+            :mod:`etl.labels`.
+        done: Rows that were left out because days before have them; no malformed rows are in
+            ``bad`` then.
     """
 
     labels: np.ndarray
@@ -283,7 +290,11 @@ class RawRows:
     negative_times: np.ndarray | None = None
     drawn: np.ndarray | None = None
     pointers: np.ndarray | None = None
+    label_keys: np.ndarray | None = None
+    label_times: np.ndarray | None = None
     has_aggregates: bool = False
+    waiting: int = 0
+    done: int = 0
 
     def __len__(self) -> int:
         return self.dense_missing.shape[1]
@@ -362,6 +373,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         groups=np.empty((len(plan.groups), 0), np.int64) if spec.events else None,
         amounts=np.empty((len(plan.amounts), 0)) if spec.events and label else None,
         join_times=np.empty(0, np.int64) if spec.join_time else None,
+        label_keys=np.empty((len(plan.label_keys), 0), np.int64) if plan.label_keys else None,
+        label_times=np.empty(0, np.int64) if plan.label_keys else None,
         table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
         negative_keys=np.empty((2, 0), np.int64) if plan.negatives else None,
         negative_times=np.empty(0, np.int64) if plan.negative_time is not None else None,

@@ -27,6 +27,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.model.torch_threads import one_thread
@@ -90,7 +91,7 @@ def predict_file(
         OutputError: The output exists or cannot be written.
     """
     spec = input_spec(predictor.spec, input_path, file_format)
-    pieces = format_of(spec).stream(input_path, piece_bytes)
+    pieces = read_to_score(spec, input_path, piece_bytes)
     with name_fitted_spec():
         first = next(pieces, None)
     if first is None:
@@ -115,6 +116,18 @@ def predict_file(
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
     return Scored(rows, rejected, rejected_file)
+
+
+def read_to_score(spec: FeatureSpec, path: str, piece_bytes: int) -> Iterator[UnparsedRows]:
+    """Read a file to score in pieces; its rows have no labels where these are in other files.
+
+    Args:
+        spec: See :func:`input_spec`.
+        path: The file.
+        piece_bytes: About how large a piece is.
+    """
+    for piece in format_of(spec).stream(path, piece_bytes):
+        yield piece.drop_label() if spec.label_files else piece
 
 
 def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple[str, ...]) -> None:

@@ -30,6 +30,8 @@ def report(path: Path | str) -> str:
         sections.append("dense columns\n" + table(_dense(description)))
     if description.spec.joined_tables:
         sections.append("tables of the log's keys\n" + table(_joined(description)))
+    if description.spec.label_files:
+        sections.append("labels from other files\n" + table(_label_files(description)))
     sections.append("line of descent\n" + generations_table(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
@@ -90,6 +92,14 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
         names = [column.name for column in description.spec.columns_of(rule.name)]
         versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
         rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
+    return rows
+
+
+def _label_files(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each label that is from other files than the log."""
+    rows = [["label", "files", "key", "within"]]
+    for file in description.spec.label_files:
+        rows.append([file.name, file.path, ", ".join(file.key), file.within])
     return rows
 
 

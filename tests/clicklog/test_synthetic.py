@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -140,6 +141,25 @@ def test_a_log_with_tables(tmp_path: Path) -> None:
     assert roc_auc_score(joined["click"], -joined["price"]) > 0.65
     with pytest.raises(SettingsError, match="--tables and --events are both set"):
         SyntheticSettings(events=True, tables=True)
+
+
+@pytest.mark.parametrize("kind", ["events", "tables"])
+def test_a_log_whose_clicks_come_later(tmp_path: Path, kind: str) -> None:
+    """Joined by the ETL, they are those of the log that has them; the newest rows wait."""
+    settings = SyntheticSettings(days=3, rows_per_day=2000, **{kind: True})
+    synthesize(tmp_path / "raw", settings)
+    summary = synthesize(tmp_path / "late", dataclasses.replace(settings, late_clicks=True))
+    frames = {}
+    for name in ("raw", "late"):
+        spec = load_spec(tmp_path / name / "spec.toml")
+        manifest = run(EtlSettings(str(tmp_path / name), tmp_path / f"{name}_out", spec))
+        parts = sorted((tmp_path / f"{name}_out/criteo_binary/split/train").glob("part.*"))
+        frames[name] = pd.concat([pd.read_parquet(part) for part in parts])["click"]
+    assert frames["raw"].equals(frames["late"])
+    assert manifest.splits["valid"]["rows"] == summary["oracle"]["valid"]["rows"]
+    assert 300 < manifest.rows["waiting"] < 700
+    with pytest.raises(SettingsError, match="--late_clicks without --events or --tables"):
+        SyntheticSettings(late_clicks=True)
 
 
 # ---- directories and processes

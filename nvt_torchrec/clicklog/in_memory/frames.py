@@ -100,7 +100,7 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    if spec.negatives:  # a frame has a label under its own name
+    if spec.negatives or spec.label_files:  # a frame has a label under its own name
         spec = spec.score_rows()
     plan = spec.read_plan(label=True)
     places: dict[str, tuple[int, ...]] = {}

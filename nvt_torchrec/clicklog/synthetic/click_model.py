@@ -23,6 +23,7 @@ import math
 import numpy as np
 
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 #: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
 MLPERF_CARDINALITIES = (
@@ -115,7 +116,16 @@ class SyntheticSettings(Settings):
         "brand, and the user's segment, which are in items.csv and users.csv beside the log", False,
         excludes=("events", "cardinality_scale", "base_rate")
     )
+    late_clicks: bool = flag(
+        "with --events or --tables: clicks in files of their own, clicks_0.csv …, up to 6 hours "
+        "after the row that they belong to", False
+    )
     # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.late_clicks and not (self.events or self.tables):
+            raise SettingsError("--late_clicks without --events or --tables", "add one of them")
 
     @property
     def cardinalities(self) -> tuple[int, ...]:

@@ -34,17 +34,18 @@ where = "click"
 """
 #: What specs of logs in the order of time begin with, by the times from which rows are of valid and
 #: of test.
-SPEC_HEAD = """[input]
+LABEL = """[label]
+name = "click"
+"""
+SPEC_HEAD = f"""[input]
 format = "csv"
 
-[label]
-name = "click"
-
+{LABEL}
 [split]
 by = "time"
 column = "time"
-valid_from = "{valid}"
-test_from = "{test}"
+valid_from = "{{valid}}"
+test_from = "{{test}}"
 
 """
 #: The columns of the log.

@@ -36,10 +36,12 @@ from nvt_torchrec.clicklog.synthetic.event_log import (
     COLUMNS,
     DAY,
     EVENTS,
+    LABEL,
     SPEC_HEAD,
     draw_events,
     format_seconds,
 )
+from nvt_torchrec.clicklog.synthetic.late_clicks import FILE_LABEL, take_clicks
 from nvt_torchrec.clicklog.synthetic.table_log import TABLES_AND_COLUMNS, draw_tables
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
@@ -168,9 +170,12 @@ def _write_drawn(
     starts = [0, end - last, end - last // 2]
     valid, test = format_seconds(BEGIN + np.array(starts[1:])).to_pylist()
     head = SPEC_HEAD.format(valid=valid, test=test)
-    write_text(directory / "spec.toml", head + columns)
     split = np.searchsorted(starts, seconds, side="right") - 1
     scores, labels = [], table["click"].to_numpy()
+    if settings.late_clicks:
+        head = head.replace(LABEL, FILE_LABEL)
+        table = _write_clicks(directory, settings, table, seconds)
+    write_text(directory / "spec.toml", head + columns)
     for day in range(settings.days):
         begin, until = np.searchsorted(seconds, [day * DAY, (day + 1) * DAY])
         pa_csv.write_csv(table.slice(begin, until - begin), directory / f"day_{day}.csv")
@@ -181,6 +186,17 @@ def _write_drawn(
             score.add(logits[part][chosen], labels[part][chosen])
         scores.append(of_day)
     return scores
+
+
+def _write_clicks(
+    directory: Path, settings: SyntheticSettings, table: pa.Table, seconds: np.ndarray
+) -> pa.Table:
+    """Write the clicks of each day; return the log without them."""
+    log, clicks, arrived = take_clicks(table, seconds, settings.seed)
+    for day in range(settings.days):
+        begin, until = np.searchsorted(arrived, [day * DAY, (day + 1) * DAY])
+        pa_csv.write_csv(clicks.slice(begin, until - begin), directory / f"clicks_{day}.csv")
+    return log
 
 
 def format_rows(rows: SyntheticRows) -> bytes:

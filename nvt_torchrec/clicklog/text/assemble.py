@@ -71,17 +71,19 @@ def assemble(
     needs_time = spec.needs_time(label=label)
     key = _find_split_key(spec.split, None if plan.key is None else converted[plan.key])
     times = _find_times(spec, [converted[index] for index in plan.times], needs_time=needs_time)
-    wrong_field = find_wrong_fields(
-        spec, plan, converted, key, times, rows=rows, needs_time=needs_time
-    )
+    wrong_field = find_wrong_fields(spec, plan, converted, key, rows=rows, needs_time=needs_time)
     labels: list[Any] = []
     for of_label in plan.labels:
+        # of a label that is not read, all rows have 1, or it is added later from another file
         values = np.ones(rows, np.uint8) if of_label is None else converted[of_label].values
         labels.append(values)
     weight: Any = None if plan.weight is None else converted[plan.weight].values
     join_times = None
     if plan.join_time is not None:
         join_times = times_of_rows(converted[plan.join_time])[0]
+    label_times: Any = None
+    if plan.label_time is not None:
+        label_times = converted[plan.label_time].values
     negative_times = None
     if plan.negative_time is not None:
         negative_times = times_of_rows(converted[plan.negative_time])[0]
@@ -104,6 +106,8 @@ def assemble(
         table_keys=_hash_keys_of(plan.tables, converted, rows),
         negative_keys=_hash_keys_of(tuple((index,) for index in plan.negatives), converted, rows),
         negative_times=negative_times,
+        label_keys=_hash_keys_of(plan.label_keys, converted, rows),
+        label_times=label_times,
     )
     bad = np.flatnonzero(wrong_field >= 0)
     if not len(bad):
@@ -171,7 +175,8 @@ def _find_times(
         return None
     happened: Any = columns[0].values
     known: Any = columns[1].values if len(columns) > 1 else happened + spec.events.delay
-    return np.stack([happened, np.maximum(happened, known)])  # no row knows its own label
+    # no row knows its own label, nor, of clicks that come later, whether there will be any
+    return np.stack([happened, np.maximum(happened + spec.label_window, known)])
 
 
 def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -67,7 +68,8 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     names = spec.file_columns(label=True)
     layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
-    for dropped in ((), plan.labels, (plan.weight,), (plan.key,), plan.times):
+    of_clicks = (plan.label_time, *itertools.chain(*plan.label_keys))
+    for dropped in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, of_clicks):
         sources = {plan.reads[index].source for index in dropped if index is not None}
         absent |= sources - features
         fields = tuple(name for name in names if name not in absent)

@@ -28,7 +28,6 @@ def find_wrong_fields(
     plan: ReadPlan,
     columns: Sequence[Converted],
     key: np.ndarray | None,
-    times: np.ndarray | None,
     *,
     rows: int,
     needs_time: bool,
@@ -41,13 +40,12 @@ def find_wrong_fields(
         columns: The columns that were read, in the order of ``plan.reads``.
         key: What the split goes by, see ``RawRows.key``; -1 for a text that the split does not
             name.
-        times: See ``RawRows.times``.
         rows: The number of rows.
         needs_time: Whether a time must not be missing.
     """
     required: set[int | None] = {plan.weight, plan.key}
     if needs_time:
-        required |= {*plan.times, plan.join_time}
+        required |= {*plan.times, plan.join_time, plan.label_time}
     wrong_field = np.full(rows, -1)
 
     def mark(wrong: np.ndarray, index: int) -> None:
@@ -65,10 +63,18 @@ def find_wrong_fields(
     # Values that are well-formed, but that the spec does not allow, come after malformed ones.
     if key is not None and plan.key is not None and spec.split.by == "values":
         mark(key < 0, plan.key)
-    if times is not None and spec.events and spec.events.between:
-        first, end = spec.events.between
-        mark((times[0] < first) | (times[0] >= end), plan.times[0])
+    bounded, between = _find_bounds(spec, plan)
+    if bounded is not None and between is not None:
+        happened: Any = columns[bounded].values
+        mark((happened < between[0]) | (happened >= between[1]), bounded)
     return wrong_field
+
+
+def _find_bounds(spec: FeatureSpec, plan: ReadPlan) -> tuple[int | None, tuple[int, ...] | None]:
+    """Return the index of the time of a row, and between which times it must be; None for any."""
+    if spec.events and plan.times:
+        return plan.times[0], spec.events.between
+    return plan.label_time, spec.label_times_between
 
 
 def describe_row(
@@ -99,9 +105,9 @@ def describe_row(
         remedy = correct_or(value_remedy(read, code, missing=is_missing))
     elif is_missing:
         what = f"the {_find_role(plan, index)} must not be missing"
-    elif index in plan.times:
+    elif index == _find_bounds(spec, plan)[0]:
         times: Any = column.values
-        what = _describe_outside(spec, int(times[row]))
+        what = _describe_outside(_find_bounds(spec, plan)[1], int(times[row]))
         remedy = "correct its time"
     elif index in plan.amounts:
         what = _TOO_LARGE
@@ -122,11 +128,10 @@ def _find_role(plan: ReadPlan, index: int) -> str:
     return "time of an event"
 
 
-def _describe_outside(spec: FeatureSpec, time: int) -> str:
+def _describe_outside(between: tuple[int, ...] | None, time: int) -> str:
     """Describe what is wrong with a time that is not between those that rows may have."""
-    assert spec.events is not None
-    assert spec.events.between is not None
-    first, end = spec.events.between
+    assert between is not None
+    first, end = between
     if time < first:
         return (
             f"a row of {format_time(time)} is older than rows of the days before, which were "

@@ -185,6 +185,7 @@ def _check_generations(
         output.add("generations", paths.workflow, what, _SAME_COPY)
     elif manifest.settings.get("engine") != "nvtabular":
         from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.labels.label_state import EarlierLabels
         from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows.extension_state import read_state
 
@@ -193,6 +194,8 @@ def _check_generations(
             read_state(paths.extension, description)
             if description.spec.events:
                 EarlierDays.read(paths.extension, description.spec)
+            if description.spec.label_files:
+                EarlierLabels.read(paths.extension, description.spec)
             if description.spec.negatives:
                 check_stored(paths.extension)
         except ClickLogError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from nvt_torchrec.etl.commands.run import describe_rows
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.splits import SPLITS
 
@@ -38,5 +39,5 @@ def run(settings: ExtendSettings) -> None:
     for split in SPLITS:
         days = ",".join(titles[day] or str(day) for day in manifest["days"][split])
         print(f"{split}: {manifest['splits'][split]['rows']} rows of days {days}")
-    print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected, over all days")
+    print(f"{describe_rows(rows)}, over all days")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")

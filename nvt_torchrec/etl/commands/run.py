@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import as_called
@@ -57,6 +58,14 @@ class RunOptions(Settings):
 SETTINGS = (EtlSettings, RunOptions)
 
 
+def describe_rows(rows: Mapping[str, int]) -> str:
+    """Return how many rows there are, of a manifest's ``rows``."""
+    described = f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected"
+    if rows.get("waiting"):
+        described += f", {rows['waiting']} waiting for their clicks"
+    return described
+
+
 def run(settings: EtlSettings, options: RunOptions) -> None:
     """Run the ETL.
 
@@ -71,7 +80,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
     manifest = nvt_torchrec.etl.run.run(settings)
     rows = manifest["rows"]
-    print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
+    print(describe_rows(rows))
     timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
     if timings["rows_per_s"]:  # an interrupted run has none
         speed = f"{timings['rows_per_s']} rows/s, {timings['text_mb_per_s']} MB/s of input"

@@ -26,17 +26,14 @@ from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
-from nvt_torchrec.etl.negatives.prepare_negatives import open_sampler
-from nvt_torchrec.etl.negatives.sampler import NegativeSampler
+from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS, FIT
-from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extend_workflow import DayCounts
-from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -76,14 +73,9 @@ class Job:
         return open_values(self.work, self.spec)
 
     @property
-    def tables(self) -> StoredTables | None:
-        """The tables that columns are joined from; None for a spec without."""
-        return open_stored(self.work, self.spec)
-
-    @property
-    def sampler(self) -> NegativeSampler | None:
-        """Adds negatives; None for a spec without."""
-        return open_sampler(self.work, self.spec)
+    def additions(self) -> RowAdditions:
+        """What is added to the rows of a block as they are read."""
+        return RowAdditions.open(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:

@@ -31,7 +31,7 @@ from nvt_torchrec.etl.events.extract import (
     drop_keys,
     history_columns,
 )
-from nvt_torchrec.etl.negatives.sampler import NegativeSampler
+from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
@@ -46,7 +46,7 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_tables import StoredTable
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -57,8 +57,7 @@ def count_block(
     spec: FeatureSpec,
     max_bad_rows: int,
     events: EventFiles | None = None,
-    tables: StoredTables | None = None,
-    sampler: NegativeSampler | None = None,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -70,14 +69,14 @@ def count_block(
         max_bad_rows: How many malformed rows may be left out; 0: one is an error.
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
-        tables: The tables of a spec that has any.
-        sampler: Adds the negatives of a spec that has any.
+        additions: What is added to the rows.
 
     Raises:
         BadRowError: A row is malformed.
         BadInputError: The block cannot be read.
         OutputError: The events cannot be written.
     """
+    tables = additions.tables
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
@@ -86,8 +85,7 @@ def count_block(
     pieces = read_block_chunks(
         block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
     )
-    if sampler:
-        pieces = sampler.add_all(pieces, spec)
+    pieces = additions.add_rows(pieces, block, spec)
     if tables:  # histories need the values themselves
         pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -158,7 +156,7 @@ def encode_block(
     *,
     max_bad_rows: int,
     events: EventValues | None = None,
-    sampler: NegativeSampler | None = None,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
@@ -170,8 +168,7 @@ def encode_block(
     pieces = read_block_chunks(
         block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
     )
-    if sampler:
-        pieces = sampler.add_all(pieces, spec)
+    pieces = additions.add_rows(pieces, block, spec)
     if workflow.tables:
         pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
@@ -203,12 +200,7 @@ class Threads(Engine):
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
                 run = count_block(
-                    blocks[index],
-                    job.spec,
-                    job.max_bad_rows,
-                    job.event_files,
-                    job.tables,
-                    job.sampler,
+                    blocks[index], job.spec, job.max_bad_rows, job.event_files, job.additions
                 )
                 runs.add(index, run)
                 return run.rows
@@ -232,7 +224,7 @@ class Threads(Engine):
                 job.work,
                 max_bad_rows=job.max_bad_rows,
                 events=job.events,
-                sampler=job.sampler,
+                additions=job.additions,
             )
             syncer.add(written, results)
             return results

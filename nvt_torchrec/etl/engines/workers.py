@@ -145,7 +145,7 @@ def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
-    run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.tables, job.sampler)
+    run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.additions)
     write_run(job.work / FIT / run_name(index, index + 1), run)
     return run.rows
 
@@ -162,7 +162,7 @@ def _encode_block(
         job.work,
         max_bad_rows=job.max_bad_rows,
         events=job.events,
-        sampler=job.sampler,
+        additions=job.additions,
     )
     return finish_units(job.work, *encoded)
 

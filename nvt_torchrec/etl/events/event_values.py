@@ -11,8 +11,9 @@ import numpy as np
 
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import EventFiles, block_name
+from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.label_rates import LabelRates
+from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_mask
 from nvt_torchrec.workflows.event_groups import (
@@ -117,7 +118,8 @@ class EventValues:
         for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
             piece = slice(begin, end)
             values = self._aggregate(found, piece, cut_times(self._spec, times[piece]))
-            chosen = np.compress(train[piece], np.array(values).reshape(-1, end - begin), axis=1)
+            every = np.array(values).reshape(len(values), end - begin)
+            chosen = np.compress(train[piece], every, axis=1)
             nothing = np.zeros((len(chosen), chosen.shape[1]))
             none = empty_mask(len(chosen), chosen.shape[1])
             line = np.arange(chosen.shape[1])

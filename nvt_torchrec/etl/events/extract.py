@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,18 +13,16 @@ from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
-from nvt_torchrec.etl.events.label_rates import count_hours
-from nvt_torchrec.etl.negatives.sampler import NegativeSampler
+from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
+from nvt_torchrec.etl.units.hours import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
-from nvt_torchrec.etl.units.unit_plan import DividedBlock
+from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name, name_fields
 from nvt_torchrec.etl.units.writing import choose
-from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.events import Aggregate
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
-from nvt_torchrec.workflows.stored_tables import StoredTables
 
 
 def flag_type(spec: FeatureSpec) -> np.dtype:
@@ -108,7 +105,7 @@ class EventFiles:
         return self.directory / f"{name}.ids.npy"
 
     def hours(self, name: str) -> Path:
-        """What :func:`.label_rates.count_hours` returns of the events of a block."""
+        """What :func:`etl.units.hours.count_hours` returns of the events of a block."""
         return self.directory / f"{name}.hours.npy"
 
     def keys(self, group: int) -> Path:
@@ -134,12 +131,6 @@ class EventFiles:
         return ordered
 
 
-def block_name(block: Block) -> str:
-    """Return the name of a block in the names of files."""
-    place = f"{block.source}\n{block.begin}\n{block.end}"
-    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
-
-
 def narrow(spec: FeatureSpec) -> FeatureSpec:
     """Return the spec of what events are made of: keys, times, labels, histories, amounts."""
     names = [*history_columns(spec), *(column.name for column in spec.key_features)]
@@ -148,7 +139,7 @@ def narrow(spec: FeatureSpec) -> FeatureSpec:
         spec,
         dense=(*spec.aggregates, *spec.amount_features),
         categorical=tuple(columns or spec.categorical[:1]),
-        input=_name_fields(spec),
+        input=name_fields(spec),
     )
 
 
@@ -168,15 +159,8 @@ def drop_keys(spec: FeatureSpec) -> FeatureSpec:
     ]
     histories = () if spec.aggregates else spec.histories
     return dataclasses.replace(
-        spec, dense=tuple(dense), histories=histories, input=_name_fields(spec)
+        spec, dense=tuple(dense), histories=histories, input=name_fields(spec)
     )
-
-
-def _name_fields(spec: FeatureSpec) -> InputFormat:
-    """Return the input format with names of all fields, as some are not read."""
-    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
-        return spec.input
-    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))
 
 
 def extract(
@@ -186,8 +170,7 @@ def extract(
     *,
     train: bool,
     max_bad_rows: int,
-    tables: StoredTables | None = None,
-    sampler: NegativeSampler | None = None,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -198,8 +181,7 @@ def extract(
         train: Whether its rows are for training, unless they are divided.
         max_bad_rows: How many malformed rows may be left out, which are no events; 0: one is an
             error.
-        tables: The tables of a spec that has any.
-        sampler: Adds the negatives of a spec that has any.
+        additions: What is added to the rows.
 
     Raises:
         BadRowError: A row is malformed.
@@ -212,9 +194,8 @@ def extract(
     read = spec if max_bad_rows else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
-    if sampler:
-        pieces = sampler.add_all(pieces, read)
-    for rows in pieces:
+    tables = additions.tables
+    for rows in additions.add_rows(pieces, block, read):
         extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 
@@ -313,7 +294,7 @@ class BlockExtractor:
 
 def has_delay(spec: FeatureSpec) -> bool:
     """Return whether events are known later than they happen."""
-    return bool(spec.events and (spec.events.delay or spec.events.source))
+    return bool(spec.events and (spec.events.delay or spec.events.source or spec.label_window))
 
 
 def is_rising(values: np.ndarray) -> bool:

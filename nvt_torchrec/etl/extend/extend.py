@@ -27,6 +27,7 @@ from nvt_torchrec.etl.extend.new_days import (
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
+from nvt_torchrec.etl.labels.label_sources import find_label_files, find_waiting
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state.output import EVENTS, TABLES, named_errors
@@ -84,16 +85,22 @@ def extend(settings: ExtendSettings) -> Manifest:
         begun = claim.unfinished_day()
         days: list[DayFile] = []
         tables: TableSources = {}
+        labels: TableSources = {}
         if settings.input_path:
             given = parse_paths(settings.table)
             tables = find_tables(spec, settings.input_path, given, needed=False)
+            given = parse_paths(settings.label_path, "--label_path")
+            labels = find_label_files(spec, settings.input_path, given)
         elif begun:
             settings = dataclasses.replace(settings, input_path=begun.path)
             tables = find_again(begun.settings.get("tables", {}))
+            labels = find_again(begun.settings.get("labels", {}))
         if settings.input_path:
-            days = find_new_days(settings, manifest, without=all_paths(tables))
+            without = all_paths(tables) | all_paths(labels)
+            days = find_new_days(settings, manifest, without=without)
         for day in days:
-            _Day(settings, day, tables, spec.split.by == "days", manifest, claim).add()
+            by_days = spec.split.by == "days"
+            _Day(settings, day, tables, labels, by_days, manifest, claim).add()
             manifest = Manifest.read(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
@@ -134,6 +141,7 @@ class _Day:
     settings: ExtendSettings
     day: DayFile
     tables: TableSources
+    labels: TableSources
     by_days: bool
     manifest: Manifest
     claim: Claim
@@ -150,22 +158,34 @@ class _Day:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
-        record = plan_record(self._described() | describe_sources(self.tables), [self.day])
+        waiting = self._find_waiting()
+        joined = describe_sources(self.tables) | describe_sources(self.labels, "labels")
+        self.files = [self.day, *waiting]
+        record = plan_record(self._described() | joined, self.files)
         begun = self.claim.unfinished_day()
         if begun and (changed := changes(before_resuming(begun, record), record)):
             log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
             self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
-        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=self.tables)
+        self.stages = Stages(
+            self.reading,
+            record,
+            work,
+            self.next,
+            self.paths,
+            tables=self.tables,
+            labels=self.labels,
+        )
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
         if self.by_days:
             renamed, first_parts = stage.renamed_parts(self.manifest["files"], first_parts)
-        plan = self.stages.read([self.day], halved=self.by_days)
+        plan = self.stages.read([*waiting, self.day], halved=self.by_days)
+        plan = plan.assign_day(self.day.day)
         factor = self.settings.max_rows_factor
-        check_row_count(self.day, plan.estimated_rows(), self.manifest, factor)
+        check_row_count(self.day, plan.estimate_file(self.day.source), self.manifest, factor)
         plan = self.stages.divide(plan)
         log.info(
             "%s: %.1f MB for %s",
@@ -194,6 +214,15 @@ class _Day:
                 "over all files with a later valid_from and test_from in the spec's [split]",
                 split.valid_from,
             )
+
+    def _find_waiting(self) -> list[DayFile]:
+        """Return the files of days before that have rows that wait for their clicks."""
+        if not self.reading.spec.label_files:
+            return []
+        from nvt_torchrec.etl.labels.label_state import EarlierLabels
+
+        earlier = EarlierLabels.read(self.paths.extension, self.reading.spec)
+        return find_waiting(self.manifest, earlier.record.waiting)
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
@@ -260,7 +289,12 @@ class _Day:
                 generation=before.generation + 1,
             )  # fmt: skip
             manifest = stage.next_manifest(
-                before, of_day, self.by_days, renamed, first_parts, dropped
+                stage.move_waiting(before, results),
+                of_day,
+                self.by_days,
+                renamed,
+                first_parts,
+                dropped,
             )
             for split, counts in manifest["splits"].items():
                 if not counts["rows"]:
@@ -274,7 +308,7 @@ class _Day:
             write_descriptions(
                 splits, [file["file"] for file in manifest["files"]], description.table_schema
             )
-        self.stages.check_inputs([day])
+        self.stages.check_inputs(self.files)
         return self.stages.finish(manifest, description, plan, of_day.rows["in"])
 
 

@@ -15,12 +15,14 @@ import dataclasses
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.extend.claim import NEXT
 from nvt_torchrec.etl.finish.make_manifest import add_counts, summed
 from nvt_torchrec.etl.state.output import PARTS
+from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Extension, InputFile, Manifest, PartFile
 from nvt_torchrec.formats.splits import SPLITS
@@ -76,6 +78,26 @@ def link_files(source: Path, target: Path, without: set[str]) -> None:
             os.link(file, target / file.name, follow_symlinks=False)
 
 
+def move_waiting(before: Manifest, results: list[UnitResult]) -> Manifest:
+    """Return a manifest whose files have the rows that waited, and are written now, as written.
+
+    Args:
+        before: The manifest of this generation.
+        results: Of all units of the day that is added, files of days before among them.
+    """
+    written = Counter[str]()
+    for result in results:
+        written[result.unit.block.source] += result.rows
+    inputs = []
+    for file in before.inputs:
+        rows, count = dict(file.rows), written[file.path]
+        if count:
+            rows["out"] += count
+            rows["waiting"] -= count
+        inputs.append(dataclasses.replace(file, rows=rows))
+    return dataclasses.replace(before, inputs=inputs)
+
+
 def next_manifest(
     before: Manifest,
     of_day: Manifest,
@@ -107,7 +129,10 @@ def next_manifest(
     ] + of_day.files
     settings = dict(of_day.settings)
     extension = Extension(settings.pop("generation"), settings.pop("day"), settings)
-    inputs = [file for file in before.inputs if file.day not in dropped] + of_day.inputs
+    inputs = [  # a file whose rows wait is read again
+        file for file in before.inputs if file.day not in dropped or file.rows.get("waiting")
+    ]
+    inputs += of_day.inputs
     return dataclasses.replace(
         of_day,
         settings=before.settings,

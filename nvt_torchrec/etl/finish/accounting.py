@@ -54,7 +54,7 @@ def quarantine(
                 name = f"{group[0].unit.day}.{name}"
             _merge_rejected(directory / f"{name}.tsv", group, spec, work)
     bad = sum(result.bad_count for result in results)
-    lines = sum(result.lines for result in results)
+    lines = sum(result.lines - result.done for result in results)
     if bad:
         log.info("%d of %d rows rejected: %s", bad, lines, final)
     if bad > settings.max_bad_fraction * lines:
@@ -142,9 +142,11 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
         rows[result.unit.split] += result.rows
     empty = [split for split, count in rows.items() if not count]
     if empty:
+        counts = [f"{split} has {count:,}" for split, count in rows.items()]
+        if waiting := sum(result.waiting for result in results):
+            counts.append(f"{waiting:,} rows wait for their clicks")
         raise BadInputError(
-            f"split by {spec.split.by}: no row for {', '.join(empty)}; "
-            + ", ".join(f"{split} has {count:,}" for split, count in rows.items()),
+            f"split by {spec.split.by}: no row for {', '.join(empty)}; {', '.join(counts)}",
             "choose other shares, times, files, values or another column in the spec's [split] "
             "(check its time_format), and begin again with --restart",
         )

@@ -37,13 +37,17 @@ def make_manifest(
         generation: The generation of the workflow.
         split: The rule by which rows were divided, with its cuts; None by days.
     """
-    rows = {source: row_counts(of_file) for source, of_file in group_by_source(results).items()}
+    waits = bool(description.spec.label_files)
+    rows = {
+        source: row_counts(of_file, waits=waits)
+        for source, of_file in group_by_source(results).items()
+    }
     inputs = [
         InputFile(
             day.day,
             day.path,
             record["inputs"][day.path],
-            rows.get(day.source, row_counts([])),
+            rows.get(day.source, row_counts([], waits=waits)),
             content_digest(day),
         )
         for day in days
@@ -67,15 +71,21 @@ def make_manifest(
     )
 
 
-def row_counts(results: list[UnitResult]) -> dict[str, int]:
-    """Count the rows that were read, written and rejected, and, where there are, drawn."""
-    counts = {
-        "in": sum(result.lines for result in results),
-        "out": sum(result.rows for result in results),
-        "rejected": sum(result.bad_count for result in results),
-    }
+def row_counts(results: list[UnitResult], *, waits: bool) -> dict[str, int]:
+    """Count the rows that were read, written and rejected.
+
+    Those that wait are counted with ``waits``, and those that were drawn if there are any.
+    """
+    waiting = sum(result.waiting for result in results)
     drawn = sum(result.drawn for result in results)
-    return counts | {"drawn": drawn} if drawn else counts
+    written = sum(result.rows for result in results)
+    rejected = sum(result.bad_count for result in results)
+    counts = {"in": written - drawn + rejected, "out": written, "rejected": rejected}
+    if waits:
+        counts |= {"in": counts["in"] + waiting, "waiting": waiting}
+    if drawn:
+        counts["drawn"] = drawn
+    return counts
 
 
 def day_counts(

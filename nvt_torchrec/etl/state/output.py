@@ -49,6 +49,8 @@ EVENTS = "events"
 TABLES = "tables"
 #: What negatives are drawn by, see :mod:`etl.negatives`; also in the directory for extensions.
 NEGATIVES = "negatives"
+#: Which rows were clicked, where the labels are from other files, see :mod:`etl.labels`.
+LABELS = "labels"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)

@@ -15,8 +15,8 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 TableSources: TypeAlias = dict[str, list[DayFile]]
 
 
-def parse_paths(given: Iterable[str]) -> dict[str, str]:
-    """Return the paths of tables that ``--table NAME=PATH,…`` gives, by their names.
+def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
+    """Return the paths that ``--table NAME=PATH,…``, or another flag, gives, by their names.
 
     Raises:
         SettingsError: There is no name or no path.
@@ -25,7 +25,7 @@ def parse_paths(given: Iterable[str]) -> dict[str, str]:
     for pair in given:
         name, _, path = pair.partition("=")
         if not (name and path):
-            raise SettingsError(f"--table {pair}", "write it as --table NAME=PATH")
+            raise SettingsError(f"{flag} {pair}", f"write it as {flag} NAME=PATH")
         paths[name] = path
     return paths
 
@@ -66,7 +66,7 @@ def find_tables(
 
 
 def find_again(recorded: Mapping[str, Mapping[str, Any]]) -> TableSources:
-    """Return the files of tables of an interrupted extension, as :func:`describe_sources` has them.
+    """Return the files of an interrupted extension, as :func:`describe_sources` has them.
 
     Raises:
         BadInputError: A file is not there any more.
@@ -82,11 +82,11 @@ def all_paths(sources: TableSources) -> set[str]:
     return {file.path for files in sources.values() for file in files}
 
 
-def describe_sources(sources: TableSources) -> dict[str, Any]:
-    """Return what identifies the content of the tables, for the record of a run; {} without."""
+def describe_sources(sources: TableSources, what: str = "tables") -> dict[str, Any]:
+    """Return what identifies the content of files, for the record of a run; {} without."""
     if not sources:
         return {}
     described = {
         name: {file.path: fingerprint(file) for file in files} for name, files in sources.items()
     }
-    return {"tables": described}
+    return {what: described}

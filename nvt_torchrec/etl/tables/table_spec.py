@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -38,9 +38,37 @@ def make_table_spec(
     """
     if columns is None:
         columns = spec.columns_of(rule.name)
-    columns = [dataclasses.replace(column, table="") for column in columns]
+    return make_keyed_spec(
+        spec,
+        path,
+        columns=[dataclasses.replace(column, table="") for column in columns],
+        key=dict(zip(rule.key, rule.own_key, strict=True)),
+        time=_version_time(rule),
+        given=rule.input,
+    )
+
+
+def make_keyed_spec(
+    spec: FeatureSpec,
+    path: str,
+    *,
+    columns: Sequence[DenseColumn | CategoricalColumn],
+    key: Mapping[str, str],
+    time: Read | None,
+    given: InputFormat | None,
+) -> FeatureSpec:
+    """Return the spec of a file of rows with a key, whose columns are behind all others.
+
+    Args:
+        spec: The columns of the log.
+        path: The file, whose ending says its format where none is given.
+        columns: The columns that are read.
+        key: The columns of the key, by those of the log as which they are read.
+        time: How the time of a row is read; None without.
+        given: The format of the file.
+    """
     keys = []
-    for name, own_name in zip(rule.key, rule.own_key, strict=True):
+    for name, own_name in key.items():
         read = spec.key_read(name)
         reading = Reading((own_name,), nulls=read.nulls, trim=read.trim, lenient=read.lenient)
         keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
@@ -49,8 +77,8 @@ def make_table_spec(
         dense=tuple(column for column in columns if isinstance(column, DenseColumn)),
         categorical=(*(c for c in columns if isinstance(c, CategoricalColumn)), *keys),
         dense_transform=spec.dense_transform,
-        input=rule.input or _guess_format(path, spec),
-        version_time=_version_time(rule),
+        input=given or _guess_format(path, spec),
+        version_time=time,
     )
 
 
@@ -58,12 +86,6 @@ def _version_time(rule: TableRule) -> Read | None:
     if not rule.valid_from:
         return None
     return Read(rule.valid_from, "time", trim=True, time_format=rule.time_format)
-
-
-def key_columns(table_spec: FeatureSpec, rule: TableRule) -> range:
-    """Return the indices of the columns of the key among the categorical ones."""
-    count = len(table_spec.categorical)
-    return range(count - len(rule.key), count)
 
 
 def _guess_format(path: str, spec: FeatureSpec) -> InputFormat:

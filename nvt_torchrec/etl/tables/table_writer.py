@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy
-from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.clicklog.text.assemble import hash_keys, take
-from nvt_torchrec.etl.tables.table_spec import key_columns, make_table_spec
+from nvt_torchrec.etl.tables.keyed_rows import parse_keyed
+from nvt_torchrec.etl.tables.table_spec import make_table_spec
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
@@ -152,52 +152,19 @@ def read_table_file(
     table_spec = make_table_spec(rule, spec, file.path, columns)
 
     def parse(unparsed: UnparsedRows) -> tuple[TablePiece, list[bytes]]:
-        rows = unparsed.drop_label().parse(reject=reject)
-        columns = [
-            (rows.categorical[j], is_missing(rows.categorical_missing, j))
-            for j in key_columns(table_spec, rule)
-        ]
-        keys = hash_keys([columns], len(rows))
-        assert keys is not None
-        has_key = keys[0] != 0
-        rejected = _describe_rejected(rule, file.source, unparsed.first_line, rows, has_key)
-        if not has_key.all() and not reject:
-            line = unparsed.first_line + int(rows.line[np.argmin(has_key)])
-            raise BadRowError(
-                f"{file.source}, {unparsed.format.unit} {line}: {_describe_missing_key(rule)}",
-                "correct the file, or leave such rows out with --on_bad_rows quarantine",
-            )
-        kept = rows if has_key.all() else take(rows, has_key)
-        starts = np.zeros(len(kept), np.int64)
-        if kept.join_times is not None:
+        what = f"table {rule.name}"
+        found = parse_keyed(unparsed, file.source, what, rule.own_key, reject=reject)
+        starts = np.zeros(len(found.keys), np.int64)
+        if found.times is not None:
             # without a time, a version counts from the beginning
-            is_dated = kept.join_times != NO_TIME
-            starts = np.where(is_dated, kept.join_times + rule.delay, NO_TIME)
+            starts = np.where(found.times != NO_TIME, found.times + rule.delay, NO_TIME)
         piece = TablePiece(
-            table_spec, file.source, unparsed.first_line, kept, keys[0][has_key], starts
+            table_spec, file.source, found.first_line, found.rows, found.keys, starts
         )
-        return piece, rejected
+        return piece, found.rejected
 
     pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
     yield from map_in_order(parse, pieces, threads, "tables")
-
-
-def _describe_missing_key(rule: TableRule) -> str:
-    return f"table {rule.name}: a row without its key, {', '.join(rule.own_key)}"
-
-
-def _describe_rejected(
-    rule: TableRule, path: str, first_line: int, rows: RawRows, has_key: np.ndarray
-) -> list[bytes]:
-    """Return a line of the file of rejected rows for each row that is left out."""
-    described = [(row.line, row.reason, row.text) for row in rows.bad]
-    for row in np.flatnonzero(~has_key).tolist():
-        described.append((int(rows.line[row]), _describe_missing_key(rule), b""))
-    lines = []
-    for line, reason, text in sorted(described):
-        shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")
-        lines.append(f"{path}\t{first_line + line}\t{reason}\t".encode() + shown + b"\n")
-    return lines
 
 
 def _order_rows(

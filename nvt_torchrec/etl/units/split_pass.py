@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from nvt_torchrec.etl.units.counting import Counts, count, merge
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import RawRows
 
 log = logging.getLogger(__name__)
 
+#: Yields pieces of a block without rows that are not written.
+LeaveOut: TypeAlias = Callable[[Iterable[RawRows], Block], Iterator[RawRows]]
 #: Text that is parsed at once.
 CHUNK_BYTES = 2 << 20
 
@@ -41,6 +45,7 @@ def prepared(
     threads: int,
     max_bad_rows: int,
     report: Callable[[int], object] = lambda rows: None,
+    leave_out: LeaveOut | None = None,
 ) -> UnitPlan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
 
@@ -51,6 +56,7 @@ def prepared(
         threads: The number of blocks that are read at once.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
+        leave_out: Yields the rows of a block that are written; None: all are.
 
     Raises:
         BadRowError: A row is malformed.
@@ -59,7 +65,7 @@ def prepared(
     """
     split = spec.split
     if split.by == "time" and not split.valid_from:
-        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report)
+        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report, leave_out)
         changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
@@ -92,6 +98,7 @@ def _time_cuts(
     threads: int,
     max_bad_rows: int,
     report: Callable[[int], object],
+    leave_out: LeaveOut | None,
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process wrote to ``file``."""
     with contextlib.suppress(BadInputError, ValueError):  # not there, or damaged: counted again
@@ -100,6 +107,8 @@ def _time_cuts(
 
     def count_times(block: Block) -> Counts:
         pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
+        if leave_out:
+            pieces = leave_out(pieces, block)
         return count([rows.key for rows in pieces if rows.key is not None])
 
     def count_all() -> Iterator[Counts]:

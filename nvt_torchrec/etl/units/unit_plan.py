@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
-from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
@@ -52,6 +56,28 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReadyRows:
+    """The rows of a file that are written, where others wait for their clicks.
+
+    Attributes:
+        lines: How many rows the file has.
+        rows: int64 [n], the numbers of these rows, from 0.
+    """
+
+    lines: int
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def find(self, rank: int) -> int:
+        """Return the number of the row before which so many of these rows are."""
+        if not rank:
+            return 0
+        return int(self.rows[rank]) if rank < len(self.rows) else self.lines
+
+
+@dataclasses.dataclass(frozen=True)
 class UnitPlan:
     """All units of a run.
 
@@ -91,10 +117,25 @@ class UnitPlan:
         """The blocks whose rows go to several splits, each once."""
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
-    def bound_times(self, first: int, end: int) -> UnitPlan:
-        """Return the plan in whose blocks rows of other times are malformed, see :class:`Block`."""
-        bounded = {b: dataclasses.replace(b, times=(first, end)) for b in self.blocks}
+    def bound_times(self, first: int, end: int, *, again: frozenset[str] = frozenset()) -> UnitPlan:
+        """Return the plan in whose blocks rows of other times are malformed, see :class:`Block`.
+
+        Args:
+            first: The first time that a row may have.
+            end: The time before which it must be.
+            again: Files that days before have read, whose rows may be of any time.
+        """
+        bounded = {
+            block: dataclasses.replace(block, times=(first, end))
+            for block in self.blocks
+            if block.source not in again
+        }
         return self.replace_blocks(bounded)
+
+    def assign_day(self, day: int) -> UnitPlan:
+        """Return the plan with all units on one day, that of the extension that writes them."""
+        units = [dataclasses.replace(unit, day=day) for unit in self.units]
+        return dataclasses.replace(self, units=units)
 
     def replace_blocks(self, changed: Mapping[Block, Block]) -> UnitPlan:
         """Return the plan with other blocks for the same units."""
@@ -125,6 +166,11 @@ class UnitPlan:
         """Estimate the rows in one split, or in all; exact for parquet."""
         return round(self._steps(split) * self.rows_per_step)
 
+    def estimate_file(self, source: str) -> int:
+        """Estimate the rows of a file."""
+        steps = sum(block.end - block.begin for block in self.blocks if block.source == source)
+        return round(steps * self.rows_per_step)
+
 
 def make_plan(
     files: list[DayFile],
@@ -133,6 +179,7 @@ def make_plan(
     block_bytes: int,
     limit_rows: int | None = None,
     halved: bool = False,
+    ready: Mapping[str, ReadyRows] | None = None,
 ) -> UnitPlan:
     """Cut files into units; by the spec's split, the last day becomes valid and test.
 
@@ -147,6 +194,7 @@ def make_plan(
         limit_rows: The number of rows of each day to use, from its begin; None for all.
         halved: Whether it is a day that is added to an output that is split by days: valid and test
             get half of the rows each.
+        ready: By days, the rows of each file that are written; None: all are.
 
     Raises:
         BadRowError: The rows have no label, or another number of fields than the spec.
@@ -155,6 +203,8 @@ def make_plan(
     units = _Units(block_bytes)
     if spec.split.by != "days":
         return _make_plan_of_rows(files, spec, units, limit_rows)
+    if ready is not None:
+        return _make_plan_of_ready(files, spec, units, limit_rows, ready, halved=halved)
     for file in files:
         day, end = _opened(file, spec, limit_rows)
         if file is not files[-1]:
@@ -172,6 +222,80 @@ def make_plan(
             "file or a larger --limit_rows",
         )
     return _plan(files, units, day)
+
+
+def cut_files(
+    files: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
+) -> dict[str, list[Block]]:
+    """Cut whole files into blocks, before it is known which rows are for what; by their sources.
+
+    See :func:`make_plan`.
+    """
+    blocks = {}
+    for file in files:
+        day, end = _opened(file, spec, limit_rows)
+        blocks[file.source] = day.cut(day.begin, end, block_bytes)
+    return blocks
+
+
+def _make_plan_of_ready(
+    files: list[DayFile],
+    spec: FeatureSpec,
+    units: _Units,
+    limit_rows: int | None,
+    ready: Mapping[str, ReadyRows],
+    *,
+    halved: bool,
+) -> UnitPlan:
+    """Cut days of which not all rows are written.
+
+    The newest day of which at least half of the rows are written becomes valid and test, together
+    with the rows of later days that are; of a day that is added, all rows that are written now.
+    """
+    first = 0
+    if not halved:
+        whole = [
+            i for i, f in enumerate(files) if 2 * len(ready[f.source]) >= ready[f.source].lines
+        ]
+        some = [i for i, file in enumerate(files) if len(ready[file.source])]
+        first = (whole or some or [0])[-1]
+    total = sum(len(ready[file.source]) for file in files[first:])
+    cuts = cut_last_day(total, only_day=first == 0 and not halved)
+    for i, file in enumerate(files):
+        day, end = _opened(file, spec, limit_rows)
+        if i < first:
+            units.add(day, "train", day.begin, end)
+            continue
+        of_file = ready[file.source]
+        units.add_rows(day, end, of_file.lines, _cuts_of_file(of_file, cuts))
+        cuts = {s: (b - len(of_file), e - len(of_file)) for s, (b, e) in cuts.items()}
+    empty = [split for split, (begin, end) in cut_last_day(total).items() if begin == end]
+    if [split for split in empty if split != "train"] or not units.next_parts["valid"]:
+        raise BadInputError(
+            f"{files[-1].source}: too few rows have all their labels: {total}",
+            "add days, or files of later clicks; or write a shorter within in the spec",
+        )
+    return _plan(files, units, day)
+
+
+def _cuts_of_file(
+    ready: ReadyRows, cuts: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return which rows of a file each split takes, all of them together.
+
+    Args:
+        ready: The rows of the file that are written.
+        cuts: By split, the range of such rows, counted from the first of this file.
+    """
+    if not len(ready):  # its rows wait: one unit accounts for them
+        split = next((split for split, (begin, end) in cuts.items() if begin <= 0 < end), "test")
+        return {split: (0, ready.lines)}
+    ranges = {}
+    for split, (begin, end) in cuts.items():
+        first, last = (ready.find(min(max(rank, 0), len(ready))) for rank in (begin, end))
+        if first < last:
+            ranges[split] = (first, last)
+    return ranges
 
 
 @dataclasses.dataclass
@@ -268,3 +392,16 @@ def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[O
 
 def _plan(days: list[DayFile], units: _Units, last: OpenDay) -> UnitPlan:
     return UnitPlan(days, units.cut, *last.format.rates(last, units.cut[0].block))
+
+
+def block_name(block: Block) -> str:
+    """Return the name of a block in the names of files."""
+    place = f"{block.source}\n{block.begin}\n{block.end}"
+    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
+
+
+def name_fields(spec: FeatureSpec) -> InputFormat:
+    """Return the input format with names of all fields, as some are not read."""
+    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
+        return spec.input
+    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))

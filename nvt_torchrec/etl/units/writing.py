@@ -54,6 +54,8 @@ class UnitRecord:
         null: By categorical column, rows in which it was missing.
         oov: By categorical column, out-of-vocabulary ids.
         drawn: How many of the rows written are negatives that were drawn.
+        waiting: Rows left out because their clicks may still come.
+        done: Rows left out because days before have them.
     """
 
     rows: int
@@ -65,6 +67,8 @@ class UnitRecord:
     null: list[int]
     oov: list[int]
     drawn: int = 0
+    waiting: int = 0
+    done: int = 0
 
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
@@ -80,7 +84,7 @@ class UnitResult(UnitRecord):
     @property
     def lines(self) -> int:
         """Rows read."""
-        return self.rows - self.drawn + self.bad_count
+        return self.rows - self.drawn + self.bad_count + self.waiting + self.done
 
     @property
     def has_part(self) -> bool:
@@ -171,7 +175,8 @@ def divide_rows(
 ) -> Iterator[tuple[RawRows, ...]]:
     """Divide rows of a block into those of each split.
 
-    Bad rows go to the first split of the block, so that each is rejected once. ``lines`` of all
+    Bad rows go to the first split of the block, so that each is rejected once, and so do others
+    that are left out. ``lines`` of all
     results is that of the piece.
 
     Args:
@@ -185,10 +190,11 @@ def divide_rows(
     lines = 0
     for rows in pieces:
         num_read = len(rows) - count_drawn(rows)
-        if rows.lines != num_read + rows.bad_count:
+        left_out = rows.bad_count + rows.waiting + rows.done
+        if rows.lines != num_read + left_out:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-                f"lines, but {num_read} rows and {rows.bad_count} rejected ones",
+                f"lines, but {num_read} rows and {left_out} left out",
                 "this is a defect; nothing was written for them",
             )
         if not isinstance(block, DividedBlock):
@@ -200,6 +206,8 @@ def divide_rows(
             taken = take(rows, chosen == SPLITS.index(split))
             if split == block.rule.splits[0]:
                 taken = dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count)
+            else:
+                taken = dataclasses.replace(taken, waiting=0, done=0)
             by_split.append(taken)
         yield tuple(by_split)
         lines += rows.lines
@@ -259,12 +267,15 @@ class _UnitWriter:
             if len(self._bad) < DESCRIBED:
                 self._bad.append([line, row.reason])
         self._lines += rows.lines
-        if len(table) or not isinstance(self._unit.block, DividedBlock):
+        is_divided = isinstance(self._unit.block, DividedBlock) or rows.waiting or rows.done
+        if len(table) or not is_divided:
             self._part.write(table)
         self._tallies.append(
             {
                 "rows": len(rows),
                 "bad_count": rows.bad_count,
+                "waiting": rows.waiting,
+                "done": rows.done,
                 "positives": int(np.count_nonzero(rows.labels[:1])),
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),

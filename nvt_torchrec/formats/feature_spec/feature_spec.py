@@ -21,6 +21,7 @@ from nvt_torchrec.formats.feature_spec.columns import (
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import NegativesRule, check_negatives
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
@@ -63,6 +64,9 @@ class FeatureSpec:
         histories: The histories.
         tables: The tables that columns are joined from.
         negatives: The rows that are drawn; None for a log with rows of both labels.
+        label_files: The labels that are from other files than the log.
+        label_times_between: While a block is read, the times that rows without events may have;
+            no file has it.
         version_time: While a table with versions is read, how their times are read; no file has it.
     """
 
@@ -78,6 +82,8 @@ class FeatureSpec:
     histories: tuple[HistoryRule, ...] = ()
     tables: tuple[TableRule, ...] = ()
     negatives: NegativesRule | None = None
+    label_files: tuple[LabelFile, ...] = ()
+    label_times_between: tuple[int, ...] | None = None
     version_time: Read | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +131,7 @@ class FeatureSpec:
                 )
         if self.negatives:
             check_negatives(self.negatives, self.features, self.tables, self.groups)
+        check_label_files(self.label_files, self.labels, self.events, self.split)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -219,7 +226,8 @@ class FeatureSpec:
         weight = key = None
         times = time_reads(self.events)
         if label:
-            labels = plan_labels(self.label_rules or [LabelRule(self.label)], reads)
+            rules = self.label_rules or [LabelRule(self.label)]
+            labels = plan_labels(rules, [file.name for file in self.label_files], reads)
             if self.weight:
                 weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
@@ -236,7 +244,7 @@ class FeatureSpec:
             amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
         if not label:  # of a row to score, only its own time is known
             time_indices = reads.indices(times[:1])
-        join_time = None
+        join_time = label_time = None
         if self.join_time:
             join_time = reads.index(self.join_time)
         negatives: tuple[int, ...] = ()
@@ -245,6 +253,12 @@ class FeatureSpec:
             negatives = reads.indices(map(self.key_read, self.negative_columns))
             row_time = row_time_read(self.joined_tables, self.events, self.split)
             negative_time = None if row_time is None else reads.index(row_time)
+        label_keys: tuple[tuple[int, ...], ...] = ()
+        if label and self.label_time:
+            label_time = reads.index(self.label_time)
+            label_keys = tuple(
+                reads.indices(map(self.key_read, file.key)) for file in self.label_files
+            )
         return ReadPlan(
             reads=reads.ordered,
             labels=labels,
@@ -259,12 +273,26 @@ class FeatureSpec:
             join_time=join_time,
             negatives=negatives,
             negative_time=negative_time,
+            label_keys=label_keys,
+            label_time=label_time,
         )
 
     @property
     def negative_columns(self) -> tuple[str, ...]:
         """The columns of the log with the item and the user of negatives; () without."""
         return (self.negatives.item, self.negatives.user) if self.negatives else ()
+
+    @functools.cached_property
+    def label_time(self) -> Read | None:
+        """How the time of a row is read, after which its clicks come; None without such labels."""
+        if not self.label_files:
+            return None
+        return row_time_read(self.label_files, self.events, self.split)
+
+    @property
+    def label_window(self) -> int:
+        """Microseconds after the time of a row at which all its labels are known; 0: at once."""
+        return max((file.window for file in self.label_files), default=0)
 
     @functools.cached_property
     def join_time(self) -> Read | None:
@@ -292,6 +320,7 @@ class FeatureSpec:
         keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
         keys |= {*self.negative_columns}
+        keys |= {name for file in self.label_files for name in file.key}
         single = [column for column in self.categorical if not column.multi_hot]
         return read_as_they_are(single, keys)
 
@@ -320,11 +349,13 @@ class FeatureSpec:
         """Return the spec by which rows of a file are scored, with or without labels.
 
         As in a request, nothing is divided, no negatives are drawn, and with events a time may
-        lack. A label that all rows of the log have is read from a column of its name, if there is.
+        lack. A label that all rows of the log have, or that is from another file, is read from a
+        column of its name, where there is one.
         """
-        if self.negatives:
+        if self.label_files or self.negatives:
             rules = tuple(dataclasses.replace(rule, value=None) for rule in self.label_rules)
-            return dataclasses.replace(self, negatives=None, label_rules=rules).score_rows()
+            spec = dataclasses.replace(self, label_files=(), negatives=None, label_rules=rules)
+            return spec.score_rows()
         if not self.events:
             return self
         events = dataclasses.replace(self.events, source="", optional=True)
@@ -398,7 +429,8 @@ class FeatureSpec:
 
     def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
         """Return the spec by which rows with other times are malformed, see :class:`Events`."""
-        assert self.events is not None
+        if self.events is None:  # the times are those of labels
+            return dataclasses.replace(self, label_times_between=between)
         return dataclasses.replace(self, events=dataclasses.replace(self.events, between=between))
 
     def drop_events(self) -> FeatureSpec:
@@ -437,6 +469,6 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        del value["version_time"]
+        del value["version_time"], value["label_times_between"]
         drop_absent_parts(value)
         return value

@@ -117,7 +117,7 @@ class ReadPlan:
     Attributes:
         reads: The columns to read.
         labels: The index in ``reads`` of each label, the main one first, None of one that all
-            rows have; () without labels.
+            rows have or that is from another file; () without labels.
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
         times: Those of the time of an event and, of a spec that names one, of the time from which
@@ -131,6 +131,8 @@ class ReadPlan:
         negatives: Those of the item and of the user of rows that negatives are drawn for; () of
             other rows.
         negative_time: That of the time of these rows; None if the spec names none.
+        label_keys: Those of the columns of the key of each label from another file.
+        label_time: That of the time of a row, if there are such labels; else None.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
             a table.
         categorical: Those of the sources of each categorical column; likewise.
@@ -149,3 +151,5 @@ class ReadPlan:
     join_time: int | None = None
     negatives: tuple[int, ...] = ()
     negative_time: int | None = None
+    label_keys: tuple[tuple[int, ...], ...] = ()
+    label_time: int | None = None

@@ -28,6 +28,8 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["negatives"]
         for rule in value["label_rules"]:
             del rule["value"]
+    if not value["label_files"]:
+        del value["label_files"]
     for column in columns:
         aggregate = column.get("aggregate")
         if aggregate and not aggregate["column"]:

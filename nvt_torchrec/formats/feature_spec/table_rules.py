@@ -45,7 +45,6 @@ class TableRule:
     log_time_format: str = ""
 
     def __post_init__(self) -> None:
-        inside = not self.path.startswith("/") and ".." not in self.path.split("/")
         names = self.key_names or self.key
         check(
             self,
@@ -54,7 +53,7 @@ class TableRule:
             ("path", self.path, 'name its files, such as path = "items.csv"'),
             (
                 "path",
-                inside and "://" not in self.path,
+                is_inside(self.path),
                 f"write a path in the directory of the log, and pass --table {self.name}=PATH",
             ),
             ("key", self.key and all(self.key), 'name columns of the log, such as key = ["item"]'),
@@ -79,6 +78,11 @@ class TableRule:
     def own_key(self) -> tuple[str, ...]:
         """The columns of the table with the key."""
         return self.key_names or self.key
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path that a spec names leads to files in the directory of the log."""
+    return not path.startswith("/") and ".." not in path.split("/") and "://" not in path
 
 
 def check_tables(

@@ -28,6 +28,16 @@ All keys of a spec; those that are optional say so, or show their default::
     threshold = 4                 # instead of positive: numbers from 4 on are 1
     # value = 1                   # instead of a column: all rows are 1, those of [negatives] 0
 
+    # from another file, docs/labels.md: 1 if a row of it came within 1 d after a row of its key
+    # name = "clicked"
+    # from = "clicks*.csv"        # a file or a glob in the directory of the log
+    # key = ["impression_id"]     # columns of the log; {id = "impression_id"} where names differ
+    # within = "1d"
+    # time = "at"                 # the file's time, and time_format; default: as the log's
+    # log_time = "time"           # the log's time; default: that of [events], or a [split] by time
+    # log_time_format = "epoch_s" # of log_time; default ISO
+    # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
+
     [weight]                      # optional: weight of a row in training and metrics
     name = "weight"
 
@@ -171,6 +181,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
     read_events,
     read_history,
 )
+from nvt_torchrec.formats.feature_spec.toml_labels import is_from_file, read_label_file
 from nvt_torchrec.formats.feature_spec.toml_negatives import read_negatives
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
 from nvt_torchrec.formats.feature_spec.toml_tables import read_table
@@ -256,9 +267,12 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     defaults = {key: given[key] for key in _OF_ALL_COLUMNS if key in given}
     given = {key: item for key, item in given.items() if key not in _OF_ALL_COLUMNS}
     check_keys(value.get("weight", {}), {"name"}, source)
-    labels = _labels(value.get("label", {}), defaults.get("trim", False), source)
+    labels = _labels(_label_blocks(value), defaults.get("trim", False), source)
     split = _split(value.get("split", {}), source)
-    plain = len(labels) == 1 and labels[0] == LabelRule(labels[0].name)
+    label_files = tuple(
+        read_label_file(block, source) for block in _label_blocks(value) if is_from_file(block)
+    )
+    plain = labels == (LabelRule(labels[0].name),) and not label_files
     return FeatureSpec(
         label=labels[0].name,
         dense=(
@@ -275,13 +289,23 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         histories=tuple(read_history(block, source) for block in value.get("history", [])),
         tables=tuple(read_table(block, source) for block in value.get("table", [])),
         negatives=read_negatives(value["negatives"], source) if "negatives" in value else None,
+        label_files=label_files,
     )
 
 
-def _labels(blocks: Any, trim: bool, source: str) -> tuple[LabelRule, ...]:
-    """Return the rules of ``[label]`` or several ``[[label]]``."""
+def _label_blocks(value: dict[str, Any]) -> list[Any]:
+    """Return ``[label]`` or several ``[[label]]``."""
+    blocks = value.get("label", {})
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
+def _labels(blocks: list[Any], trim: bool, source: str) -> tuple[LabelRule, ...]:
+    """Return the rules of labels."""
     rules = []
-    for block in blocks if isinstance(blocks, list) else [blocks]:
+    for block in blocks:
+        if is_from_file(block):
+            rules.append(make_part(LabelRule, {"name": block.get("name", "label")}, "label: "))
+            continue
         check_keys(block, {*field_names(LabelRule) - {"source"}, "from"}, source)
         options = {"name": "label", "trim": trim, **block}
         options["source"] = options.pop("from", "")

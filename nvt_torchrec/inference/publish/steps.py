@@ -13,8 +13,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.progress_bars import show_progress
-from nvt_torchrec.clicklog.readers.log_format import format_of
-from nvt_torchrec.inference.bulk import metrics_of
+from nvt_torchrec.inference.bulk import metrics_of, read_to_score
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.model.weights import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
@@ -231,7 +230,7 @@ def score_labelled(
                 "compare models of the same labels",
             )
     spec = input_spec(first.spec, path, file_format)
-    pieces = format_of(spec).stream(path, _BLOCK_BYTES)
+    pieces = read_to_score(spec, path, _BLOCK_BYTES)
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}

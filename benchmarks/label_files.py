@@ -1,0 +1,123 @@
+"""The ETL of a log with its clicks in it, and of the same log with them in a file of their own.
+
+By an id of the impression, and by user and item, where a click belongs to the newest impression
+before it. Below the table stands what such a file adds.
+
+    python -m benchmarks.label_files --rows 2000000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from benchmarks.data import make_once
+from benchmarks.etl.systems import etl
+from benchmarks.harness import Metric, System, Table, describe_added, run_benchmark, run_etl
+from benchmarks.process import BUILD
+from nvt_torchrec.base.command_line import Settings, flag
+
+METRICS = (
+    Metric("rows_per_s", "rows/s"),
+    Metric("wall_s", "wall s", ".1f"),
+    Metric("cpu_s", "CPU s", ".1f"),
+    Metric("peak_rss_mb", "peak MB"),
+)
+DAYS = 30
+INSIDE = "in the log"
+#: The ``[label]`` of each case.
+LABELS = {
+    INSIDE: 'name = "click"',
+    "by id": 'name = "click"\nfrom = "clicks.csv"\nkey = "id"\nwithin = "1h"',
+    "by pair": 'name = "click"\nfrom = "clicks.csv"\nkey = ["user", "item"]\nwithin = "1h"',
+}
+_SPEC = """[input]
+format = "csv"
+[label]
+{label}
+[split]
+by = "time"
+column = "time"
+time_format = "epoch_s"
+valid_from = "1970-01-28"
+test_from = "1970-01-29"
+[[dense]]
+names = "price"
+raw = "float"
+[[categorical]]
+names = ["user", "item", "place"]
+raw = "int"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFileSettings(Settings):
+    """The settings of the benchmark."""
+
+    rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
+    click_rate: float = flag("share of the rows that are clicked", 0.1, minimum=0, maximum=1)
+    repeats: int = flag("runs of each case", 3, minimum=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    return run_benchmark("label_files", __doc__, LabelFileSettings, _run, argv)
+
+
+def _run(settings: LabelFileSettings) -> int:
+    rows, rate = settings.rows, settings.click_rate
+    root = BUILD / f"labels-{rows}-{rate}"
+    log = f"{rows:,} rows, {rate:.0%} of them clicked"
+    make_once(root, f"a log and its clicks, {log}", lambda: _make_log(root, rows, rate))
+    table = Table("label_files", f"Clicks in a file of their own: {log}", METRICS, base="")
+    table.measure([_system(root, case) for case in LABELS], repeats=settings.repeats)
+    for case in [*LABELS][1:]:
+        table.notes += describe_added(table, case, INSIDE)
+    return table.finish()
+
+
+def _make_log(root: Path, rows: int, rate: float) -> None:
+    """Write a log in the order of time with its clicks, and the clicks alone."""
+    random = np.random.default_rng(0)
+    time = np.sort(random.integers(0, DAYS * 86_400, rows))
+    clicked = random.random(rows) < rate
+    log = {
+        "time": time,
+        "id": np.arange(rows),
+        "user": random.integers(0, rows // 10, rows),
+        "item": np.minimum(random.zipf(1.3, rows), 100_000),
+        "place": random.integers(0, 50, rows),
+        "price": random.lognormal(3, 1, rows).round(2),
+        "click": clicked.astype(np.int8),
+    }
+    pa_csv.write_csv(pa.table(log), root / "log.csv")
+    clicks = {name: log[name][clicked] for name in ("time", "id", "user", "item")}
+    clicks["time"] = clicks["time"] + random.exponential(600, len(clicks["time"])).astype(int)
+    order = np.argsort(clicks["time"], kind="stable")
+    arrived = {name: values[order] for name, values in clicks.items()}
+    pa_csv.write_csv(pa.table(arrived), root / "clicks.csv")
+    for case, label in LABELS.items():
+        (root / f"{case}.toml").write_text(_SPEC.format(label=label))
+
+
+def _system(root: Path, case: str) -> System:
+    output = root / "out"
+    flags = "--spec", root / f"{case}.toml", "--input_path", root / "log.csv"
+    system = etl("etl", output, *flags)
+
+    def prepare() -> None:
+        """Compile what is cached; of the first rows alone there is no valid or test."""
+        system.before()
+        run_etl("run", *flags, "--output_path", output)
+
+    return dataclasses.replace(system, case=case, prepare=prepare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The labels of rows that are from other files, and which rows wait for them.
+
+A run keeps them in the directory of its state::
+
+    labels/record.json     what :class:`LabelCut` says; written last
+    labels/clicked.N.npy   int64 [2, n]: of label N the keys, rising, and times of clicked rows
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.mapping import map_array
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.clicklog.text.assemble import take
+from nvt_torchrec.etl.labels.click_kernels import find_clicked, index_keys, shift_of
+from nvt_torchrec.etl.state.output import LABELS
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+
+RECORD_FILE = "record.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelCut:
+    """Which rows a run or an extension writes.
+
+    Attributes:
+        after: Rows until this time are written already, in microseconds since 1970; None of a run.
+        cut: The newest time of rows that are written now.
+        newest: The newest time in the log and in the files of clicks.
+        again: The files of the log that days before have read.
+    """
+
+    after: int | None
+    cut: int
+    newest: int
+    again: list[str]
+
+    @classmethod
+    def read(cls, directory: Path) -> LabelCut:
+        """Read the record of a run's state. Raises :class:`BadInputError`."""
+        file = directory / RECORD_FILE
+        return parse(cls, read_json(file, "the record of labels"), file)
+
+    def mark_ready(self, times: np.ndarray) -> np.ndarray:
+        """Return which rows with some times, int64 [n], are written now, bool [n]."""
+        ready = times <= self.cut
+        return ready if self.after is None else ready & (times > self.after)
+
+
+def clicked_file(number: int) -> str:
+    """Return the name of the file with the clicked rows of a label."""
+    return f"clicked.{number}.npy"
+
+
+class LabelValues:
+    """Adds to rows their labels from other files, and leaves out those that wait. Thread-safe.
+
+    Args:
+        directory: Of the labels, in the state of a run.
+        spec: The columns.
+    """
+
+    def __init__(self, directory: Path, spec: FeatureSpec) -> None:
+        self.record = LabelCut.read(directory)
+        self._again = frozenset(self.record.again)
+        self._indices = [spec.labels.index(file.name) for file in spec.label_files]
+        clicked = [map_array(directory / clicked_file(i)) for i in range(len(self._indices))]
+        self._clicked = [(keys, times, index_keys(keys)) for keys, times in clicked]
+
+    def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
+        """Yield rows of a block that are written now, with their labels."""
+        for rows in pieces:
+            yield self._add_labels(self._leave_out(rows, again=block.source in self._again))
+
+    def _leave_out(self, rows: RawRows, *, again: bool) -> RawRows:
+        """Return the rows without those that wait, or are written already."""
+        assert rows.label_times is not None
+        times = rows.label_times
+        waiting = int(np.count_nonzero(times > self.record.cut))
+        if again:  # its malformed rows were left out when it was read first
+            bad, done = rows.bad_count, int(np.count_nonzero(times <= self.record.after))
+            rows = dataclasses.replace(rows, bad=[], bad_count=0, done=bad + done)
+        ready = self.record.mark_ready(times)
+        if ready.all():
+            return rows
+        taken = take(rows, ready)
+        return dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count, waiting=waiting)
+
+    def _add_labels(self, rows: RawRows) -> RawRows:
+        assert rows.label_keys is not None
+        labels = rows.labels.copy()
+        for index, keys, (clicked_keys, clicked_times, begins) in zip(
+            self._indices, rows.label_keys, self._clicked, strict=True
+        ):
+            find_clicked(
+                clicked_keys,
+                clicked_times,
+                begins,
+                shift_of(begins),
+                np.ascontiguousarray(keys),
+                rows.label_times,
+                labels[index],
+            )
+        return dataclasses.replace(rows, labels=labels, label_keys=None, label_times=None)
+
+
+@functools.lru_cache(1)
+def open_labels(work: Path, spec: FeatureSpec) -> LabelValues | None:
+    """Open the labels in the state of a run; None for a spec without labels from other files."""
+    return LabelValues(work / LABELS, spec) if spec.label_files else None

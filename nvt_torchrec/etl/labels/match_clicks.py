@@ -1,0 +1,186 @@
+"""Read the keys and times of a log's rows, and find to which row each click belongs."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.files.mapping import write_array
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.etl.labels.click_files import ClickLog
+from nvt_torchrec.etl.labels.click_kernels import index_keys, match_rows, shift_of
+from nvt_torchrec.etl.units.hours import add_hours
+from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
+from nvt_torchrec.etl.units.unit_plan import block_name, name_fields
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import HOUR
+from nvt_torchrec.formats.feature_spec.read_plan import Reading
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS
+from nvt_torchrec.formats.rows import NO_TIME, RawRows
+
+
+@dataclasses.dataclass
+class Matches:
+    """To which rows the clicks of a label belong.
+
+    Attributes:
+        clicks: The clicks.
+        window: How long after a row a click may come, in microseconds.
+    """
+
+    clicks: ClickLog
+    window: int
+
+    def __post_init__(self) -> None:
+        keys = self.clicks.keys
+        self._begins = index_keys(keys)
+        #: int64 [clicks], the time of the row that a click belongs to; NO_TIME without one.
+        self.row_times = np.full(len(keys), NO_TIME)
+        #: bool [clicks], of the first click of each key whether a row has the key.
+        self._seen = np.zeros(len(keys), np.bool_)
+        self._lock = threading.Lock()
+
+    def add(self, keys: np.ndarray, times: np.ndarray) -> None:
+        """Add rows: their keys and times, int64 [n] each. Thread-safe."""
+        clicks, shift = self.clicks, shift_of(self._begins)
+        with self._lock:
+            match_rows(
+                clicks.keys,
+                clicks.times,
+                self._begins,
+                shift,
+                self.row_times,
+                self._seen,
+                np.ascontiguousarray(keys),
+                times,
+                self.window,
+            )
+
+    def count_known(self) -> int:
+        """Return how many clicks have the key of a row, whatever its time."""
+        keys = self.clicks.keys
+        if not len(keys):
+            return 0
+        is_first = np.ones(len(keys), np.bool_)
+        is_first[1:] = keys[1:] != keys[:-1]
+        return int(np.count_nonzero(self._seen[is_first][np.cumsum(is_first) - 1]))
+
+    @property
+    def has_row(self) -> np.ndarray:
+        """Which clicks belong to a row, bool [clicks]."""
+        return self.row_times != NO_TIME
+
+
+def read_keys_alone(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of what clicks are compared with: keys and times, and labels of the log."""
+    time = spec.label_time
+    assert time is not None
+    files = tuple(
+        dataclasses.replace(file, log_time=time.source, log_time_format=time.time_format)
+        for file in spec.label_files
+    )
+    columns = spec.key_features
+    if not columns:  # a spec has one
+        name = files[0].key[0]
+        reading = Reading((name,), trim=True)
+        columns = [CategoricalColumn(f"key {name}", raw="string", reading=reading)]
+    return dataclasses.replace(
+        spec,
+        dense=(),
+        categorical=tuple(columns),
+        input=name_fields(spec),
+        weight="",
+        split=BY_DAYS,
+        events=None,
+        histories=(),
+        tables=(),
+        label_files=files,
+    )
+
+
+def count_newest(times: np.ndarray) -> np.ndarray:
+    """Return int64 [3, hours]: each hour that times int64 [n] have, how many, the newest of it."""
+    ordered = np.sort(times)
+    hours = ordered // HOUR
+    ends = np.flatnonzero(np.append(hours[1:] != hours[:-1], True)) if len(hours) else hours
+    counts = np.diff(ends, prepend=-1)
+    return np.stack([hours[ends], counts, ordered[ends]])
+
+
+def join_newest(counted: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what :func:`count_newest` returns of all times together."""
+    every = np.concatenate([np.zeros((3, 0), np.int64), *counted], axis=1)
+    hours, index = np.unique(every[0], return_inverse=True)
+    newest = np.full(len(hours), NO_TIME)
+    np.maximum.at(newest, index, every[2])
+    return np.stack([*add_hours([every[:2]]), newest])
+
+
+def match_blocks(
+    blocks: Sequence[Block],
+    spec: FeatureSpec,
+    matches: Sequence[Matches],
+    *,
+    after: int | None,
+    times_below: Path | None,
+    threads: int,
+    max_bad_rows: int,
+    report: Callable[[float], object] = lambda rows: None,
+) -> np.ndarray:
+    """Read the log, and find to which rows clicks belong.
+
+    Args:
+        blocks: The log.
+        spec: The columns.
+        matches: Of each label from another file, the clicks; rows are added to them.
+        after: Rows until this time are written; None of a run.
+        times_below: The directory where the times of each block's lines are written; None: they
+            are not.
+        threads: The number of blocks that are read at once.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+        report: Called with the number of rows read since the last call.
+
+    Returns:
+        What :func:`count_newest` returns of all rows.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: A block cannot be read.
+        OutputError: A file cannot be written.
+    """
+    # without quarantine a malformed row ends the run; with it, all columns decide which rows count
+    read = spec if max_bad_rows else read_keys_alone(spec)
+
+    def match(block: Block) -> np.ndarray:
+        counted, by_line = [], [np.empty(0, np.int64)]
+        pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
+        for rows in pieces:
+            assert rows.label_keys is not None
+            assert rows.label_times is not None
+            counted.append(count_newest(rows.label_times))
+            if times_below is not None:
+                by_line.append(_times_by_line(rows))
+            keys, times = rows.label_keys, rows.label_times
+            if after is not None:
+                keys, times = keys[:, times > after], times[times > after]
+            for of_label, of_rows in zip(matches, keys, strict=True):
+                of_label.add(of_rows, times)
+            report(rows.lines)
+        if times_below is not None:
+            write_array(times_below / f"{block_name(block)}.npy", np.concatenate(by_line))
+        return join_newest(counted)
+
+    return join_newest([*map_in_order(match, blocks, threads, "labels")])
+
+
+def _times_by_line(rows: RawRows) -> np.ndarray:
+    """Return the time of each line, int64 [lines]; NO_TIME of malformed ones."""
+    assert rows.label_times is not None
+    times = np.full(rows.lines, NO_TIME)
+    times[rows.line] = rows.label_times
+    return times

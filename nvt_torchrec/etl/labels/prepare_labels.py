@@ -1,0 +1,251 @@
+"""Make the labels of a run or an extension that are from other files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.labels.click_files import ClickLog, read_clicks
+from nvt_torchrec.etl.labels.label_state import EarlierLabels, write_labels
+from nvt_torchrec.etl.labels.label_values import RECORD_FILE, LabelCut, clicked_file
+from nvt_torchrec.etl.labels.match_clicks import (
+    Matches,
+    count_newest,
+    join_newest,
+    match_blocks,
+)
+from nvt_torchrec.etl.state.output import LABELS
+from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.units.hours import find_late
+from nvt_torchrec.etl.units.unit_plan import block_name
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import NO_TIME
+
+log = logging.getLogger(__name__)
+
+#: The least share of clicks that have the key of a row, and of these that belong to a row.
+_MIN_FOUND = 0.01
+_KEPT, _TIMES = "kept.{}.npy", "times"
+
+
+def prepare_labels(
+    blocks: Sequence[Block],
+    spec: FeatureSpec,
+    sources: TableSources,
+    work: Path,
+    *,
+    earlier: EarlierLabels | None,
+    threads: int,
+    max_bad_rows: int,
+    report: Callable[[float], object] = lambda rows: None,
+) -> None:
+    """Find to which row each click belongs, and which rows are written now, unless it is known.
+
+    Args:
+        blocks: The log, in the order of its files.
+        spec: The columns.
+        sources: The files of each label.
+        work: The directory of the run's state.
+        earlier: Of an extension, what is kept of the clicks of earlier days.
+        threads: How many blocks, or pieces of a file of clicks, are read at once.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+        report: Called with the number of rows read since the last call.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: A file cannot be read, has no clicks, or no row's window has ended.
+        SettingsError: Hardly any click belongs to a row.
+        OutputError: ``work`` cannot be written.
+    """
+    directory = work / LABELS
+    if (directory / RECORD_FILE).exists():
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / _TIMES).mkdir(parents=True)
+    after = earlier.record.cut if earlier else None
+    matches = []
+    for number, label in enumerate(spec.label_files):
+        clicks, rejected = read_clicks(
+            label,
+            spec,
+            sources[label.name],
+            threads=threads,
+            reject=max_bad_rows > 0,
+            report=report,
+        )
+        if not len(clicks):
+            paths = ", ".join(file.source for file in sources[label.name])
+            raise BadInputError(f"label {label.name}: {paths}: no rows", "pass files of clicks")
+        if rejected:
+            (directory / f"rejected.{number}.tsv").write_bytes(b"".join(rejected))
+        if earlier:
+            clicks = _join_earlier(clicks, earlier.clicks[number], earlier.record.cut)
+        matches.append(Matches(clicks, label.window))
+    counted = match_blocks(
+        blocks,
+        spec,
+        matches,
+        after=after,
+        times_below=directory / _TIMES if spec.split.by == "days" else None,
+        threads=threads,
+        max_bad_rows=max_bad_rows,
+        report=report,
+    )
+    _check_found(spec, matches, counted)
+    of_log, newest = find_newest(spec, counted, [of_label.clicks for of_label in matches])
+    if earlier:
+        newest = max(newest, earlier.record.newest)
+    # a click of the newest time itself may still come; and where clicks of further days are there
+    # already, their rows are not
+    cut = min(newest - spec.label_window - 1, of_log)
+    again = [*earlier.record.waiting] if earlier else []
+    record = LabelCut(after, cut, newest, again)
+    has_ended = counted[0].size and counted[0, 0] * HOUR <= cut
+    if not has_ended or (after is not None and cut <= after):
+        raise BadInputError(
+            f"no row's window has ended: the log and the clicks end at {format_time(newest)}, and "
+            f"labels are known {_longest(spec)} after a row",
+            "add days, or files of later clicks; or write a shorter within in the spec",
+        )
+    log.info("rows until %s have all their labels; later ones wait", format_time(cut))
+    for number, (label, of_label) in enumerate(zip(spec.label_files, matches, strict=True)):
+        _write_label(directory, number, label.name, of_label, cut)
+    write_json(directory / RECORD_FILE, dataclasses.asdict(record))
+
+
+def _longest(spec: FeatureSpec) -> str:
+    return max(spec.label_files, key=lambda file: file.window).within
+
+
+def _join_earlier(clicks: ClickLog, before: ClickLog, cut: int) -> ClickLog:
+    """Return clicks that rows after the cut may have, with what is known of them."""
+    clicks = clicks.take(clicks.times > cut)
+    return ClickLog.join(
+        np.concatenate([clicks.keys, before.keys]),
+        np.concatenate([clicks.times, before.times]),
+        np.concatenate([clicks.taken, before.taken]),
+    )
+
+
+def _write_label(directory: Path, number: int, name: str, matches: Matches, cut: int) -> None:
+    """Write which rows are clicked, and the clicks that further days need."""
+    clicks = matches.clicks
+    is_new = matches.has_row & ~clicks.taken
+    is_written = is_new & (matches.row_times <= cut)
+    pairs = np.stack([clicks.keys[is_written], matches.row_times[is_written]])
+    # the row times of a key's clicks rise as the clicks do, so equal pairs are neighbours
+    is_first = np.ones(pairs.shape[1], np.bool_)
+    is_first[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
+    write_array(directory / clicked_file(number), pairs[:, is_first])
+    kept = ClickLog(clicks.keys, clicks.times, clicks.taken | is_written).take(clicks.times > cut)
+    write_array(directory / _KEPT.format(number), kept.to_rows())
+    log.info("label %s: %d clicks, %d belong to rows", name, len(clicks), int(is_new.sum()))
+
+
+def _check_found(spec: FeatureSpec, matches: Sequence[Matches], counted: np.ndarray) -> None:
+    """Check that clicks have keys of rows, and come within their windows."""
+    for label, of_label in zip(spec.label_files, matches, strict=True):
+        count, known = len(of_label.clicks), of_label.count_known()
+        if not count:
+            continue
+        if known < _MIN_FOUND * count:
+            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in label.key)
+            raise SettingsError(
+                f"label {label.name}: {known:,} of {count:,} clicks have the key of a row of the "
+                "log",
+                f"correct the key of the label in the spec; both sides are read alike: {kinds}",
+            )
+        found = int(np.count_nonzero(of_label.has_row))
+        if found < _MIN_FOUND * known:
+            times = of_label.clicks.times
+            raise SettingsError(
+                f"label {label.name}: {known:,} clicks have the key of a row, and {found:,} come "
+                f"within {label.within} after it: rows are of "
+                f"{_show_range(int(counted[0, 0]) * HOUR, int(counted[2, -1]))}, clicks of "
+                f"{_show_range(int(times.min()), int(times.max()))}",
+                "correct time, time_format, log_time or within of the label in the spec",
+            )
+
+
+def _show_range(first: int, last: int) -> str:
+    return f"{format_time(first)} to {format_time(last)}"
+
+
+def find_newest(
+    spec: FeatureSpec, counted: np.ndarray, clicks: Sequence[ClickLog]
+) -> tuple[int, int]:
+    """Return the newest time of rows, and of rows and clicks.
+
+    A few that are long after all others do not count. With ``cut = "day"`` the last day of the log
+    is whole, as it is for events.
+
+    Args:
+        spec: The columns.
+        counted: Of the rows, see :func:`.match_clicks.count_newest`.
+        clicks: The clicks of each label.
+    """
+    of_clicks = join_newest([count_newest(of_label.times) for of_label in clicks])
+    every = join_newest([counted, of_clicks])
+    late_from = find_late(every[:2])
+    newest = []
+    for times in (counted[2], of_clicks[2]):
+        known = times if late_from is None else times[times < late_from]
+        newest.append(int(known.max(initial=NO_TIME)))
+    of_log, of_click = newest
+    end = of_log
+    if spec.events is not None and spec.events.cut == "day":
+        end = (of_log // DAY + 1) * DAY
+    return of_log, max(end, of_click)
+
+
+def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:
+    """Return the lines of a file's rows that are written now, int64 [n], from 0.
+
+    Args:
+        directory: Of the labels, in the state of a run.
+        blocks: Those of the file, in their order, as they were read.
+    """
+    record, first, found = LabelCut.read(directory), 0, [np.empty(0, np.int64)]
+    for block in blocks:
+        times = map_array(directory / _TIMES / f"{block_name(block)}.npy")
+        found.append(first + np.flatnonzero(record.mark_ready(times)))
+        first += len(times)
+    return np.concatenate(found)
+
+
+def count_lines(directory: Path, blocks: Sequence[Block]) -> int:
+    """Return how many lines a file has; see :func:`list_ready`."""
+    return sum(len(map_array(directory / _TIMES / f"{block_name(b)}.npy")) for b in blocks)
+
+
+def keep_labels(work: Path, extension: Path, spec: FeatureSpec, waiting: dict[str, int]) -> None:
+    """Write to ``OUT/extension`` what further days need; see :mod:`.label_state`."""
+    directory = work / LABELS
+    record = LabelCut.read(directory)
+    clicks = [
+        ClickLog.from_rows(map_array(directory / _KEPT.format(number)))
+        for number in range(len(spec.label_files))
+    ]
+    write_labels(extension, record.cut, record.newest, waiting, clicks)
+
+
+def keep_rejected_clicks(spec: FeatureSpec, work: Path, directory: Path) -> None:
+    """Copy the rows of click files that were left out to the other rejected rows."""
+    for number, label in enumerate(spec.label_files):
+        with contextlib.suppress(FileNotFoundError):
+            content = (work / LABELS / f"rejected.{number}.tsv").read_bytes()
+            directory.mkdir(parents=True, exist_ok=True)
+            target = directory / f"label.{label.name}.tsv"
+            target.write_bytes(b"file\tline\treason\traw\n" + content)

@@ -1,0 +1,87 @@
+"""Parse rows of further files than the log, of tables and of clicks, each of which has a key."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows
+from nvt_torchrec.clicklog.text.assemble import hash_keys, take
+from nvt_torchrec.formats.rows import NO_TIME, RawRows, is_missing
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyedRows:
+    """Some rows of a file.
+
+    Attributes:
+        first_line: The number of the first row, as messages count it.
+        rows: The rows, without malformed ones.
+        keys: int64 [n], the hashes of their keys.
+        times: int64 [n], their times, :data:`NO_TIME` where missing; None without.
+        rejected: A line of the file of rejected rows for each malformed row.
+    """
+
+    first_line: int
+    rows: RawRows
+    keys: np.ndarray
+    times: np.ndarray | None
+    rejected: list[bytes]
+
+
+def parse_keyed(
+    unparsed: UnparsedRows,
+    source: str,
+    what: str,
+    key: tuple[str, ...],
+    *,
+    time: str = "",
+    reject: bool = False,
+) -> KeyedRows:
+    """Parse some rows, the last of whose categories are the columns of their key.
+
+    Args:
+        unparsed: The rows.
+        source: Names the file in errors.
+        what: Names in errors what the rows are of.
+        key: The columns of the key.
+        time: The column of a time that no row may lack, while some lack a key; "": each row has a
+            key.
+        reject: Whether malformed rows are left out.
+
+    Raises:
+        BadRowError: A row is malformed, or has no key or no time.
+    """
+    rows = unparsed.drop_label().parse(reject=reject)
+    first_key = len(rows.categorical) - len(key)
+    columns = [
+        (rows.categorical[j], is_missing(rows.categorical_missing, j))
+        for j in range(first_key, len(rows.categorical))
+    ]
+    hashed = hash_keys([columns], len(rows))
+    assert hashed is not None
+    keys, times = hashed[0], rows.join_times
+    if time and times is not None:
+        is_bad, reason = times == NO_TIME, f"{what}: a row without {time}"
+    else:
+        is_bad, reason = keys == 0, f"{what}: a row without its key, {', '.join(key)}"
+    described = [(row.line, row.reason, row.text) for row in rows.bad]
+    if is_bad.any():
+        described += [(line, reason, b"") for line in rows.line[is_bad].tolist()]
+        if not reject:
+            line, reason, _ = min(described)
+            raise BadRowError(
+                f"{source}, {unparsed.format.unit} {unparsed.first_line + line}: {reason}",
+                "correct the file, or leave such rows out with --on_bad_rows quarantine",
+            )
+        rows, keys = take(rows, ~is_bad), keys[~is_bad]
+        times = None if times is None else times[~is_bad]
+    rejected = []
+    for line, reason, text in sorted(described):
+        shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")
+        rejected.append(
+            f"{source}\t{unparsed.first_line + line}\t{reason}\t".encode() + shown + b"\n"
+        )
+    return KeyedRows(unparsed.first_line, rows, keys, times, rejected)
