@@ -30,6 +30,7 @@ from tests.spec_logs import write_spec_log
 
 EXAMPLES = ROOT / "examples"
 _TABLE = re.compile(r"^## What you have.*?\n\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
+_TOML = re.compile("^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: What the lines of Python in README's table suppose, and what they must have made.
 _BEFORE = (
     "from nvt_torchrec import *",
@@ -131,6 +132,11 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "clicks.parquet")
     items = frame[["item"]].drop_duplicates()
     items.assign(shelf=np.arange(len(items)) % 7).to_csv(tmp_path / "items.csv", index=False)
+    rng = np.random.default_rng(1)
+    likes = {"user": rng.integers(0, 40, 1000), "item": rng.integers(0, 50, 1000)}
+    pd.DataFrame({**likes, "time": range(1000)}).to_csv(tmp_path / "likes.csv", index=False)
+    [spec] = _TOML.findall((ROOT / "docs/negatives.md").read_text(encoding="utf-8"))
+    (tmp_path / "likes.toml").write_text(spec)
     write_late_clicks(tmp_path, frame)
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]

@@ -12,6 +12,7 @@ import pytest
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS
+from nvt_torchrec.formats.feature_spec.negatives import NegativesRule
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.split import SPLIT_BY, Split, spec_key
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, shipped_specs
@@ -54,6 +55,8 @@ def test_every_key_has_an_example() -> None:
     wanted |= {field.name for field in dataclasses.fields(Split)}
     wanted |= {"events", "aggregate", "of", "values", "window", "smoothing", "known"}
     wanted |= {"table", "path", "key", "input"}
+    wanted |= {"negatives", "value"}
+    wanted |= {field.name for field in dataclasses.fields(NegativesRule)} - {"table"}
     assert {spec_key(key) for key in wanted} <= keys
     for word in (*DERIVATIONS, *SPLIT_BY, *EPOCHS, *shipped_specs()):
         assert re.search(rf"\b{word}\b", TEXT), word

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.estimator.bundle_bytes import pack_bundle, unpack_bundle
 from nvt_torchrec.estimator.fit_folder import FitFolder
 from nvt_torchrec.estimator.fit_steps import FitSettings, add_label, open_spec, run_fit
@@ -229,7 +229,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             there = table.column_names
             raise SchemaError(
                 f"there is no column {label} for the label",
-                f"{similar_column(label, there, ())}X has {', '.join(there[:20])}",
+                f"{suggest_column(label, there, ())}X has {', '.join(there[:20])}",
             )
         return table
 

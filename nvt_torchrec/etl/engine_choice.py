@@ -38,6 +38,7 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
     for block, is_given in (
         ("[events]", settings.spec.events is not None),
         ("[[table]]", bool(settings.spec.joined_tables)),
+        ("[negatives]", settings.spec.negatives is not None),
         ("a [label] from another file", bool(settings.spec.label_files)),
     ):
         if settings.engine == "nvtabular" and is_given:
@@ -64,18 +65,18 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
 
 
 @contextlib.contextmanager
-def start_engine(settings: EtlSettings, work: Path, reject: bool | int) -> Iterator[Engine]:
+def start_engine(settings: EtlSettings, work: Path, max_bad_rows: int) -> Iterator[Engine]:
     """Start the engine that the settings name.
 
     Args:
         settings: The settings of the run.
         work: The directory of its state.
-        reject: Whether malformed rows are left out, or how many of a block at most.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
     """
     # compiles loops on import, which may take half a minute: only once the input was checked
     from nvt_torchrec.etl.engines.engine import Job
 
-    job = Job(settings.spec, work, reject, settings.threads, settings.strict_gpu)
+    job = Job(settings.spec, work, max_bad_rows, settings.threads, settings.strict_gpu)
     if settings.engine == "cpu":
         from nvt_torchrec.etl.engines.host import Threads
 

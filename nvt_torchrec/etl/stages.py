@@ -41,6 +41,7 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
@@ -88,10 +89,13 @@ class Stages:
     def __post_init__(self) -> None:
         self.resumed = begin_or_resume(self.work, self.record, self.settings.output_path)
 
-    def _reject(self, plan: UnitPlan) -> bool | int:
-        """Return whether bad rows are left out: so many of a block that more cannot be accepted."""
+    def _max_bad_rows(self, plan: UnitPlan) -> int:
+        """Return how many bad rows of a block are left out: so many that no more can be accepted.
+
+        0 if a bad row is an error.
+        """
         if not self.settings.reject:
-            return False
+            return 0
         maximum = self.settings.max_bad_fraction * plan.max_rows(self.settings.spec)
         return max(_MIN_REJECTED, int(maximum))
 
@@ -139,7 +143,7 @@ class Stages:
                 self.work,
                 earlier=self.earlier_labels,
                 threads=settings.threads,
-                reject=settings.reject,
+                max_bad_rows=UNLIMITED if settings.reject else 0,
                 report=bar.update,
             )
         if settings.spec.split.by != "days":
@@ -213,9 +217,26 @@ class Stages:
                 spec,
                 self.work,
                 threads=self.settings.threads,
-                reject=self._reject(plan),
+                max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
-                add_labels=labels.add if labels else None,
+                leave_out=labels.add if labels else None,
+            )
+
+    def _prepare_negatives(self, plan: UnitPlan) -> None:
+        """Read which items negatives can have, and which users have them already."""
+        from nvt_torchrec.etl.negatives.prepare_negatives import prepare_negatives
+
+        settings = self.settings
+        with self.timer("negatives"), rows_bar("negatives", plan) as bar:
+            prepare_negatives(
+                plan,
+                settings.spec,
+                self.work,
+                self.tables,
+                earlier=self.before.extension if self.before else None,
+                threads=settings.threads,
+                max_bad_rows=self._max_bad_rows(plan),
+                report=bar.update,
             )
 
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
@@ -223,7 +244,6 @@ class Stages:
         from nvt_torchrec.etl.events.prepare import prepare
 
         spec = self.settings.spec
-        labels = open_labels(self.work, spec)
         with show_progress("events", 2 * plan.estimated_rows()) as bar:
             engine.count(counted, bar.update)
             prepare(
@@ -233,8 +253,7 @@ class Stages:
                 earlier=self._earlier,
                 tails=self._tails,
                 threads=self.settings.threads,
-                reject=self._reject(plan),
-                add_labels=labels.add if labels else None,
+                max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
 
@@ -258,6 +277,8 @@ class Stages:
         done = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in done]
         whole = self._is_whole()
+        if self.settings.spec.negatives:
+            self._prepare_negatives(plan)
         if self.resumed:
             state = "counted" if whole else "not counted"
             log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
@@ -265,7 +286,7 @@ class Stages:
             if missing or not whole:
                 with self.timer("start workers"):
                     started = stack.enter_context(
-                        start_engine(self.settings, self.work, self._reject(plan))
+                        start_engine(self.settings, self.work, self._max_bad_rows(plan))
                     )
             if not whole and self.settings.spec.events:
                 blocks = plan.train_blocks if counted == "train" else plan.blocks
@@ -322,6 +343,11 @@ class Stages:
         description = write_workflow(started, report)
         if description.spec.events:
             self._write_events(description)
+        if description.spec.negatives:
+            from nvt_torchrec.etl.negatives.prepare_negatives import keep_negatives
+
+            with output.named_errors(self.target.root):
+                keep_negatives(self.work, self.target.extension)
         if parts and before not in (None, description.digest):
             raise OutputError(
                 f"{self.target.workflow}: counted again, it has digest {description.digest}; the "
@@ -365,6 +391,7 @@ class Stages:
     def _is_whole(self) -> bool:
         """Return whether the workflow is the one recorded, and it and its state are whole."""
         from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows import compiled
         from nvt_torchrec.workflows.description import inspect
         from nvt_torchrec.workflows.extension_state import read_state
@@ -379,6 +406,8 @@ class Stages:
                 read_state(self.target.extension, description)
             if description.spec.events:
                 EarlierDays.read(self.target.extension, description.spec)
+            if description.spec.negatives:
+                check_stored(self.target.extension)
         except ClickLogError:
             return False
         return True

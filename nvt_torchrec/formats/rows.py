@@ -7,6 +7,7 @@ column j is bit j % 64 of word j // 64. There is at least one word.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -151,8 +152,11 @@ def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
 _ONE = np.uint64(1)
 #: The time of a row without one; it is before all others, also when it is divided or added to.
 NO_TIME = -(2**62)
-#: Bad rows of a block that are described; further ones are only counted.
+#: Where more rows of a block are bad than may be left out, so many are described, and further ones
+#: are only counted.
 DESCRIBED_BAD_ROWS = 100
+#: The number of bad rows that may be left out (``max_bad_rows``) if there is no limit.
+UNLIMITED = sys.maxsize
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
@@ -223,7 +227,8 @@ class RawRows:
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [words, n], likewise.
         line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
-        bad: Bad rows, which are in none of the columns; without ``reject`` the first ones only.
+        bad: Bad rows, which are in none of the columns; only the first ones if there are more than
+            may be left out.
         bad_count: Number of bad rows.
         lines: Lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
@@ -246,6 +251,12 @@ class RawRows:
             until it was looked for, and where the columns of tables were joined.
         join_times: int64 [n], the time of each row, :data:`NO_TIME` where it is missing, if tables
             have versions; else None.
+        negative_keys: int64 [2, n], the hashes of the item and of the user of rows that negatives
+            are drawn for, 0 where missing; None once they were drawn, and of other rows.
+        negative_times: int64 [n], the time of these rows, :data:`NO_TIME` where it is missing, if
+            the spec names one; else None.
+        drawn: bool [n], which rows are negatives that were drawn: they are in no file, and are no
+            events; None of a spec without negatives.
         label_keys: int64 [labels, n], the hash of the key of each label from another file; 0 where
             a column of it is missing. None if there is no such label, or labels were added.
         label_times: int64 [n], the time of each row, if there are such labels; else None.
@@ -275,6 +286,9 @@ class RawRows:
     table_keys: np.ndarray | None = None
     table_rows: np.ndarray | None = None
     join_times: np.ndarray | None = None
+    negative_keys: np.ndarray | None = None
+    negative_times: np.ndarray | None = None
+    drawn: np.ndarray | None = None
     pointers: np.ndarray | None = None
     label_keys: np.ndarray | None = None
     label_times: np.ndarray | None = None
@@ -316,6 +330,12 @@ def add_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
     mask[column // WORD_BITS] |= absent.astype(np.uint64) << bit_of(column)
 
 
+def set_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
+    """Mark a column as missing where ``absent``, bool [n], is true, and nowhere else."""
+    mask[column // WORD_BITS] &= ~(_ONE << bit_of(column))
+    add_missing(mask, column, absent)
+
+
 def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
     """Return the mask of integers that have bit j set where column j of a row is missing."""
     if columns <= WORD_BITS:
@@ -324,16 +344,6 @@ def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
     return np.array(
         [[row >> (WORD_BITS * word) & full for row in bits] for word in range(words)], np.uint64
     )
-
-
-def describes(reject: bool | int, bad: int) -> bool:
-    """Return whether so many bad rows are all described, and not only the first ones.
-
-    Args:
-        reject: Whether bad rows are left out, or how many of them at most.
-        bad: The number of bad rows.
-    """
-    return bad <= reject if type(reject) is int else bool(reject)
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
@@ -366,6 +376,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         label_keys=np.empty((len(plan.label_keys), 0), np.int64) if plan.label_keys else None,
         label_times=np.empty(0, np.int64) if plan.label_keys else None,
         table_keys=np.empty((len(spec.joined_tables), 0), np.int64) if spec.joined_tables else None,
+        negative_keys=np.empty((2, 0), np.int64) if plan.negatives else None,
+        negative_times=np.empty(0, np.int64) if plan.negative_time is not None else None,
     )
 
 

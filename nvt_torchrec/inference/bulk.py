@@ -1,4 +1,4 @@
-"""Scoring of files of any size, in threads and in bounded memory.
+"""Score files of any size, in threads and in bounded memory.
 
 The input is cut into pieces of some megabytes. Each thread parses, encodes and scores whole pieces,
 mostly without the interpreter lock, and the scores are put back in the order of the rows. Memory is
@@ -36,8 +36,9 @@ from nvt_torchrec.models.metrics import ByLabel, Metrics, compute_metrics
 
 log = logging.getLogger(__name__)
 
+#: Bytes of the input that a thread takes at once.
 PIECE_BYTES = 4 << 20
-#: Pieces that are written together.
+#: How many pieces are written together.
 PART_PIECES = 128
 _ROW_GROUP_ROWS = 1 << 20
 #: Rows of a piece with their scores, and lines about its rejected rows.
@@ -142,7 +143,8 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
         SettingsError: A name occurs twice, or is in the output anyway.
     """
     taken = ["row", *name_by_label("probability", labels), *name_by_label("label", labels)]
-    taken += ["weight"] if first.spec.weight else []
+    if first.spec.weight:
+        taken.append("weight")
     available = list(first.names()) if names else []
     for name in names:
         if name in taken or names.count(name) > 1:
@@ -150,75 +152,82 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
                 f"--id_columns {','.join(names)}: {name!r} is in the output already", "leave it out"
             )
         if available.count(name) != 1:
+            problem = "ambiguous" if name in available else "missing"
             raise SchemaError(
-                f"{first.path}: column {name} of --id_columns is "
-                f"{'ambiguous' if name in available else 'missing'}",
+                f"{first.path}: column {name} of --id_columns is {problem}",
                 did_you_mean(name, available[:50]),
             )
 
 
 def _write(output: Path, rejected_file: Path, results: Iterator[Result]) -> tuple[int, int]:
-    """Write the results, in bounded memory; rejected rows go to a file of their own, if any.
+    """Write the results, some pieces at a time; rejected rows go to a file of their own, if any.
 
     Returns:
-        How many rows, and how many rejected ones.
+        The number of rows, and the number of rejected ones.
     """
-    writer = bad_rows = None
-    rows = rejected = 0
+    # Both files are opened by the first piece that needs them: it has the schema of the output, and
+    # a run without malformed rows leaves no file for them.
+    writer = rejected_rows = None
+    num_rows = num_rejected = 0
     with contextlib.ExitStack() as stack:
         while part := list(itertools.islice(results, PART_PIECES)):
-            table, lines = pa.concat_tables([t for t, _ in part]), b"".join(b for _, b in part)
+            table = pa.concat_tables([table for table, _ in part])
+            lines = b"".join(lines for _, lines in part)
             if writer is None:
                 path = stack.enter_context(atomic_path(output))
-                made = pq.ParquetWriter(path, table.schema, write_page_checksum=True)
-                writer = stack.enter_context(made)
-            if lines and bad_rows is None:
+                writer = stack.enter_context(
+                    pq.ParquetWriter(path, table.schema, write_page_checksum=True)
+                )
+            if lines and rejected_rows is None:
                 path = stack.enter_context(atomic_path(rejected_file))
-                bad_rows = stack.enter_context(open(path, "wb"))
-                bad_rows.write(b"line\treason\traw\n")
-            if bad_rows is not None:
-                bad_rows.write(lines)
+                rejected_rows = stack.enter_context(open(path, "wb"))
+                rejected_rows.write(b"line\treason\traw\n")
+            if rejected_rows is not None:
+                rejected_rows.write(lines)
             writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-            rows, rejected = rows + len(table), rejected + lines.count(b"\n")
-    return rows, rejected
+            num_rows += len(table)
+            num_rejected += lines.count(b"\n")
+    return num_rows, num_rejected
 
 
 def _score(
     predictor: Predictor, piece: UnparsedRows, id_columns: tuple[str, ...], reject: bool
 ) -> Result:
+    """Parse and score a piece."""
     with name_fitted_spec():
         rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
-    columns |= piece.columns(id_columns, rows.line) if id_columns else {}
-    names, labels = predictor.labels, predictor.labels_of(rows)
+    if id_columns:
+        columns.update(piece.columns(id_columns, rows.line))
     with one_thread():  # pieces are scored in parallel already
         scores = predictor.predict_rows(rows, piece.first)
-    columns |= zip(name_by_label("probability", names), map(to_arrow, scores.T), strict=True)
-    columns |= zip(name_by_label("label", names), map(to_arrow, labels), strict=False)
+    for name, values in zip(name_by_label("probability", predictor.labels), scores.T, strict=True):
+        columns[name] = to_arrow(values)
+    # A file without labels has none here.
+    labels = predictor.labels_of(rows)
+    for name, values in zip(name_by_label("label", predictor.labels), labels, strict=False):
+        columns[name] = to_arrow(values)
     if rows.weight is not None:
         columns["weight"] = to_arrow(rows.weight)
-    return pa.table(columns), _describe(piece, rows)
+    return pa.table(columns), _describe_rejected(piece, rows)
 
 
-def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
-    """Return line (from 1), reason and raw text of a piece's malformed rows."""
-    begin = piece.first_line
-    return b"".join(
-        b"%d\t%s\t%s\n"
-        % (
-            begin + bad.line,
-            say_fitted(bad.reason).encode(),
-            bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"),
-        )
-        for bad in rows.bad
-    )
+def _describe_rejected(piece: UnparsedRows, rows: RawRows) -> bytes:
+    """Return a line for each malformed row: its line (from 1), the reason and its text."""
+    lines = []
+    for bad in rows.bad:
+        reason = say_fitted(bad.reason).encode()
+        text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+        lines.append(b"%d\t%s\t%s\n" % (piece.first_line + bad.line, reason, text))
+    return b"".join(lines)
 
 
 def metrics_of(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Metrics:
     """Return the metrics of probabilities float32 [n], labels [n] and perhaps weights [n]."""
-    # clip to the smallest and largest float32 between 0 and 1
+    # Probabilities are float32, which rounds those near 0 and 1 to them, and logits of these would
+    # be infinite. So they are clipped to the smallest and the largest float32 in between.
     x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
     return compute_metrics(np.log(x) - np.log1p(-x), labels, weights)
 
@@ -233,12 +242,16 @@ def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False
         labels: The labels that its model predicts.
         weighted: Whether its rows have weights.
     """
+    metrics: ByLabel = {}
+    score_names = name_by_label("probability", labels)
+    label_names = name_by_label("label", labels)
     with pq.ParquetFile(path) as file:
-        metrics: ByLabel = {}
-        pairs = (name_by_label(what, labels) for what in ("probability", "label"))
-        for label, *pair in zip(labels, *pairs, strict=True):
-            names = [*pair, *(["weight"] if weighted else [])]
+        for label, *names in zip(labels, score_names, label_names, strict=True):
+            if weighted:
+                names.append("weight")
             table = file.read(columns=names)
-            columns = (np.concatenate([to_numpy(c) for c in table[name].chunks]) for name in names)
+            columns = []
+            for name in names:
+                columns.append(np.concatenate([to_numpy(part) for part in table[name].chunks]))
             metrics[label] = metrics_of(*columns)
     return metrics

@@ -1,4 +1,4 @@
-"""A saved workflow that turns raw rows into what a model takes."""
+"""Encode raw rows with a saved workflow: dense values and ids, as a model takes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: From this number of rows on, reading column by column is faster than row by row: 64 rows of
 #: Criteo's columns take 0.6 ms row by row and 1.0 ms by column, 256 rows 2.3 and 1.8.
 MANY_ROWS = 128
-#: Readers that are kept, of rows that hold some columns of tables themselves.
+#: How many readers are kept, of rows that hold some columns of tables themselves.
 _MAX_READERS = 16
 _NO_COLUMNS: frozenset[str] = frozenset()
 
@@ -48,21 +48,21 @@ class Encoder:
         spec = workflow.row_spec
         self._reads = spec.drop_tables().read_plan(label=False).reads
         self._event_fields = EventFields(spec, workflow.histories)
-        self._joined = {
-            column.name: {*(column.reading.sources or (column.name,))}
-            for column in spec.features
-            if column.table
-        }
-        # By the columns of tables that rows hold themselves, what reads such rows. No cache of a
-        # method: it would refer to this object, whose files would stay open until a collection.
+        # By column of a table: the fields of a row that it is read from if the row holds it itself.
+        self._table_sources: dict[str, set[str]] = {}
+        for column in spec.features:
+            if column.table:
+                self._table_sources[column.name] = {*(column.reading.sources or (column.name,))}
+        # The readers by the columns of tables that rows hold themselves. A functools.cache of
+        # _find_reader would refer to this object, and so keep its files open until a collection.
         self._readers = {_NO_COLUMNS: RowReader(spec, workflow.histories)}
 
     def _find_reader(self, own: frozenset[str]) -> RowReader:
-        """Return what reads rows that hold some columns of tables themselves."""
+        """Return the reader of rows that hold the columns ``own`` of tables themselves."""
         reader = self._readers.get(own)
         if reader is None:
             reader = RowReader(self.workflow.row_spec.drop_tables(own), self.workflow.histories)
-            if len(self._readers) < _MAX_READERS:  # requests may have many combinations
+            if len(self._readers) < _MAX_READERS:  # clients may send any number of combinations
                 self._readers[own] = reader
         return reader
 
@@ -145,19 +145,19 @@ class Encoder:
 
     def _find_own_columns(self, fields: RowFields) -> frozenset[str]:
         """Return the columns of tables whose values the rows hold themselves."""
-        if not self._joined:
+        if not self._table_sources:
             return _NO_COLUMNS
-        names = fields.names
-        return frozenset(name for name, sources in self._joined.items() if sources <= names)
+        given = fields.names
+        return frozenset(name for name, sources in self._table_sources.items() if sources <= given)
 
     def _add_aggregates(self, read: RawRows, fields: RowFields) -> RawRows:
-        """Add the aggregates to rows that were read: those of the caller, else the state's."""
+        """Add the aggregates to rows: the caller's values, or those of the workflow's own state."""
         if self.workflow.events is None or read.groups is None:
             return read
-        values, given = self._event_fields.read_aggregates(fields)
-        if not given.all():
+        values, is_given = self._event_fields.read_aggregates(fields)
+        if not is_given.all():
             known = self.workflow.events.values(read.groups, read.times)
-            values = np.where(given, values, known) if given.any() else known
+            values = np.where(is_given, values, known) if is_given.any() else known
         return add_aggregates(read, self.spec, values)
 
 
@@ -168,10 +168,10 @@ def _open_again(path: Path, digest: str) -> Encoder:
 
 
 def check_same_digest(before: str, now: str, path: Path) -> None:
-    """Check that a copy, as in another process, opens the same files.
+    """Check that a copy, as in another process, opens the same files as the original.
 
     Raises:
-        SchemaError: Others have taken their place.
+        SchemaError: Other files have taken their place.
     """
     if before != now:
         raise SchemaError(

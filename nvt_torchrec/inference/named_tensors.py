@@ -18,12 +18,15 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: What is served, by Triton and by our server. Its outputs are ``name_by_label(OUTPUT, labels)``.
-MODEL_NAME, OUTPUT = "click_probability", "probability"
+#: The name of the model that is served, by Triton and by our server.
+MODEL_NAME = "click_probability"
+#: The name of its output; of several labels, see :func:`inference.predictor.name_by_label`.
+OUTPUT = "probability"
 #: Represents a missing integer.
 MISSING = -(2**63)
-#: By kind, what represents a missing value, and the dtype of tensors.
+#: By kind, the value that represents a missing one.
 MISSING_OF: dict[str, Any] = {"string": "", "int64": MISSING, "float64": np.nan}
+#: By kind, the NumPy type of tensors; from the widest to the narrowest.
 DTYPES: dict[str, Any] = {"string": object, "int64": np.int64, "float64": np.float64}
 
 
@@ -55,19 +58,19 @@ class Input:
 
 
 def kind_of(read: Read) -> str:
-    """Return the kind of tensor of a column that is read once."""
+    """Return the kind of tensor for one read of a column."""
     if RAW_TYPES[read.raw].takes_text and read.time_format not in EPOCHS:
         return "string"
     return "int64" if RAW_TYPES[read.raw].is_whole else "float64"
 
 
 def inputs_of(spec: FeatureSpec) -> list[Input]:
-    """Return the columns of a spec. One that is read in several ways has the widest kind."""
+    """Return the columns of the log. One that is read in several ways has the widest kind."""
     inputs = []
     for name in spec.sources(label=False):
         reads = [read for read in spec.read_plan(label=False).reads if read.source == name]
         kinds = {kind_of(read) for read in reads}
-        kind = next(kind for kind in DTYPES if kind in kinds)
+        kind = next(kind for kind in DTYPES if kind in kinds)  # the widest
         inputs.append(Input(name, kind, reads[0].multi_hot))
     return inputs
 
@@ -80,19 +83,22 @@ def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[s
         values = [row[column.name] for row in rows]
         if column.multi_hot:
             lists = [value or [] for value in values]
-            tensors[column.lengths] = np.array([*map(len, lists)], np.int64)
-            width = max(1, *map(len, lists))
+            lengths = [len(items) for items in lists]
+            width = max(1, *lengths)
             padded = [[*items, *[missing] * (width - len(items))] for items in lists]
+            tensors[column.lengths] = np.array(lengths, np.int64)
             tensors[column.name] = np.array(padded, dtype)
         else:
-            tensors[column.name] = np.array([missing if v is None else v for v in values], dtype)
+            filled = [missing if value is None else value for value in values]
+            tensors[column.name] = np.array(filled, dtype)
     return tensors
 
 
 def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` takes.
 
-    Raises ValueError if a list is longer than its tensor.
+    Raises:
+        ValueError: A list is longer than its tensor.
     """
     columns: dict[str, Any] = {}
     for column in inputs:

@@ -31,11 +31,11 @@ from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
-#: Rows that the model scores at once, or fewer where a row takes much; bounds the memory of its
-#: activations.
+#: How many rows the model scores at once, at most: it bounds the memory of the activations.
 MODEL_ROWS = 8192
-#: Values of lists that the model takes at once: 64 MiB.
-_LIST_VALUES = 1 << 24
+#: How many values of embeddings of lists the model takes at once, at most: 64 MiB.
+_MAX_LIST_VALUES = 1 << 24
+#: Bytes of a file that are parsed at once.
 _BLOCK_BYTES = 16 << 20
 
 
@@ -51,18 +51,19 @@ class Predictor:
     """
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
-        """Score with these."""
         config = model.config
-        workflow = workflow.take_histories(config.histories, config.max_events)
-        self.workflow = workflow
-        self.model, self.labels = model, model.config.labels
-        self._warned = False
-        self._opened: tuple[Path, Path | None, dict[str, Any]] | None = None  # by load
+        self.workflow = workflow.take_histories(config.histories, config.max_events)
+        self.model = model
+        self.labels = config.labels
+        self._encoder = Encoder(self.workflow)
         self._no_scores = np.empty((0, len(self.labels)), np.float32)
-        self._encoder = Encoder(workflow)
-        of_lists = len(config.lists) * config.max_events * config.embedding_dim
-        maximum = min(MODEL_ROWS, max(1, _LIST_VALUES // max(1, of_lists)))
-        self._rows_at_once = maximum
+        self._has_warned = False
+        #: The paths and options that `load` was called with; None if it was not.
+        self._opened: tuple[Path, Path | None, dict[str, Any]] | None = None
+        self._rows_at_once = MODEL_ROWS
+        if config.lists:
+            values_of_row = len(config.lists) * config.max_events * config.embedding_dim
+            self._rows_at_once = min(MODEL_ROWS, max(1, _MAX_LIST_VALUES // values_of_row))
 
     @classmethod
     def load(
@@ -108,15 +109,18 @@ class Predictor:
                 inspect(path).verify()
             workflow = compiled.load(path, verify=check)
             trained, origin = read_checkpoint(checkpoint, device, model)
-            pair = workflow.schema, workflow.digest, trained.config, origin.workflow_digest
-            check_pair(*pair, path, checkpoint)
+            check_pair(
+                workflow.schema,
+                workflow.digest,
+                trained.config,
+                origin.workflow_digest,
+                path,
+                checkpoint,
+            )
         predictor = cls(workflow, trained.convert(tables or trained.table.kind))
-        source = None if checkpoint is None else Path(checkpoint).resolve()
-        predictor._opened = (
-            Path(path).resolve(),
-            source,
-            {"device": device, "tables": tables, "model": model},
-        )
+        checkpoint = None if checkpoint is None else Path(checkpoint).resolve()
+        options = {"device": device, "tables": tables, "model": model}
+        predictor._opened = Path(path).resolve(), checkpoint, options
         return predictor
 
     def __reduce__(self) -> tuple[Callable[..., Predictor], tuple]:
@@ -165,7 +169,7 @@ class Predictor:
             BadInputError, BadRowError: A file is missing or malformed.
         """
         if isinstance(rows, str | Path) and not shared:
-            return as_documented(self._file(rows))
+            return as_documented(self._predict_file(rows))
         return as_documented(self.predict_rows(self.read(rows, shared)))
 
     def read(self, rows: Any, shared: Mapping[str, Any] | None = None) -> RawRows:
@@ -200,12 +204,12 @@ class Predictor:
     def _check_times(self, rows: RawRows) -> None:
         """Warn, once, of rows that are older than what is known of their keys."""
         events = self.workflow.events
-        if self._warned or events is None or rows.times is None or not len(rows):
+        if self._has_warned or events is None or rows.times is None or not len(rows):
             return
         times = rows.times[0][rows.times[0] != NO_TIME]
         oldest = int(times.min(initial=events.as_of))
         if oldest < events.as_of:
-            self._warned = True
+            self._has_warned = True
             log.warning(
                 "warning: rows of %s, and the workflow knows what happened until %s: their "
                 "aggregates and histories hold events after them, so metrics are too good\n  -> "
@@ -215,37 +219,46 @@ class Predictor:
             )
 
     def predict_encoded(self, dense: np.ndarray, ids: Ids) -> NDArray[np.float32]:
-        """Return the probabilities [rows, labels] of dense and ids of EncodedRows, not checked."""
-        count = dense.shape[1]
-        if not count:
+        """Return the probabilities of encoded rows, without checking that they are finite.
+
+        Args:
+            dense: float32 [dense columns, rows], as in EncodedRows.
+            ids: The ids, as in EncodedRows.
+
+        Returns:
+            Float32 [rows, labels].
+        """
+        num_rows = dense.shape[1]
+        if num_rows == 0:
             return self._no_scores
-        rows = self._rows_at_once
+        size = self._rows_at_once
         with torch.inference_mode():
-            if count <= rows:
-                with threads_for(count):
+            if num_rows <= size:
+                with threads_for(num_rows):
                     return self._score(dense, ids)
-            scores = [
-                self._score(dense[:, at : at + rows], ids.slice(at, at + rows))
-                for at in range(0, count, rows)
-            ]
-        return np.concatenate(scores)
+            parts = []
+            for begin in range(0, num_rows, size):
+                end = begin + size
+                parts.append(self._score(dense[:, begin:end], ids.slice(begin, end)))
+        return np.concatenate(parts)
 
     def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+        """Return the probabilities of some rows, float32 [rows, labels]."""
         ids = self.model.fold(ids)
         logits = self.model.logits(dense, self.model.lookup(ids), ids)
         return torch.sigmoid(logits).cpu().numpy()
 
-    def _file(self, path: Path | str) -> np.ndarray:
-        # with fsspec, for which a server has no use
+    def _predict_file(self, path: Path | str) -> np.ndarray:
+        """Return the probabilities of a file's rows, float32 [rows, labels]."""
+        # It imports fsspec, which a server does not need.
         from nvt_torchrec.clicklog.readers.log_format import format_of
 
         spec = input_spec(self.spec, str(path))
         with name_fitted_spec():
-            pieces = [
-                self.predict_rows(piece.drop_label().parse(), piece.first)
-                for piece in format_of(spec).stream(str(path), _BLOCK_BYTES)
-            ]
-        return np.concatenate([self._no_scores, *pieces])
+            scores = [self._no_scores]
+            for piece in format_of(spec).stream(str(path), _BLOCK_BYTES):
+                scores.append(self.predict_rows(piece.drop_label().parse(), piece.first))
+        return np.concatenate(scores)
 
 
 def _digest(path: Path, checkpoint: Path | None) -> str:
@@ -266,37 +279,37 @@ def as_documented(probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def check_finite(probabilities: np.ndarray, rows: np.ndarray | None = None) -> None:
-    """Refuse probabilities that are NaN.
+    """Refuse probabilities that are not finite.
 
     Args:
         probabilities: The probabilities [n, labels].
         rows: The numbers of their rows [n], for errors; None: from 0 on.
 
     Raises:
-        InvalidRowError: There is one.
+        InvalidRowError: A probability is not finite.
     """
-    finite = np.isfinite(probabilities)
-    if not finite.all():
-        at = int(finite.all(1).argmin())
+    is_finite = np.isfinite(probabilities)
+    if not is_finite.all():
+        index = int(is_finite.all(1).argmin())
         raise InvalidRowError(
-            at if rows is None else int(rows[at]),
+            index if rows is None else int(rows[index]),
             "",
-            f"the model computed the probability {probabilities[~finite][0]}",
+            f"the model computed the probability {probabilities[~is_finite][0]}",
             "a dense value of the row is too large, or the model's weights are: correct the row or "
             "leave it out, or take an earlier checkpoint",
         )
 
 
 def name_by_label(what: str, labels: tuple[str, ...]) -> list[str]:
-    """Return the name of ``what`` of each label, which is "what" itself if there is one label."""
+    """Return the names of an output for each label: ``what``; of several labels ``what_LABEL``."""
     return [what] if len(labels) == 1 else [f"{what}_{label}" for label in labels]
 
 
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
     """Return the spec for a file to score, which may have another format than the training log.
 
-    As in a request, a row may lack its time, and is then of the end of the last day; so may a file
-    with a header, and the column by which rows were split is not read.
+    As in a request, rows may lack their time; they count as rows of the end of the last day. So a
+    file with a header may lack the column. The column by which rows were split is not read.
 
     Args:
         spec: The workflow's spec.
@@ -305,16 +318,25 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
             have the path's ending.
     """
     if file_format is None:
-        ending = path.rpartition(".")[2]
-        ends_so = (name for name, kind in INPUT_FORMATS.items() if ending in kind.endings)
-        file_format = next(ends_so, spec.input.format)
+        file_format = _find_format(path) or spec.input.format
     if file_format != spec.input.format:
         kept = ["max_line_kb", "decimal"]
-        if INPUT_FORMATS[file_format].delimiter:  # the same values, and other separators
+        if INPUT_FORMATS[file_format].delimiter:
+            # Text holds the values as the log does, between other separators.
             kept += ["columns", "encoding"]
-            kept += ["list_separator"] if spec.input.delimiter else []
-        given = InputFormat(file_format, **{name: getattr(spec.input, name) for name in kept})
-        spec = dataclasses.replace(spec, input=given)
-    # without names, fields are told apart by their number
-    named = spec.input.header or not INPUT_FORMATS[file_format].delimiter
-    return spec.score_rows() if named else spec
+            if spec.input.delimiter:
+                kept.append("list_separator")
+        options = {name: getattr(spec.input, name) for name in kept}
+        spec = dataclasses.replace(spec, input=InputFormat(file_format, **options))
+    # Without names, columns are told apart by their number, so none of them may be left out.
+    has_names = spec.input.header or not INPUT_FORMATS[file_format].delimiter
+    return spec.score_rows() if has_names else spec
+
+
+def _find_format(path: str) -> str | None:
+    """Return the format whose files have a path's ending; None if there is none."""
+    ending = path.rpartition(".")[2]
+    for name, file_format in INPUT_FORMATS.items():
+        if ending in file_format.endings:
+            return name
+    return None

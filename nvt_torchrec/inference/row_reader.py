@@ -1,9 +1,9 @@
-"""A few rows that are dicts, as in JSON → typed columns: one loop over the values of each row.
+"""Read a few rows that are dicts, as in JSON, into typed columns: a loop over each row's values.
 
-The parsers are made once for a spec. What a value means is said elsewhere: by its raw type
-(:mod:`formats.feature_spec.raw_types`) and, in columns that are read by rules, by
-:mod:`clicklog.in_memory.python_values`. Here are only shorter ways for the values that such columns
-usually have, text and numbers.
+A parser for each column is made once for a spec. What a value means is decided elsewhere: by its
+raw type (:mod:`formats.feature_spec.raw_types`) and, in columns that are read by rules, by
+:mod:`clicklog.in_memory.python_values`. The parsers here are only shorter ways for the values that
+such columns usually have, texts and numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, mask_of_rows
 
-#: What ``trim`` removes.
+#: The characters that ``trim`` removes.
 _SPACES = " \t"
-#: By raw type, the texts of most numbers, and what converts them exactly as Arrow does.
+#: By raw type, a test of the texts that most numbers have, and the function that converts these
+#: texts exactly as Arrow does.
 _PLAIN_TEXTS: dict[str, tuple[Any, Callable[[str], int | float]]] = {
     "hex32": (re.compile("[0-9a-fA-F]{1,8}").fullmatch, functools.partial(int, base=16)),
     "int32": (re.compile("-?[0-9]{1,15}").fullmatch, int),
@@ -78,7 +79,7 @@ class RowReader:
 
     Args:
         spec: The columns.
-        histories: Whose lists ``spec`` has, and which rows need not have.
+        histories: The histories, whose lists are among the columns of ``spec``. Rows may lack them.
 
     Attributes:
         spec: The columns.
@@ -86,14 +87,14 @@ class RowReader:
 
     def __init__(self, spec: FeatureSpec, histories: Sequence[StoredHistory] = ()) -> None:
         plan = spec.read_plan(label=False)
-        text = read_as_text(plan.reads)
-        parsers = [make_parser(read, text=read.source in text) for read in plan.reads]
-        optional = {
-            spec.optional_time,
-            *(name for history in histories for name in history.features),
-        }
+        text_columns = read_as_text(plan.reads)
+        parsers = [make_parser(read, text=read.source in text_columns) for read in plan.reads]
+        optional = {spec.optional_time}
+        for history in histories:
+            optional.update(history.features)
 
-        def field(index: int, column: int = 0) -> Field:
+        def make_field(index: int, column: int) -> Field:
+            """Return the field of a read, whose missing values have the bit of a column."""
             read = plan.reads[index]
             placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
             may_lack = read.source in optional
@@ -101,47 +102,46 @@ class RowReader:
 
         self.spec, self._plan = spec, plan
         self._dtype = dense_dtype(spec)
-        # the columns of histories that have several, whose lists must be of one length
-        names = spec.categorical_names
-        self._several_lists = [
-            {name: names.index(name) for name in history.features}
-            for history in histories
-            if len(history.columns) > 1
-        ]
-        # the columns that are a value of the row, and those that are computed of some
-        self._dense = {
-            j: field(plan.dense[j][0], j)
-            for j, column in enumerate(spec.dense)
-            if not (column.derive or column.aggregate or column.table)
-        }
+        # Dense columns that are a value of the row, and those that are computed from values.
+        # Aggregates and columns of tables are neither: they are added to rows that were read.
+        self._dense: dict[int, Field] = {}
+        self._derived_dense: list[int] = []
+        for j, column in enumerate(spec.dense):
+            if column.aggregate or column.table:
+                continue
+            if column.derive:
+                self._derived_dense.append(j)
+            else:
+                self._dense[j] = make_field(plan.dense[j][0], j)
         self._dense_index = np.array([*self._dense], np.int64)
-        self._categorical = {
-            j: field(plan.categorical[j][0], j)
-            for j, column in enumerate(spec.categorical)
-            if not (column.derive or column.table)
-        }
-        self._derived_dense = [
-            j for j, column in enumerate(spec.dense) if column.derive and not column.table
-        ]
-        self._derived = [
-            j for j, column in enumerate(spec.categorical) if column.derive and not column.table
-        ]
-        # columns of tables are joined later; until then they hold no value
-        self._joined = {
-            j: () if column.multi_hot else RAW_TYPES[column.raw].placeholder
-            for j, column in enumerate(spec.categorical)
-            if column.table
-        }
-        computed_of = [
-            *(plan.dense[j] for j in self._derived_dense),
-            *(plan.categorical[j] for j in self._derived),
-            *plan.groups,
-            *plan.tables,
-            plan.times,
-            () if plan.join_time is None else (plan.join_time,),
-        ]
-        indices = dict.fromkeys(index for reads in computed_of for index in reads)
-        self._sources = {index: field(index, k) for k, index in enumerate(indices)}
+        # Likewise the categorical columns, and the placeholders of those of tables.
+        self._categorical: dict[int, Field] = {}
+        self._derived: list[int] = []
+        self._joined: dict[int, Any] = {}
+        for j, category in enumerate(spec.categorical):
+            if category.table:
+                self._joined[j] = () if category.multi_hot else RAW_TYPES[category.raw].placeholder
+            elif category.derive:
+                self._derived.append(j)
+            else:
+                self._categorical[j] = make_field(plan.categorical[j][0], j)
+        # The values from which columns, keys and times are computed, by their index in the plan.
+        reads_to_keep = [plan.dense[j] for j in self._derived_dense]
+        reads_to_keep += [plan.categorical[j] for j in self._derived]
+        reads_to_keep += [*plan.groups, *plan.tables, plan.times]
+        if plan.join_time is not None:
+            reads_to_keep.append((plan.join_time,))
+        self._sources: dict[int, Field] = {}
+        for indices in reads_to_keep:
+            for index in indices:
+                if index not in self._sources:
+                    self._sources[index] = make_field(index, len(self._sources))
+        # The columns of histories that have several, whose lists must be of one length.
+        names = spec.categorical_names
+        self._several_lists: list[dict[str, int]] = []
+        for history in histories:
+            if len(history.columns) > 1:
+                self._several_lists.append({name: names.index(name) for name in history.features})
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
         """Return typed columns of the rows; ignore further keys, such as the label.
@@ -151,39 +151,12 @@ class RowReader:
             InvalidRowError: A column cannot hold a value.
         """
         count, spec = len(rows), self.spec
-        values, dense_bits = _read_fields(rows, self._dense.values())
-        flat, bits = _read_fields(rows, self._categorical.values())
         sources = self._read_sources(rows)
-
-        read: np.ndarray = np.array(values, self._dtype).reshape(count, len(self._dense)).T
-        dense = read
-        if len(self._dense) < len(spec.dense):  # others are computed
-            dense = np.zeros((len(spec.dense), count), self._dtype)
-            dense[self._dense_index] = read
-        dense_missing = mask_of_rows(dense_bits, len(spec.dense))
-        for j in self._derived_dense:
-            dense[j], absent = feature(spec.dense[j], [sources[i] for i in self._plan.dense[j]])
-            add_missing(dense_missing, j, absent)
-
-        categorical: np.ndarray | FlatColumns
-        if spec.is_criteo_format:
-            categorical = np.array(flat, np.uint32).reshape(count, len(spec.categorical)).T
-        else:
-            columns: dict[int, list] = {}
-            for k, j in enumerate(self._categorical):
-                columns[j] = flat[k :: len(self._categorical)]
-            for j in self._derived:
-                of_sources = [sources[i] for i in self._plan.categorical[j]]
-                derived, absent = feature(spec.categorical[j], of_sources)
-                assert not isinstance(derived, Jagged)
-                columns[j] = derived.tolist()
-                bits = [row | int(null) << j for row, null in zip(bits, absent, strict=True)]
-            for j, placeholder in self._joined.items():
-                columns[j] = [placeholder] * count
-            in_order = [columns[j] for j in range(len(spec.categorical))]
-            categorical = FlatColumns(spec.categorical, in_order, bits)
-            self._check_histories(categorical)
-        join_times = None
+        dense, dense_missing = self._read_dense(rows, sources)
+        categorical, bits = self._read_categorical(rows, sources)
+        times = join_times = None
+        if self._plan.times:
+            times = times_of_rows(sources[self._plan.times[0]])
         if self._plan.join_time is not None:
             join_times = times_of_rows(sources[self._plan.join_time])[0]
         return RawRows(
@@ -194,20 +167,61 @@ class RowReader:
             categorical_missing=mask_of_rows(bits, len(spec.categorical)),
             line=np.arange(count),
             lines=count,
-            times=times_of_rows(sources[self._plan.times[0]]) if self._plan.times else None,
-            groups=hash_keys([[sources[i].parts for i in key] for key in self._plan.groups], count),
+            times=times,
+            groups=_hash(self._plan.groups, sources, count),
             join_times=join_times,
-            table_keys=hash_keys(
-                [[sources[i].parts for i in key] for key in self._plan.tables], count
-            ),
+            table_keys=_hash(self._plan.tables, sources, count),
         )
 
+    def _read_dense(
+        self, rows: Sequence[Mapping[str, Any]], sources: Mapping[int, Converted]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the dense columns [columns, n], and the mask of their missing values."""
+        count, spec = len(rows), self.spec
+        values, bits = _read_fields(rows, self._dense.values())
+        dense: np.ndarray = np.array(values, self._dtype).reshape(count, len(self._dense)).T
+        if len(self._dense) < len(spec.dense):  # others are computed
+            read = dense
+            dense = np.zeros((len(spec.dense), count), self._dtype)
+            dense[self._dense_index] = read
+        missing = mask_of_rows(bits, len(spec.dense))
+        for j in self._derived_dense:
+            column_sources = [sources[index] for index in self._plan.dense[j]]
+            dense[j], is_absent = feature(spec.dense[j], column_sources)
+            add_missing(missing, j, is_absent)
+        return dense, missing
+
+    def _read_categorical(
+        self, rows: Sequence[Mapping[str, Any]], sources: Mapping[int, Converted]
+    ) -> tuple[np.ndarray | FlatColumns, list[int]]:
+        """Return the categorical columns, and for each row the bits of its missing values."""
+        count, spec = len(rows), self.spec
+        flat, bits = _read_fields(rows, self._categorical.values())
+        if spec.is_criteo_format:
+            return np.array(flat, np.uint32).reshape(count, len(spec.categorical)).T, bits
+        columns: dict[int, list] = {}
+        for k, j in enumerate(self._categorical):
+            columns[j] = flat[k :: len(self._categorical)]  # they lie row by row
+        for j in self._derived:
+            column_sources = [sources[index] for index in self._plan.categorical[j]]
+            derived, is_absent = feature(spec.categorical[j], column_sources)
+            assert not isinstance(derived, Jagged)
+            columns[j] = derived.tolist()
+            bits = [row | int(absent) << j for row, absent in zip(bits, is_absent, strict=True)]
+        for j, placeholder in self._joined.items():
+            columns[j] = [placeholder] * count
+        in_order = [columns[j] for j in range(len(spec.categorical))]
+        categorical = FlatColumns(spec.categorical, in_order, bits)
+        self._check_histories(categorical)
+        return categorical, bits
+
     def _check_histories(self, columns: FlatColumns) -> None:
+        """Check that the lists of a history are of one length. Raises InvalidRowError."""
         for features in self._several_lists:
             check_lengths({name: columns.lengths[index] for name, index in features.items()})
 
     def _read_sources(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Converted]:
-        """Return what columns and keys are computed of, by its index in the plan."""
+        """Return the values from which columns and keys are computed, by index in the plan."""
         flat, bits = _read_fields(rows, self._sources.values())
         converted = {}
         for k, index in enumerate(self._sources):
@@ -217,10 +231,24 @@ class RowReader:
         return converted
 
 
+def _hash(
+    keys: Iterable[Sequence[int]], sources: Mapping[int, Converted], count: int
+) -> np.ndarray | None:
+    """Return the hashes of the keys of rows, int64 [keys, rows]; None without any key."""
+    return hash_keys([[sources[index].parts for index in key] for key in keys], count)
+
+
 def _read_fields(
     rows: Sequence[Mapping[str, Any]], fields: Collection[Field]
 ) -> tuple[list, list[int]]:
-    """Return the values row by row, and for each row the bits of the missing ones."""
+    """Return the values row by row, and for each row the bits of the missing ones.
+
+    This is the loop in which most of the time goes that a row takes before the model.
+
+    Raises:
+        MissingColumnError: A row lacks a column.
+        InvalidRowError: A column cannot hold a value.
+    """
     values: list[Any] = []
     missing = []
     append = values.append
@@ -244,7 +272,7 @@ def _read_fields(
 
 
 def _find_inner(row: Mapping[str, Any], name: str, index: int, *, optional: bool) -> Any:
-    """Return the field of an object; None for an optional one that the row has not."""
+    """Return the field of an object in a row; None for an optional one that the row lacks."""
     outer, _, inner = name.partition(".")
     if inner and outer in row:
         return get_inner(row[outer], outer, inner, row=index)
@@ -258,7 +286,7 @@ def make_parser(read: Read, *, text: bool) -> Parse:
 
     Args:
         read: How it is read.
-        text: Whether strings are fields of text also where ``read`` has no rules for them.
+        text: Whether strings are read as fields of a text file, even if ``read`` has no rules.
     """
     kind = RAW_TYPES[read.raw]
     parse: Parse = kind.from_python
@@ -323,6 +351,8 @@ def _to_microseconds(number: int | float, read: Read) -> int:
 
 
 def _make_list_parser(parse_item: Parse) -> Parse:
+    """Return the parser of a column of lists; an empty list is a missing value."""
+
     def parse(value: Any) -> list | None:
         if is_missing(value):
             return None

@@ -1,8 +1,7 @@
-"""The model of a bundle, for rows that were encoded elsewhere."""
+"""Score rows that were encoded elsewhere, with the model of a bundle."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,8 +33,8 @@ class Scorer:
     """
 
     def __init__(self, predictor: Predictor) -> None:
-        """Score with the model of a predictor."""
-        self._predictor, self.schema = predictor, predictor.workflow.schema
+        self._predictor = predictor
+        self.schema = predictor.workflow.schema
         self.labels = predictor.labels
 
     @classmethod
@@ -62,14 +61,20 @@ class Scorer:
             InvalidRowError: An id is outside of its table, or a probability is not finite.
         """
         schema = self.schema
-        read = _split_batch if callable(getattr(ids, "lengths", None)) else _split_rows
-        columns, lengths = read(ids, schema.categorical, self._predictor.workflow.optional)
-        tables = dict(zip(schema.categorical, schema.table_sizes, strict=True))
+        # A KeyedJaggedTensor, recognized without importing TorchRec.
+        is_batch = callable(getattr(ids, "lengths", None))
+        split = _split_batch if is_batch else _split_rows
+        columns, lengths = split(ids, schema.categorical, self._predictor.workflow.optional)
+        table_sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
         features = self._predictor.model.config.features
-        sizes = map(tables.__getitem__, features.values())
-        of_columns = zip(features, sizes, columns, lengths, strict=False)
-        given = Ids.from_lengths(list(itertools.starmap(_checked, of_columns)), lengths)
-        values = np.array(_array(dense).T, np.float32, order="C")
+        checked = []
+        # The last features are histories, whose columns may be left out.
+        for (name, column), values_of_column, counts in zip(
+            features.items(), columns, lengths, strict=False
+        ):
+            checked.append(_check_ids(name, table_sizes[column], values_of_column, counts))
+        given = Ids.from_lengths(checked, lengths)
+        values = np.array(_to_array(dense).T, np.float32, order="C")
         if values.shape != (len(schema.dense), len(given)):
             raise SchemaError(
                 f"dense values of shape {list(values.T.shape)} with ids of {len(given)} rows",
@@ -80,47 +85,68 @@ class Scorer:
         return as_documented(scores)
 
 
-def _array(values: Any) -> np.ndarray:
+def _to_array(values: Any) -> np.ndarray:
+    """Return a tensor or an array as an array on the host."""
     return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _split_batch(
     ids: KeyedJaggedTensor, names: tuple[str, ...], optional: tuple[str, ...]
 ) -> _Given:
-    if set(optional) & set(ids.keys()):
-        names += optional
-    if missing := sorted(set(names) - set(ids.keys())):
-        raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
-    # not ids[name], which copies lengths and offsets of each column, and is logged about by PyTorch
+    """Return the columns of a KeyedJaggedTensor. Raises SchemaError if it lacks one."""
     keys = ids.keys()
-    lengths = _array(ids.lengths()).reshape(len(keys), -1)
-    columns = np.split(_array(ids.values()), lengths.sum(1).cumsum()[:-1])
-    index = [keys.index(name) for name in names]
-    return [columns[j] for j in index], lengths[index]
+    if set(optional) & set(keys):
+        names += optional
+    missing = sorted(set(names) - set(keys))
+    if missing:
+        raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
+    # Not ids[name]: it copies the lengths and offsets of each column, and PyTorch logs about it.
+    lengths = _to_array(ids.lengths()).reshape(len(keys), -1)
+    columns = np.split(_to_array(ids.values()), lengths.sum(1).cumsum()[:-1])
+    indices = [keys.index(name) for name in names]
+    return [columns[index] for index in indices], lengths[indices]
 
 
 def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> _Given:
-    array = np.array(ids, object) if isinstance(ids, list | tuple) else _array(ids)
+    """Return the columns of ids [rows, columns]. Raises SchemaError if their number is wrong."""
+    array = np.array(ids, object) if isinstance(ids, list | tuple) else _to_array(ids)
     if array.shape[1:2] not in ((len(names),), (len(names + optional),)):
         raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")
     if array.dtype != object:
         return list(array.T), np.ones_like(array.T)
     columns, lengths = [], []
     for cells in array.swapaxes(0, 1):
-        lists = [cell if isinstance(cell, list | np.ndarray) else [cell] for cell in cells]
-        columns.append(np.array([*itertools.chain.from_iterable(lists)] or np.empty(0, np.int64)))
-        lengths.append([*map(len, lists)])
+        items: list[Any] = []
+        counts = []
+        for cell in cells:
+            cell_ids = cell if isinstance(cell, list | np.ndarray) else [cell]
+            items += list(cell_ids)
+            counts.append(len(cell_ids))
+        # Without ids NumPy would choose float64.
+        columns.append(np.array(items) if items else np.empty(0, np.int64))
+        lengths.append(counts)
     return columns, np.array(lengths)
 
 
-def _checked(name: str, size: int, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids as int64. Raises SchemaError or InvalidRowError."""
+def _check_ids(name: str, size: int, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the ids of a column as int64.
+
+    Args:
+        name: The column.
+        size: The rows of its table.
+        values: The ids of all rows.
+        lengths: How many of them each row has.
+
+    Raises:
+        SchemaError: They are not integers.
+        InvalidRowError: An id is outside of the table.
+    """
     if values.dtype.kind not in "iu":
         raise SchemaError(f"column {name}: ids of type {values.dtype}", "pass integers")
-    wrong = (values < 0) | (values >= size)
-    if wrong.any():
-        at = int(wrong.argmax())
-        row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-        reason = f"id {values[at]} is outside of its table of {size} rows"
+    is_outside = (values < 0) | (values >= size)
+    if is_outside.any():
+        index = int(is_outside.argmax())
+        row = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
+        reason = f"id {values[index]} is outside of its table of {size} rows"
         raise InvalidRowError(row, name, reason, _ENCODE)
     return values.astype(np.int64)

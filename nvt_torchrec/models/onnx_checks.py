@@ -1,9 +1,9 @@
-"""What a file of ONNX may hold that a bundle brings (:mod:`.onnx_head`).
+"""Check a file of ONNX that a bundle brings (:mod:`.onnx_head`).
 
-A bundle may come from anywhere, so its file is checked before ONNX Runtime sees it: it is one graph
-of standard operators, without files beside it, functions and graphs of operators, whose loops need
-not end. What it computes, and how long, only running it shows: :mod:`inference.publish.trial` does
-so in a process of its own.
+A bundle may come from anywhere, so the file is checked before ONNX Runtime sees it. It must be one
+graph of standard operators. Files beside it, functions, and operators that hold graphs, whose loops
+need not end, are excluded. Only running it shows what it computes and how long that takes:
+:mod:`inference.publish.trial` does so in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from onnx import numpy_helper, shape_inference
 
 #: The largest file. A protobuf has less than 2 GiB, and layers are small beside tables.
 MAX_BYTES = 1 << 30
-#: The most values of a tensor whose size does not depend on the rows: 512 MiB of float32.
+#: The largest number of values of a tensor, for one row: 512 MiB of float32.
 _MAX_VALUES = 1 << 27
 #: The names of the domain of ONNX's own operators.
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 
-#: By the name of a value its type and sizes, 0 for those that depend on the rows.
+#: The type and the sizes of each value, by its name; 0 for sizes that depend on the rows.
 Types = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def check_graph(content: bytes, output: str, max_opset: int) -> None:
-    """Parse a file of ONNX, and check that a bundle may hold it. Nothing of it is computed.
+    """Parse a file of ONNX, and check that a bundle may hold it, without computing anything of it.
 
     Args:
         content: The file.
@@ -40,14 +40,15 @@ def check_graph(content: bytes, output: str, max_opset: int) -> None:
             division of integers that may end the process.
     """
     if len(content) > MAX_BYTES:
-        raise ValueError(f"a model of {len(content) >> 20} MiB, at most {MAX_BYTES >> 20} may be")
+        raise ValueError(f"a model of {len(content) >> 20} MiB; the limit is {MAX_BYTES >> 20} MiB")
     try:
         model = onnx.load_model_from_string(content)
-    except Exception as error:  # of protobuf
+    except Exception as error:  # protobuf's, whose classes depend on its implementation
         raise ValueError(f"not a model of ONNX: {_first_line(error)}") from None
     _check_parts(model, max_opset)
-    if [value.name for value in model.graph.output] != [output]:
-        raise ValueError(f"outputs {[v.name for v in model.graph.output]!r:.80}, not {output}")
+    names = [value.name for value in model.graph.output]
+    if names != [output]:
+        raise ValueError(f"outputs {names!r:.80}, not {output}")
     types = _infer_types(model)
     for name, (_, sizes) in types.items():
         if math.prod(max(size, 1) for size in sizes) > _MAX_VALUES:
@@ -59,6 +60,7 @@ def check_graph(content: bytes, output: str, max_opset: int) -> None:
 
 
 def _check_parts(model: onnx.ModelProto, max_opset: int) -> None:
+    """Refuse what is not one graph of standard operators with its own data. Raises ValueError."""
     for opset in model.opset_import:
         if opset.domain not in _STANDARD_DOMAINS:
             raise ValueError(f"operators of {opset.domain!r:.60}, which are not of the standard")
@@ -84,9 +86,12 @@ def _check_parts(model: onnx.ModelProto, max_opset: int) -> None:
 
 
 def _infer_types(model: onnx.ModelProto) -> Types:
-    """Return the types of all values, inferred of inputs and operators alone.
+    """Return the types of all values, inferred from inputs and operators alone.
 
-    What the file says of values between them may be wrong.
+    What the file itself says of values in between may be wrong, so it is removed first.
+
+    Raises:
+        ValueError: The operators do not fit together.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -95,16 +100,16 @@ def _infer_types(model: onnx.ModelProto) -> Types:
         graph = shape_inference.infer_shapes(
             copy, check_type=True, strict_mode=True, data_prop=True
         ).graph
-    except Exception as error:  # of onnx, whose exceptions have no common class
+    except Exception as error:  # onnx's exceptions have no common class
         raise ValueError(f"not a graph of ONNX: {_first_line(error)}") from None
-    name_of = onnx.TensorProto.DataType.Name
+    to_name = onnx.TensorProto.DataType.Name
     types = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         sizes = tuple(dimension.dim_value for dimension in tensor.shape.dim)
-        types[value.name] = name_of(tensor.elem_type), sizes
+        types[value.name] = to_name(tensor.elem_type), sizes
     for constant in graph.initializer:
-        types[constant.name] = name_of(constant.data_type), tuple(constant.dims)
+        types[constant.name] = to_name(constant.data_type), tuple(constant.dims)
     return types
 
 
@@ -121,14 +126,14 @@ def _find_constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 def _check_division(node: onnx.NodeProto, types: Types, constants: dict[str, np.ndarray]) -> None:
     """Refuse a division of integers by 0, or of the smallest one by -1.
 
-    ONNX Runtime does not check for them, and the processor ends the process by SIGFPE.
+    ONNX Runtime does not check for these, and the processor raises SIGFPE, which ends the process.
     """
     for name in (*node.input, *node.output):
         if name in types and types[name][0] in _FLOATS:
             return
     divisor = constants.get(node.input[1]) if len(node.input) > 1 else None
     if divisor is None:
-        raise ValueError(f"{node.op_type} of integers by what is not a constant")
+        raise ValueError(f"{node.op_type} of integers by a value that is not a constant")
     if ((divisor == 0) | (divisor == -1)).any():
         raise ValueError(f"{node.op_type} of integers by 0 or -1")
 

@@ -1,10 +1,11 @@
-"""The head of an own model as ONNX: what a bundle holds in place of the user's code.
+"""The head of an own model as a file of ONNX, which a bundle holds in place of the user's code.
 
-PyTorch's exporter makes it of what follows the lookup (:class:`.head.Head`), and ONNX Runtime
-executes it, so that serving a bundle imports no module that a file names. A file of ONNX may come
-from a stranger: only operators of the standard are allowed, none that holds a graph of its own
-(``Loop``, ``If``, ``Scan``), so that the number of operators bounds how often something is
-computed, and no data outside of the file.
+PyTorch's exporter makes the file of what follows the lookup (:class:`.head.Head`), and ONNX Runtime
+executes it. So a bundle is served without importing a module that a file names.
+
+The file may come from a stranger. It may hold operators of the standard alone, and none of those
+that hold a graph of their own (``Loop``, ``If``, ``Scan``), so that the number of operators bounds
+how much is computed; and it may not refer to other files.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ if TYPE_CHECKING:
 
 #: The version of ONNX's operators: that of ONNX 1.15 and later.
 OPSET = 20
-#: The rows that a head is exported with; it takes any number.
+#: How many rows a head is exported with; the file takes any number. PyTorch's exporter takes sizes
+#: of 0 and 1 for constants.
 _EXPORT_ROWS = 3
-#: Rows up to which one thread computes (:data:`inference.model.torch_threads.ONE_THREAD_ROWS`).
+#: Up to this many rows are computed by one thread, as in
+#: :data:`inference.model.torch_threads.ONE_THREAD_ROWS`.
 _ONE_THREAD_ROWS = 128
+#: The name of the file's only output.
 _OUTPUT = "logits"
 
 
 class _ListHead(nn.Module):
-    """A head that takes one list of tensors: the exporter names them in that order."""
+    """A head that takes a list of tensors, because the exporter names inputs by their order."""
 
     def __init__(self, head: Head, names: list[str]) -> None:
         super().__init__()
@@ -53,19 +57,21 @@ class _ListHead(nn.Module):
 def make_example_inputs(
     module: object, columns: Columns, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return what a module of the contract is given: zeros, for some rows.
+    """Return inputs of a module of the contract (:mod:`.contract`): zeros, for some rows.
 
     Returns:
-        ``dense``, ``vectors``, and by name what else ``forward`` takes.
+        ``dense`` [rows, dense columns], ``vectors`` [rows, vectors, embedding dim], and the further
+        inputs of ``forward`` by name.
 
     Raises:
-        ValueError: It takes ids or lengths of what is no categorical column.
+        ValueError: The module takes ids or lengths of a column that is not categorical.
     """
     more = {}
     for argument, names in find_raw_columns(module).items():
-        if unknown := [name for name in names if name not in columns.categorical]:
-            known = ", ".join(columns.categorical)
-            raise ValueError(f"{argument} of {unknown[0]!r:.60}: categorical columns are {known}")
+        for name in names:
+            if name not in columns.categorical:
+                known = ", ".join(columns.categorical)
+                raise ValueError(f"{argument} of {name!r:.60}: categorical columns are {known}")
         more[argument] = torch.zeros(rows, len(names), dtype=torch.int64)
     if columns.lists:
         shape = rows, len(columns.lists), columns.max_events
@@ -76,39 +82,32 @@ def make_example_inputs(
 
 
 def export_head(head: Head, config: ModelConfig) -> bytes:
-    """Export what follows the lookup: of ``dense``, ``vectors`` … the ``logits`` [rows, labels].
+    """Export what follows the lookup.
 
-    ``vectors`` are the embeddings of ``config.features`` alone.
+    The file takes ``dense``, ``vectors``, which are the embeddings of ``config.features`` alone,
+    and the further inputs of the module. It returns ``logits`` [rows, labels].
 
     Raises:
-        NotImplementedError: It needs operators that a bundle does not hold.
+        NotImplementedError: The module needs an operator that the exporter cannot convert.
+        ValueError: The file holds what a bundle may not hold.
         UnsupportedStackError: The exporter is not installed.
         Exception: What PyTorch's exporter raises.
     """
     to_proto = import_name("onnx_ir", "to_proto")
-    import_name("onnxscript", "opset20")  # the exporter needs it
+    import_name("onnxscript", "opset20")  # the exporter imports it; here its absence has a remedy
     dense, vectors, more = make_example_inputs(head.module, config, _EXPORT_ROWS)
     inputs = [dense, vectors[:, : len(config.features)], *more.values()]
     rows = torch.export.Dim("rows", min=1)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = _ListHead(head, [*more]).eval()
-        # apart from the second step, whose errors hide those of the first
+        # torch.onnx.export would do this as well, but hides the errors of this step behind those
+        # of the next one.
         exported = torch.export.export(
             module, (inputs,), dynamic_shapes=([{0: rows} for _ in inputs],)
         )
-        names = ["dense", "vectors", *more]
-        try:
-            graph_model = _convert(exported, names)
-        except torch.onnx.OnnxExporterError as error:
-            try:  # some operators are converted in one form only, as attention in 4 dimensions
-                graph_model = _convert(exported.run_decompositions(), names)
-            except torch.onnx.OnnxExporterError:
-                cause: BaseException = error
-                while cause.__cause__ is not None:  # the first error names the operator
-                    cause = cause.__cause__
-                raise NotImplementedError(str(cause)) from error
+        graph_model = _convert(exported, ["dense", "vectors", *more])
     for node in list(graph_model.graph):
         transpose_gather(graph_model.graph, node)
     model = to_proto(graph_model)
@@ -119,6 +118,32 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
 
 
 def _convert(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Model:
+    """Convert an exported module to ONNX.
+
+    Some operators are converted as they are, others only once they are decomposed, such as
+    attention in four dimensions. So both are tried.
+
+    Args:
+        exported: The module.
+        names: The names of its inputs.
+
+    Raises:
+        NotImplementedError: Neither way converts an operator; the message names it.
+    """
+    try:
+        return _convert_operators(exported, names)
+    except torch.onnx.OnnxExporterError as error:
+        try:
+            return _convert_operators(exported.run_decompositions(), names)
+        except torch.onnx.OnnxExporterError:
+            # The innermost cause of the first error names the operator that the user called.
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise NotImplementedError(str(cause)) from error
+
+
+def _convert_operators(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Model:
     program = torch.onnx.export(
         exported,
         input_names=names,
@@ -132,7 +157,7 @@ def _convert(exported: torch.export.ExportedProgram, names: list[str]) -> ir.Mod
 
 
 def _strip(model: onnx.ModelProto) -> None:
-    """Remove what names the user's files and lines: it has no place in a bundle."""
+    """Remove the names of the user's files and lines, which have no place in a bundle."""
     del model.metadata_props[:]
     model.doc_string = model.graph.doc_string = ""
     del model.graph.metadata_props[:]
@@ -148,7 +173,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 
 def digest_graph(content: bytes) -> str:
-    """Return a digest of what a head computes, without its weights."""
+    """Return a digest of the operators of a head, without its weights."""
     model = _read(content)
     hashed = hashlib.sha256()
     for node in model.graph.node:
@@ -159,40 +184,45 @@ def digest_graph(content: bytes) -> str:
 def find_lookups(content: bytes) -> set[str]:
     """Return the names of a module's parameters that are looked up by ids."""
     prefix = "head.module."
-    data = {node.input[0] for node in _read(content).graph.node if node.op_type == "Gather"}
-    return {name.removeprefix(prefix) for name in data if name.startswith(prefix)}
+    names = set()
+    for node in _read(content).graph.node:
+        if node.op_type == "Gather" and node.input[0].startswith(prefix):
+            names.add(node.input[0].removeprefix(prefix))
+    return names
 
 
 def _check(content: bytes) -> None:
     """Check what a bundle may hold (:func:`.onnx_checks.check_graph`). Raises ValueError."""
-    # imported here, because models of this project are served without ONNX
+    # Imported here, because models of this project are served without ONNX.
     check_graph = import_name("nvt_torchrec.models.onnx_checks", "check_graph")
     check_graph(content, _OUTPUT, OPSET)
 
 
 def _read(content: bytes) -> onnx.ModelProto:
+    """Parse a file of ONNX."""
     return import_name("onnx", "load_model_from_string")(content)
 
 
 def transpose_gather(graph: ir.Graph, node: ir.Node) -> None:
     """Replace ``Gather(axis=1)`` of a matrix by Transpose, Gather(axis=0), Transpose.
 
-    ONNX Runtime gathers along the last axis one value at a time, five times slower. The products
-    of pairs are chosen so.
+    ONNX Runtime gathers along the last axis one value at a time, five times slower. DLRM's products
+    of pairs are such a gather. Other nodes are left as they are.
     """
     if node.op_type != "Gather" or node.attributes.get_int("axis") != 1:
         return
-    index, shape = node.inputs[1], node.outputs[0].shape
-    if index is None or index.const_value is None or index.const_value.size < 2:
+    indices, shape = node.inputs[1], node.outputs[0].shape
+    # A single constant index, or indices that are computed, are none of the gathers meant here.
+    if indices is None or indices.const_value is None or indices.const_value.size < 2:
         return
-    if len(shape or ()) != 2:
+    if shape is None or len(shape) != 2:
         return
     tape = import_name("onnx_ir.tape", "Tape")()
-    flipped = tape.op("Transpose", [node.inputs[0]], {"perm": [1, 0]})
-    rows = tape.op("Gather", [flipped, index], {"axis": 0})
-    chosen = tape.op("Transpose", [rows], {"perm": [1, 0]})
+    columns = tape.op("Transpose", [node.inputs[0]], {"perm": [1, 0]})
+    gathered = tape.op("Gather", [columns, indices], {"axis": 0})
+    result = tape.op("Transpose", [gathered], {"perm": [1, 0]})
     graph.insert_before(node, tape.nodes)
-    node.outputs[0].replace_all_uses_with(chosen, replace_graph_outputs=True)
+    node.outputs[0].replace_all_uses_with(result, replace_graph_outputs=True)
     graph.remove(node)
 
 
@@ -204,7 +234,8 @@ class OnnxHead(nn.Module):
     Attributes:
         content: The file of ONNX.
         raw_columns: The columns whose ids and lengths it takes.
-        inputs: The names of what it is given; the file may leave some of them out.
+        inputs: The names of its inputs. The file may lack some of them: the exporter leaves out
+            inputs that the module does not use.
 
     Raises:
         ValueError: The file is damaged, or not one that a bundle holds.
@@ -215,12 +246,14 @@ class OnnxHead(nn.Module):
         _check(content)
         self.content, self.labels, self._config = content, len(config.labels), config
         self.raw_columns = find_raw_columns(config.own)
+        self.inputs: tuple[str, ...] = ("dense", "vectors", *self.raw_columns)
+        if config.lists:
+            self.inputs += ("lists", "present")
         self._one_thread = _open_session(content, 1)
-        self._all_threads: Any = None
+        self._all_threads: Any = None  # opened when many rows are computed first
         self._names = [value.name for value in self._one_thread.get_inputs()]
-        lists = ("lists", "present") if config.lists else ()
-        self.inputs: tuple[str, ...] = ("dense", "vectors", *self.raw_columns, *lists)
-        if unknown := {*self._names} - {*self.inputs}:
+        unknown = {*self._names} - {*self.inputs}
+        if unknown:
             raise ValueError(f"inputs {sorted(unknown)!r:.80}, which no model gets")
 
     def forward(
@@ -235,11 +268,11 @@ class OnnxHead(nn.Module):
             BadInputError: ONNX Runtime cannot compute them.
         """
         given = {"dense": dense, "vectors": vectors, **(more or {})}
-        # arrays whose rows are contiguous: ONNX Runtime reads no strides
+        # ONNX Runtime reads no strides.
         inputs = {name: np.ascontiguousarray(given[name].cpu().numpy()) for name in self._names}
         try:
-            (logits,) = self._session(len(dense)).run([_OUTPUT], inputs)
-        except Exception as error:  # of ONNX Runtime, which has a class for each status
+            (logits,) = self._choose_session(len(dense)).run([_OUTPUT], inputs)
+        except Exception as error:  # ONNX Runtime has a class for each status
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadInputError(
                 f"the bundle's model cannot compute {len(dense)} rows: {reason:.300}",
@@ -255,14 +288,15 @@ class OnnxHead(nn.Module):
         return torch.from_numpy(logits).to(dense.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made of: sessions cannot be pickled."""
+        """Return the arguments that make a copy: sessions cannot be pickled."""
         return type(self), (self.content, self._config)
 
-    def _session(self, rows: int) -> Any:
+    def _choose_session(self, rows: int) -> Any:
+        """Return the session for a number of rows: the number of threads is fixed in a session."""
         threads = torch.get_num_threads()
         if rows <= _ONE_THREAD_ROWS or threads == 1:
             return self._one_thread
-        if self._all_threads is None:  # two threads may both make one: the last one stays
+        if self._all_threads is None:  # two threads may both open one: the last one stays
             self._all_threads = _open_session(self.content, threads)
         return self._all_threads
 
@@ -272,11 +306,11 @@ def _open_session(content: bytes, threads: int) -> Any:
     open_session = import_name("onnxruntime", "InferenceSession")
     options = import_name("onnxruntime", "SessionOptions")()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # errors are raised as well
-    # a waiting thread must not take a core from other workers
+    options.log_severity_level = 4  # fatal ones alone: errors are raised anyway
+    # A thread that waits actively would take a core from other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return open_session(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of ONNX Runtime, which has a class for each status
+    except Exception as error:  # ONNX Runtime has a class for each status
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"not a model that ONNX Runtime opens: {reason:.300}") from None

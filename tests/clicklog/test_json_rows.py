@@ -14,7 +14,7 @@ from nvt_torchrec.clicklog.readers.json_rows import read_lines
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.guess import guess
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import UNLIMITED, RawRows
 from tests.logs import read_block
 from tests.spec_logs import open_file, spec_of
 
@@ -40,12 +40,12 @@ raw = "string"
 """
 
 
-def read(path: Path, lines: list[str], *, reject: bool = False) -> RawRows:
+def read(path: Path, lines: list[str], *, max_bad_rows: int = 0) -> RawRows:
     path.write_text("".join(f"{line}\n" for line in lines))
     spec = spec_of(SPEC, path.parent)
     day = open_file(path, spec)
     blocks = day.cut(day.begin, day.end, 1 << 20)
-    return read_block(blocks[0], spec, label=day.label, reject=reject)
+    return read_block(blocks[0], spec, label=day.label, max_bad_rows=max_bad_rows)
 
 
 ROW = '{"click": 1, "user": "a", "price": 1.5, "tags": [1, 2], "seen": {"page": "2024-01-01"}}'
@@ -65,7 +65,7 @@ def test_values(tmp_path: Path) -> None:
 def test_bad_rows_are_left_out(tmp_path: Path) -> None:
     deep = f'{{"click": {"[" * 100_000}}}'
     lines = [ROW, "", deep, "[1]", '{"click": 2}', '{"click": 1, "price": "x"}', '{"click":', ROW]
-    rows = read(tmp_path / "log.json", lines, reject=True)
+    rows = read(tmp_path / "log.json", lines, max_bad_rows=UNLIMITED)
     assert rows.line.tolist() == [0, 7]
     assert [row.line for row in rows.bad] == [1, 2, 3, 4, 5, 6]
     assert rows.bad[3].text == b'{"click": 2}'

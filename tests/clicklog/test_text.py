@@ -19,7 +19,7 @@ from nvt_torchrec.formats.feature_spec import (
     FeatureSpec,
     InputFormat,
 )
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, UNLIMITED
 from tests.clicklog.reference_reader import (
     BadFieldError,
     as_lists,
@@ -92,7 +92,7 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
         b"0,,,,,,,,\r\n" + line + b"\r\n1,7,,,,x,,,\n",
         CSV,
         plain_layout(CSV, label=True),
-        reject=True,
+        max_bad_rows=UNLIMITED,
     )
     (bad,) = rows.bad
     assert bad.what.startswith(what)
@@ -106,7 +106,7 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
 def test_only_the_first_bad_rows_are_described_without_reject() -> None:
     text = b"x\n" * (DESCRIBED_BAD_ROWS + 5)
     assert len(parse_rows(text, CSV, plain_layout(CSV, label=True)).bad) == DESCRIBED_BAD_ROWS
-    rows = parse_rows(text, CSV, plain_layout(CSV, label=True), reject=True)
+    rows = parse_rows(text, CSV, plain_layout(CSV, label=True), max_bad_rows=UNLIMITED)
     assert len(rows.bad) == DESCRIBED_BAD_ROWS + 5
 
 

@@ -10,7 +10,7 @@ from nvt_torchrec.clicklog.text.delimited import parse_delimited
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.rows import UNLIMITED, RawRows
 
 _FIELDS = {
     "label": st.sampled_from(["0", "1"] * 9 + ["", "2", "01", "/"]),
@@ -39,8 +39,8 @@ def _spec(dense: int, categorical: int) -> FeatureSpec:
 
 
 def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRows:
-    fast = parse_criteo(text, spec, label=label, reject=True)
-    slow = parse_delimited(text, spec, plain_layout(spec, label=label), reject=True)
+    fast = parse_criteo(text, spec, label=label, max_bad_rows=UNLIMITED)
+    slow = parse_delimited(text, spec, plain_layout(spec, label=label), max_bad_rows=UNLIMITED)
     for field in ("labels", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
         np.testing.assert_array_equal(
             getattr(fast, field), getattr(slow, field), field, strict=True

@@ -78,18 +78,22 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def fit(
-    blocks: list[Block], spec: FeatureSpec, directory: Path, workers: int = 2, reject: bool = False,
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    workers: int = 2,
+    max_bad_rows: int = 0,
     report: Callable[[float], object] = lambda rows: None,
-) -> Fitted:  # fmt: skip
+) -> Fitted:
     """What the cpu engine fits on blocks."""
-    return Threads(Job(spec, directory, reject, workers)).fit(blocks, report)
+    return Threads(Job(spec, directory, max_bad_rows, workers)).fit(blocks, report)
 
 
 def encode(
-    plan: UnitPlan, workflow: Path, work: Path, workers: int = 2, reject: bool = False
+    plan: UnitPlan, workflow: Path, work: Path, workers: int = 2, max_bad_rows: int = 0
 ) -> list[UnitResult]:
     """What the cpu engine writes to ``work / "parts"`` for the units of a plan."""
-    return list(Threads(Job(CRITEO, work, reject, workers)).encode(plan.units, workflow))
+    return list(Threads(Job(CRITEO, work, max_bad_rows, workers)).encode(plan.units, workflow))
 
 
 def parts(output: Path, split: str) -> list[Path]:

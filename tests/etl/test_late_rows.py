@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadRowError
-from nvt_torchrec.etl.events.late_rows import find_late
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
+from nvt_torchrec.etl.units.hours import find_late
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.workflows import compiled

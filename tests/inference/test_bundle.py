@@ -104,7 +104,7 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
 
     for change, error, message in (
         ({"version": 9}, SchemaError, "version 9, this program reads 6"),
-        ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
+        ({"workflow_digest": "0" * 64}, SchemaError, "its workflow is not the one"),
         (settings(over_arch_layer_sizes=[16, 1, 1]), BadInputError, r"module.top.*\.npy"),
         (settings(over_arch_layer_sizes=[8, 1]), BadInputError, r"\[16, \d+\] instead of \[8"),
         (settings(dense_arch_layer_sizes=[10**12, 8]), BadInputError, "damaged"),

@@ -98,7 +98,7 @@ def test_every_way_scores_as_training_evaluates(
         config = dataclasses.replace(
             config, own=dataclasses.replace(config.own, id_columns=("tags",))
         )
-        with pytest.raises(SchemaError, match="model takes ids of tags, in workflow a list"):
+        with pytest.raises(SchemaError, match="takes the ids of tags, which is a column of lists"):
             check_pair(opened.workflow.schema, "", config, "", "workflow", "model")
     bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
     assert main(["predict", "--bundle", str(bundle), *bulk]) == 0

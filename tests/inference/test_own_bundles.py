@@ -146,7 +146,7 @@ def with_another_output() -> onnx.ModelProto:
         (with_function, "functions of its own"),
         (with_foreign_operator, "operators of 'com.microsoft'"),
         (lambda: divide(-1), "Div of integers by 0 or -1"),
-        (lambda: divide(None), "Div of integers by what is not a constant"),
+        (lambda: divide(None), "Div of integers by a value that is not a constant"),
         (with_another_output, "not logits"),
     ],
 )

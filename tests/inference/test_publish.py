@@ -145,7 +145,7 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, served: Path, capsys) 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same label")],
+    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same value")],
 )
 def test_samples_that_tell_nothing(
     bundles: list[Path], tmp_path: Path, capsys, rows: str, message: str
@@ -252,7 +252,7 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
                 change()
     (served / "current").unlink()
     publish(bundles[1], served)  # somebody removed the link
-    with pytest.raises(SchemaError, match="served: cat_1 is in another place"):
+    with pytest.raises(SchemaError, match="served: cat_1 is at another position"):
         publish(make_bundle(tmp_path / "narrow", columns=1), served)
     (served / "current").unlink()
     for target in (bundles[0], "bundles/..", "bundles/day-1"):

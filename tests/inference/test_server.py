@@ -66,7 +66,7 @@ def test_bad_rows_are_named(server: Server) -> None:
             got = server.refused(body, 422)
             assert (got["row"], got["column"]) == (0, "int_3")
             assert got["reason"] == f"{flag!r}: expected an integer or a missing value"
-            assert "true is 1" in got["remedy"]
+            assert "write 1 for true" in got["remedy"]
     assert len(server.predict(rows=[rows[0] | {"more": True}])) == 1
     rows[1]["cat_3"] = None  # of several errors, that of the first row is named
     del rows[7]["cat_9"]

@@ -17,6 +17,7 @@ from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import merge, merge_moments
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.rows import UNLIMITED
 from tests.simulator.device import SimulatedDevice
 
 SPEC = FeatureSpec(
@@ -54,8 +55,10 @@ def check(path: Path, texts: list[bytes], spec: FeatureSpec = SPEC) -> None:
     ends = np.cumsum([0, *map(len, texts)]).tolist()
     blocks = [Block(str(path), begin, end, "log") for begin, end in itertools.pairwise(ends)]
     card = Card(SimulatedDevice())
-    runs = [count_block(card, block, spec, reject=True) for block in blocks]
-    assert_same(merge_runs(card, runs), [host.count_block(block, spec, True) for block in blocks])
+    runs = [count_block(card, block, spec, max_bad_rows=UNLIMITED) for block in blocks]
+    assert_same(
+        merge_runs(card, runs), [host.count_block(block, spec, UNLIMITED) for block in blocks]
+    )
 
 
 values = st.sampled_from(["", "0", "1", "ff", "00000001", "80000000", "ffffffff"])

@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.readers.parquet_values import (
 )
 from nvt_torchrec.clicklog.text.assemble import assemble, feature
 from nvt_torchrec.clicklog.text.convert import Converted, convert_lists
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT
@@ -83,7 +83,7 @@ def read_rows(
         check_lengths({name: lengths[name] for name in history.features})
     converted = [column.repeat(lists.get(column.read.source)) for column in columns]
     count = fields.rows
-    return assemble(spec, converted, lambda row: b"", rows=count, label=False, reject=False)
+    return assemble(spec, converted, lambda row: b"", rows=count, label=False, max_bad_rows=0)
 
 
 def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:
@@ -100,14 +100,13 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    if spec.label_files:  # a frame has a label under its own name
-        spec = dataclasses.replace(spec, label_files=())
+    if spec.negatives or spec.label_files:  # a frame has a label under its own name
+        spec = spec.score_rows()
     plan = spec.read_plan(label=True)
-    places: dict[str, tuple[int, ...]] = {
-        name: (index,)
-        for name, index in zip(spec.labels, plan.labels, strict=True)
-        if index is not None
-    }
+    places: dict[str, tuple[int, ...]] = {}
+    for name, index in zip(spec.labels, plan.labels, strict=True):
+        assert index is not None
+        places[name] = (index,)
     if plan.weight is not None:
         places[spec.weight] = (plan.weight,)
     described = {column.name: column for column in spec.features}
@@ -139,7 +138,7 @@ def check_columns(names: Iterable[str], sources: Sequence[str]) -> None:
     """Check that all columns are there. Raises :class:`MissingColumnError`."""
     absent = [name for name in sources if name not in names]
     if absent:
-        hint = similar_column(absent[0], names, sources) or "missing values are nulls in a column"
+        hint = suggest_column(absent[0], names, sources) or "missing values are nulls in a column"
         what = f"there is no column {', '.join(absent)}"
         raise MissingColumnError(what, hint.strip(), absent[0])
 

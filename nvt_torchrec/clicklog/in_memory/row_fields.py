@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import (
     no_such_key,
 )
 from nvt_torchrec.clicklog.text.convert import fields_of
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
@@ -252,7 +252,7 @@ class ColumnRows(RowFields):
     def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
         hint = (
-            similar_column(names[0], self.names, self._sources)
+            suggest_column(names[0], self.names, self._sources)
             or "missing values are nulls in a column"
         )
         what = f"there is no column {', '.join(names)}"

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import filesystem_of
@@ -24,13 +24,16 @@ from nvt_torchrec.formats.day_names import (
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
 
-_COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
-#: How names begin that are no data.
+_COMPRESSED_ENDING = r"\.(?:gz|bz2|xz|zst)"
+#: The first characters of names that are no data, such as ``_SUCCESS``.
 _HIDDEN = ("_", ".")
-#: What a file of another name is, if it is the only one.
+#: The day of a file whose name says nothing, if it is the only one.
 _DAY_0 = DayName("day", "day_", 0)
-#: Files, and missing days, that an error lists.
-_SHOWN = 6
+#: How many files, or missing days, an error lists.
+_MAX_SHOWN = 6
+
+#: A file as fsspec describes it, and what its name says.
+_Named: TypeAlias = tuple[dict[str, Any], DayName]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +97,18 @@ def find_days(
             or a day is missing, empty or there twice.
     """
     if split.by == "files":
-        return _files_of_splits(str(input_path), days, split)
+        return _find_files_of_splits(str(input_path), days, split)
     filesystem, root = filesystem_of(str(input_path))
-    one_file = filesystem.isfile(root)
-    named: list[tuple[Any, DayName]]
-    if one_file:
+    is_file = filesystem.isfile(root)
+    named: list[_Named]
+    if is_file:
         named = [(filesystem.info(root), name_of(root) or _DAY_0)]
     elif filesystem.exists(root):
-        named = _listed(filesystem, root, str(input_path), split, without)
+        named = _list_directory(filesystem, root, str(input_path), split, without)
     elif any(character in root for character in "*?["):
-        matched = _glob(filesystem, root)
-        matched = [info for info in matched if _path(filesystem, info) not in without]
-        named = _named(matched, str(input_path), split)
+        matched = _match_files(filesystem, root)
+        matched = [info for info in matched if _full_path(filesystem, info) not in without]
+        named = _name_files(matched, str(input_path), split)
     else:
         raise BadInputError(
             f"{input_path}: no such file or directory", "pass a log: a file, a directory or a glob"
@@ -114,9 +117,9 @@ def find_days(
     for info, name in named:
         if days is not None and name.number not in days:
             continue
-        if after is not None and name.number < after and not one_file:
+        if after is not None and name.number < after and not is_file:
             continue
-        file = _day_file(filesystem, info, name)
+        file = _make_day_file(filesystem, info, name)
         if file.day in files:
             raise BadInputError(
                 f"{file.name} is there twice: {files[file.day].path}, {file.path}", "remove one"
@@ -136,12 +139,13 @@ def find_days(
     return [files[day] for day in sorted(files)]
 
 
-def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
-    path = _path(filesystem, info)
+def _make_day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
+    """Return a file of a log. Raises BadInputError if it is empty or not a regular file."""
+    path = _full_path(filesystem, info)
     info = filesystem.info(info["name"])  # of the target, if it is a link
     title = name.prefix if name.kind == "natural" else day_title(path)
-    packed = _COMPRESSED.fullmatch(path) is not None
-    file = DayFile(name.number, path, info["size"], path, info.get("mtime"), packed, title)
+    compressed = re.search(f"{_COMPRESSED_ENDING}$", path) is not None
+    file = DayFile(name.number, path, info["size"], path, info.get("mtime"), compressed, title)
     if not info["size"]:
         what = "empty file" if info["type"] == "file" else "not a regular file"
         raise BadInputError(f"{path}: {what}", f"fetch {file.name} again, or leave it out")
@@ -155,28 +159,44 @@ def _check_gaps(
     after: int | None,
     input_path: str,
 ) -> None:
-    """Check that no day is missing."""
-    name = names[0] if names else _DAY_0
-    there = {*files} or {other.number for other in names}
-    wanted: Iterable[int]
-    if days is None:
-        wanted = range(min(files, default=0) if after is None else after + 1, max(files) + 1)
+    """Check that no day is missing.
+
+    Args:
+        files: The days that were chosen, by number.
+        names: The names of all days that there are.
+        days: The days that were asked for; None: all from the first one on.
+        after: The day after which all are wanted; None: any.
+        input_path: Names the log in errors.
+
+    Raises:
+        BadInputError: A day is missing.
+    """
+    expected: Iterable[int]
+    if days is not None:
+        expected = sorted(days)
+    elif after is not None:
+        expected = range(after + 1, max(files) + 1)
     else:
-        wanted = sorted(days)
-    # a number too many in a name may leave a gap of millions
-    missing = list(itertools.islice((day for day in wanted if day not in files), _SHOWN + 1))
-    if missing:
-        listed = ", ".join(name.other(day) for day in missing[:_SHOWN])
-        more = " …" if len(missing) > _SHOWN else ""
-        choose = f", or choose what is there with --days {name.flag(there)}" if there else ""
-        raise BadInputError(f"{input_path}: missing {listed}{more}", f"add the files{choose}")
+        expected = range(min(files, default=0), max(files) + 1)
+    # One digit too many in a name may leave a gap of millions: stop soon.
+    absent = (day for day in expected if day not in files)
+    missing = list(itertools.islice(absent, _MAX_SHOWN + 1))
+    if not missing:
+        return
+    name = names[0] if names else _DAY_0
+    listed = _list_some([name.other(day) for day in missing])
+    remedy = "add the files"
+    present = {*files} or {other.number for other in names}
+    if present:
+        remedy += f", or choose what is there with --days {name.flag(present)}"
+    raise BadInputError(f"{input_path}: missing {listed}", remedy)
 
 
-def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
+def _match_files(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     """Return the files that a glob matches, in natural order."""
     try:
         matched = [filesystem.info(path) for path in filesystem.glob(pattern)]
-    except ValueError as error:  # of a pattern
+    except ValueError as error:  # a pattern that fsspec refuses
         raise BadInputError(f"{pattern}: {error}", "correct the pattern") from None
     files = [info for info in matched if info["type"] != "directory"]
     return sorted(files, key=lambda info: natural_order(info["name"]))
@@ -189,13 +209,11 @@ def find_table(path: str) -> list[DayFile]:
         BadInputError: There is none, or one is empty.
     """
     filesystem, root = filesystem_of(path)
-    files = _glob(filesystem, root)
+    files = _match_files(filesystem, root)
     if not files:
         raise BadInputError(f"{path}: no such file", "correct the path of the table")
-    return [
-        _day_file(filesystem, info, DayName("natural", _last(info), i))
-        for i, info in enumerate(files)
-    ]
+    named = _number_files(files)
+    return [_make_day_file(filesystem, info, name) for info, name in named]
 
 
 def directory_of(input_path: str) -> str:
@@ -209,61 +227,66 @@ def directory_of(input_path: str) -> str:
     return "/".join(parents) or ("/" if input_path.startswith("/") else ".")
 
 
-def _path(filesystem: Any, info: dict[str, Any]) -> str:
+def _full_path(filesystem: Any, info: dict[str, Any]) -> str:
     """Return the path of a file, with its protocol if it is remote."""
     return filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
 
 
-def _listed(
+def _list_directory(
     filesystem: Any, root: str, input_path: str, split: Split, without: Collection[str]
-) -> list[tuple[dict[str, Any], DayName]]:
+) -> list[_Named]:
     """Return the files of a directory that are days, with their names.
 
     If there are no ``day_0`` …, and rows are not split by days, these are all files with data below
     it, however deep.
     """
-    days: list[tuple[dict[str, Any], DayName]] = []
-    others: list[tuple[dict[str, Any], DayName]] = []
+    days: list[_Named] = []
+    others: list[_Named] = []
     for info in filesystem.ls(root, detail=True):
-        if _path(filesystem, info) in without:
+        if _full_path(filesystem, info) in without:
             continue
-        last = _last(info)
         if info["type"] == "directory":
-            partition = partition_name(last) if split.by == "days" else None
+            partition = partition_name(_last_name(info)) if split.by == "days" else None
             if partition:
-                others.append((_only_file(filesystem, info["name"]), partition))
+                others.append((_find_only_file(filesystem, info["name"]), partition))
             continue
-        name = name_of(last)  # links are files too
-        if name:
-            (days if name.kind == "day" else others).append((info, name))
+        name = name_of(_last_name(info))  # links are files too
+        if name and name.kind == "day":
+            days.append((info, name))
+        elif name:
+            others.append((info, name))
     if days:
         return days
-    if split.by != "days":
-        below = filesystem.find(root, detail=True).values()
-        files = [
-            info
-            for info in below
-            if _is_data(info["name"].removeprefix(root)) and _path(filesystem, info) not in without
-        ]
-        files.sort(key=lambda info: natural_order(info["name"]))
-        return _named(files, input_path, split) if files else []
-    _check_alike(others, input_path)
-    return others
+    if split.by == "days":
+        _check_alike(others, input_path)
+        return others
+    files = []
+    for info in filesystem.find(root, detail=True).values():
+        is_left_out = _full_path(filesystem, info) in without
+        if _is_data(info["name"].removeprefix(root)) and not is_left_out:
+            files.append(info)
+    files.sort(key=lambda info: natural_order(info["name"]))
+    return _name_files(files, input_path, split) if files else []
 
 
 def _is_data(path: str) -> bool:
-    """Whether a path below the input may be a file of the log, unlike ``_SUCCESS``."""
+    """Return whether a path below the input may be a file of the log, unlike ``_SUCCESS``."""
     names = path.strip("/").split("/")
-    data = rf".*\.(?:{data_endings()})(?:\.(?:gz|bz2|xz|zst))?"
-    hidden = any(name.startswith(_HIDDEN) for name in names)
-    return not hidden and (re.fullmatch(data, names[-1]) or name_of(path)) is not None
+    if any(name.startswith(_HIDDEN) for name in names):
+        return False
+    has_ending = re.fullmatch(rf".*\.(?:{data_endings()})(?:{_COMPRESSED_ENDING})?", names[-1])
+    return has_ending is not None or name_of(path) is not None
 
 
-def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
-    """Return the file in a directory such as ``date=2024-10-30``."""
+def _find_only_file(filesystem: Any, directory: str) -> dict[str, Any]:
+    """Return the file in a directory such as ``date=2024-10-30``.
+
+    Raises:
+        BadInputError: There is none, or more than one.
+    """
     listed = filesystem.ls(directory, detail=True)
     files = (info for info in listed if info["type"] != "directory")
-    data = [info for info in files if not _last(info).startswith(_HIDDEN)]
+    data = [info for info in files if not _last_name(info).startswith(_HIDDEN)]
     if len(data) != 1:
         raise BadInputError(
             f"{directory}: {len(data)} files, where a day is one file",
@@ -272,48 +295,70 @@ def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
     return data[0]
 
 
-def _named(
-    files: list[dict[str, Any]], input_path: str, split: Split
-) -> list[tuple[dict[str, Any], DayName]]:
-    """Return the files of a glob with what their names say."""
+def _name_files(files: list[dict[str, Any]], input_path: str, split: Split) -> list[_Named]:
+    """Return files with what their names say, or numbered in this order.
+
+    Raises:
+        BadInputError: Rows are split by days, and not all names tell a number or date of one kind.
+    """
     if not files:
         raise BadInputError(f"{input_path}: no file matches", "check the directory and the pattern")
-    names = [name_of(info["name"]) for info in files]
-    known = [(info, name) for info, name in zip(files, names, strict=True) if name]
+    known: list[_Named] = []
+    unknown: list[str] = []
+    for info in files:
+        name = name_of(info["name"])
+        if name:
+            known.append((info, name))
+        else:
+            unknown.append(info["name"])
     if split.by == "days":
-        unknown = [info["name"] for info, name in zip(files, names, strict=True) if not name]
         if unknown:
             raise BadInputError(
-                f"{input_path}: no number or date in {_shown(unknown)}",
+                f"{input_path}: no number or date in {_list_some(unknown)}",
                 "days need one: rename the files or narrow the pattern; a new run may split by "
                 "share, column, time or files",
             )
         _check_alike(known, input_path)
         return known
     kinds = {(name.kind, name.prefix) for _, name in known}
-    if len(kinds) == 1 and len({name.number for _, name in known}) == len(files):
+    numbers = {name.number for _, name in known}
+    if len(kinds) == 1 and len(numbers) == len(files):
         return known
-    return [(info, DayName("natural", _last(info), i)) for i, info in enumerate(files)]
+    return _number_files(files)
 
 
-def _check_alike(named: list[tuple[dict[str, Any], DayName]], input_path: str) -> None:
-    """Refuse names of several kinds."""
-    first: dict[tuple[str, str], str] = {}
+def _number_files(files: list[dict[str, Any]]) -> list[_Named]:
+    """Return files numbered in this order, whatever their names say."""
+    return [(info, DayName("natural", _last_name(info), i)) for i, info in enumerate(files)]
+
+
+def _check_alike(named: list[_Named], input_path: str) -> None:
+    """Raise BadInputError for names of several kinds."""
+    examples: dict[tuple[str, str], str] = {}
     for info, name in sorted(named, key=lambda pair: natural_order(pair[0]["name"])):
-        first.setdefault((name.kind, name.prefix), _last(info))
-    if len(first) > 1:
+        examples.setdefault((name.kind, name.prefix), _last_name(info))
+    if len(examples) > 1:
         raise BadInputError(
-            f"{input_path}: names of several kinds: {_shown(list(first.values()))}",
+            f"{input_path}: names of several kinds: {_list_some(list(examples.values()))}",
             "pass a glob that matches those to read, such as 'RAW/part-*.csv'",
         )
 
 
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+def _list_some(names: list[str]) -> str:
+    """Return names as an error lists them, the first ones of many."""
+    listed = ", ".join(names[:_MAX_SHOWN])
+    return f"{listed} …" if len(names) > _MAX_SHOWN else listed
 
 
-def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split) -> list[DayFile]:
-    """Return the files that a split by files names, those for training first."""
+def _find_files_of_splits(
+    input_path: str, days: Collection[int] | None, split: Split
+) -> list[DayFile]:
+    """Return the files that a split by files names, those for training first.
+
+    Raises:
+        SettingsError: Days were chosen.
+        BadInputError: There is no such directory, a pattern matches no file, or a file is for two.
+    """
     if days is not None:
         raise SettingsError(
             "--days with a split by files", "name the files in the [split] of the spec"
@@ -327,16 +372,16 @@ def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split
     files: dict[str, DayFile] = {}
     for name in SPLITS:
         for pattern in getattr(split, f"{name}_files"):
-            matched = _glob(filesystem, f"{root.rstrip('/')}/{pattern}")
+            matched = _match_files(filesystem, f"{root.rstrip('/')}/{pattern}")
             if not matched:
-                listed = map(_last, filesystem.ls(root, detail=True))
-                there = _shown(sorted(listed, key=natural_order))
+                present = [_last_name(info) for info in filesystem.ls(root, detail=True)]
+                listed = _list_some(sorted(present, key=natural_order))
                 raise BadInputError(
-                    f"{input_path}: {name} = {pattern!r} matches no file; there are {there}",
+                    f"{input_path}: {name} = {pattern!r} matches no file; there are {listed}",
                     "correct the [split] of the spec",
                 )
             for info in matched:
-                file = _day_file(filesystem, info, DayName("natural", _last(info), 0))
+                file = _make_day_file(filesystem, info, DayName("natural", _last_name(info), 0))
                 first = files.setdefault(file.path, dataclasses.replace(file, split=name))
                 if first.split != name:
                     raise BadInputError(
@@ -349,6 +394,6 @@ def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split
     return [dataclasses.replace(file, day=i) for i, file in enumerate(ordered)]
 
 
-def _last(info: dict[str, Any]) -> str:
+def _last_name(info: dict[str, Any]) -> str:
     """Return the last name of a path."""
     return info["name"].rstrip("/").rsplit("/", 1)[-1]

@@ -5,6 +5,7 @@ Lines become an Arrow table, whose columns are checked and converted as those of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -24,11 +25,15 @@ from nvt_torchrec.clicklog.readers.table_rows import (
 )
 from nvt_torchrec.clicklog.readers.text_rows import TextFormat
 from nvt_torchrec.clicklog.text.line_layout import HEAD_BYTES, LineLayout, is_json
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import BadRow, RawRows, add_bad_rows
 
+#: NaN and infinity as a value, which are no JSON.
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
+#: How many keys, and characters of a line, an error shows.
+_MAX_LISTED = 20
+_MAX_SHOWN = 60
 
 
 def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
@@ -42,25 +47,28 @@ def json_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     table, bad = read_lines(lines)
     if len(bad) == len(lines):
         raise BadInputError(
-            f"{source}, line 1: {bad[0].what}: {lines[0][:60].decode('utf-8', 'replace')}",
+            f"{source}, line 1: {bad[0].what}: {lines[0][:_MAX_SHOWN].decode('utf-8', 'replace')}",
             "write an object in each line (a list of objects by jq -c '.[]'), or correct format in "
             "[input] of the spec",
         )
-    there = sorted({*table.schema.names, *partition_values(source)})
+    present = sorted({*table.schema.names, *partition_values(source)})
     for name in spec.sources(label=False):
-        if name not in there and find_type(table.schema, name) is None:
-            hint = similar_column(name, there, spec.sources(label=True))
+        if name not in present and find_type(table.schema, name) is None:
+            hint = suggest_column(name, present, spec.sources(label=True))
+            listed = ", ".join(present[:_MAX_LISTED])
             raise BadInputError(
-                f"{source}: no key {name} in its first rows, which have {', '.join(there[:20])}",
+                f"{source}: no key {name} in its first rows, which have {listed}",
                 f"{hint}name the columns as in the file; where a value is mostly missing, write "
                 "null in one of these rows",
             )
-    label = all(name in there or find_type(table.schema, name) for name in spec.sources(label=True))
+    label = all(
+        name in present or find_type(table.schema, name) for name in spec.sources(label=True)
+    )
     return LineLayout((), label, source=source)
 
 
 def parse_json(
-    text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+    text: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int
 ) -> RawRows:
     """Parse whole lines; a key that is not there has no value.
 
@@ -74,74 +82,94 @@ def parse_json(
         if find_type(table.schema, name) is None and name not in partition:
             table = table.append_column(name, pa.nulls(len(lines) - len(bad)))
     check_columns(table.schema, layout.source, spec, label=layout.label)
-    for row in reversed(bad):
+    for row in reversed(bad):  # from the last one on, so that the numbers of others stay
         del lines[row.line]
     rows = table_to_rows(
-        table, layout.source, spec, label=layout.label, reject=reject, text=lines.__getitem__
+        table,
+        layout.source,
+        spec,
+        label=layout.label,
+        max_bad_rows=max_bad_rows,
+        text=lines.__getitem__,
     )
     return add_bad_rows(rows, bad) if bad else rows
 
 
 def read_lines(lines: list[bytes]) -> tuple[pa.Table, list[BadRow]]:
-    """Return the objects of lines as a table, and the lines that are none.
+    """Return the objects of lines as a table, and the lines that hold no object.
 
-    Where Arrow cannot parse them, because a line is no object or a key has values of several types,
+    If Arrow cannot parse them, because a line is no object or a key has values of several types,
     Python does; values of several types, such as booleans and numbers, are texts then.
     """
     table = _read_with_arrow(b"\n".join(lines))
     if table is not None and len(table) == len(lines):
         return table, []
-    objects, bad = [], []
+    objects: list[dict[str, Any]] = []
+    bad: list[BadRow] = []
     for i, line in enumerate(lines):
         what = "expected a JSON object"
         try:
             value = strict_json(line)
         except ValueError as error:
-            value, what = None, f"{what}: {error}"
+            value = None
+            what = f"{what}: {error}"
         if isinstance(value, dict):
             objects.append(value)
         else:
             bad.append(BadRow(i, what, "", line, "correct the file"))
-    names = dict.fromkeys(name for value in objects for name in value)
-    return pa.table({name: _array([o.get(name) for o in objects]) for name in names}), bad
+    columns: dict[str, pa.Array] = {}
+    for value in objects:
+        for name in value:
+            if name not in columns:
+                columns[name] = _make_array([other.get(name) for other in objects])
+    return pa.table(columns), bad
 
 
 def _read_with_arrow(text: bytes) -> pa.Table | None:
     """Return lines as a table in which times are texts; None if Arrow cannot parse them."""
-    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):  # Arrow takes them
+    # Arrow would take NaN and infinity. The pattern is slow: it is tried only where it may match.
+    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text):
         return None
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    schema = None
+    schema = None  # which Arrow infers first
     try:
         while True:
             parsing = pj.ParseOptions(explicit_schema=schema)
             table = pj.read_json(pa.BufferReader(text), reading, parsing)
-            schema = pa.schema([field.with_type(_texts(field.type)) for field in table.schema])
+            fields = [field.with_type(_replace_times(field.type)) for field in table.schema]
+            schema = pa.schema(fields)
             if schema == table.schema:
                 return table
-    except ValueError:  # Arrow's own, or a key that is not UTF-8
+    except ValueError:  # also Arrow's errors, and a key that is not UTF-8
         return None
 
 
-def _texts(held: pa.DataType) -> pa.DataType:
-    """Return a type with texts instead of times, which Arrow takes some texts for."""
+def _replace_times(held: pa.DataType) -> pa.DataType:
+    """Return a type with texts instead of times, for which Arrow takes texts that look so."""
     if pa.types.is_timestamp(held):
         return pa.string()
     if pa.types.is_list(held):
-        return pa.list_(_texts(held.value_type))
+        return pa.list_(_replace_times(held.value_type))
     if pa.types.is_struct(held):
-        return pa.struct([field.with_type(_texts(field.type)) for field in held])
+        return pa.struct([field.with_type(_replace_times(field.type)) for field in held])
     return held
 
 
-def _array(values: list[Any]) -> pa.Array:
-    try:
-        if bool in (kinds := set(map(type, values))) and kinds - {bool, type(None)}:
-            raise pa.ArrowInvalid("booleans and others")  # Arrow takes some booleans for 1
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-        texts = [v if isinstance(v, str) else None if v is None else json.dumps(v) for v in values]
-        return pa.array([t if t is None else t.encode("utf-8", "surrogatepass") for t in texts])
+def _make_array(values: list[Any]) -> pa.Array:
+    """Return the values of a key; as texts, where they are of several types."""
+    kinds = {type(value) for value in values} - {type(None)}
+    has_mixed_booleans = bool in kinds and len(kinds) > 1  # Arrow would take some of them for 1
+    if not has_mixed_booleans:
+        with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+            return pa.array(values)
+    texts: list[bytes | None] = []
+    for value in values:
+        if value is None:
+            texts.append(None)
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        texts.append(text.encode("utf-8", "surrogatepass"))  # half a pair is reported as a bad row
+    return pa.array(texts)
 
 
 class JsonLines(TextFormat):

@@ -19,10 +19,12 @@ from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.formats.feature_spec import InputFormat
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-#: With what a parquet file begins.
+#: The first bytes of a parquet file.
 PARQUET_MAGIC = b"PAR1"
+#: How many bytes are read at once to look for a line end, where a line is long.
 _SCAN_BYTES = 8 << 20
-_LINE_BYTES = 64 << 10  # nearly every line ends within them
+#: How many bytes are read first: nearly every line ends within them.
+_LINE_BYTES = 64 << 10
 
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:
@@ -35,7 +37,7 @@ def read_bytes(path: str, begin: int, end: int) -> bytes:
 
 def read_up_to(path: str, begin: int, end: int) -> bytes:
     """Read the bytes ``[begin, end)``, fewer at the end of the file. Raises BadInputError."""
-    with _opened(path) as file:
+    with _open(path) as file:
         file.seek(begin)
         return file.read(end - begin)
 
@@ -46,7 +48,7 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
     Raises:
         BadInputError: The file cannot be read, or is shorter.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         file.seek(begin)
         filled = fill(file, buffer[: end - begin])
     if filled < end - begin:
@@ -54,7 +56,8 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
+def _open(path: str) -> Iterator[IO[bytes]]:
+    """Open a file. Raises BadInputError if it cannot be opened, or read while it is open."""
     try:
         with open_input(path) as file:
             yield file
@@ -63,6 +66,7 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
 
 
 def _shrank(path: str, size: int, wanted: int) -> BadInputError:
+    """Return the error of a file that has ``size`` bytes instead of ``wanted`` ones."""
     return BadInputError(
         f"{path}: {size} bytes instead of {wanted}: the file shrank while it was read",
         "start again when no program writes to it",
@@ -78,11 +82,15 @@ def read_chunks(
         BadInputError: The file cannot be read, or is shorter.
         BadRowError: A line is too long.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         file.seek(begin)
-        limit, size = text.line_limit, end - begin
         yield from split_chunks(
-            file, chunk_bytes, limit, source=source or path, begin=begin, size=size
+            file,
+            chunk_bytes,
+            text.line_limit,
+            source=source or path,
+            begin=begin,
+            size=end - begin,
         )
         if file.tell() < end:
             raise _shrank(path, file.tell(), end)
@@ -95,24 +103,29 @@ def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[i
     not depend on the ranges before it. A longer line makes its range longer; no byte is read twice.
     """
     cuts = [begin]
-    with _opened(path) as file:
+    with _open(path) as file:
         for nominal in range(begin + block_bytes, end, block_bytes):
-            if nominal > cuts[-1]:
-                cuts.append(_line_end(file, nominal - 1, end))
+            if nominal > cuts[-1]:  # else a long line ends behind it
+                cuts.append(_find_line_end(file, nominal - 1, end))
     if cuts[-1] != end:
         cuts.append(end)
     return list(itertools.pairwise(cuts))
 
 
-def _line_end(file: IO[bytes], at: int, end: int) -> int:
-    """Return the byte after the first newline of ``[at, end)``; ``end`` if there is none."""
-    file.seek(at)
+def _find_line_end(file: IO[bytes], begin: int, end: int) -> int:
+    """Return the byte after the first newline of ``[begin, end)``; ``end`` if there is none."""
+    file.seek(begin)
+    offset = begin
     size = _LINE_BYTES
-    while at < end and (chunk := file.read(min(size, end - at))):
+    while offset < end:
+        chunk = file.read(min(size, end - offset))
+        if not chunk:
+            break
         newline = chunk.find(b"\n")
         if newline >= 0:
-            return at + newline + 1
-        at, size = at + len(chunk), _SCAN_BYTES
+            return offset + newline + 1
+        offset += len(chunk)
+        size = _SCAN_BYTES
     return end
 
 
@@ -160,9 +173,11 @@ def text_end(path: str, begin: int, end: int) -> int:
     Raises:
         BadInputError: The file cannot be read.
     """
-    at = max(begin, end - _SCAN_BYTES)
-    kept = drop_empty_lines(read_up_to(path, at, end))
-    return at + kept if kept or at == begin else end
+    scanned = max(begin, end - _SCAN_BYTES)
+    kept = drop_empty_lines(read_up_to(path, scanned, end))
+    if not kept and scanned > begin:  # nothing but empty lines, and perhaps more before them
+        return end
+    return scanned + kept
 
 
 def drop_empty_lines(text: bytes | memoryview) -> int:
@@ -180,28 +195,32 @@ def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple
     Returns:
         The bytes read beyond them, how many bytes came before, and how many lines were skipped.
     """
-    begin = lines = 0
-    part = file.readline(_LINE_BYTES)  # of a line, which may be longer
+    begin = 0
+    lines = 0
+    part = file.readline(_LINE_BYTES)  # the beginning of a line, which may be longer
     if part.startswith(BYTE_ORDER_MARK):
-        begin, part = len(BYTE_ORDER_MARK), part.removeprefix(BYTE_ORDER_MARK)
-    within_line = False
-    while part and (
-        within_line or lines < skip_lines or (comment and part.startswith(comment.encode()))
-    ):
-        within_line = not part.endswith(b"\n")
+        begin = len(BYTE_ORDER_MARK)
+        part = part.removeprefix(BYTE_ORDER_MARK)
+    is_within_line = False
+    while part:
+        is_comment = bool(comment) and part.startswith(comment.encode())
+        if not (is_within_line or lines < skip_lines or is_comment):
+            break
         begin += len(part)
-        lines += not within_line
+        is_within_line = not part.endswith(b"\n")
+        if not is_within_line:
+            lines += 1
         part = file.readline(_LINE_BYTES)
     return part, begin, lines
 
 
 @contextlib.contextmanager
 def _stream(path: str) -> Iterator[IO[bytes]]:
-    """Open a file, decompressed."""
+    """Open a file, decompressed by the ending of its name. Raises as :func:`read_stream`."""
     kind = infer_compression(path)
     try:
         with open_input(path) as file:
-            if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
+            if path.endswith(".zst"):  # fsspec needs a further package for it, Arrow does not
                 with pa.CompressedInputStream(file, "zstd") as stream:
                     yield io.BufferedReader(stream)
             elif kind is None:
@@ -245,8 +264,9 @@ def split_chunks(
     Raises:
         BadRowError: A line is longer than ``limit``.
     """
-    rest = memoryview(head)  # of a line whose end has not been read
+    rest = memoryview(head)  # the beginning of a line whose end has not been read
     while True:
+        # If a line is longer than a chunk, chunks double, so that it is not copied again and again.
         wanted = max(chunk_bytes, len(rest))
         if size is not None:
             wanted = min(wanted, size)
@@ -267,25 +287,27 @@ def split_chunks(
 
 def _check_lines(buffer: bytearray, stop: int, limit: int, source: str, begin: int) -> None:
     """Check that no line before ``stop`` is longer than ``limit``; see :func:`split_chunks`."""
-    at = 0
-    while stop - at > limit:
-        newline = buffer.rfind(b"\n", at, at + limit + 1)  # mostly a few steps
+    checked = 0  # no line before this byte is longer
+    while stop - checked > limit:
+        # The last newline within the limit, not the first: that takes a step for ``limit`` bytes
+        # instead of one for each line.
+        newline = buffer.rfind(b"\n", checked, checked + limit + 1)
         if newline < 0:
             raise BadRowError(
                 f"{source}: a line that does not end within {limit:,} bytes from byte "
-                f"{begin + at:,} on",
+                f"{begin + checked:,} on",
                 "truncate the file there if a crash left such an end, or set a larger max_line_kb "
                 "in [input] of the spec",
             )
-        at = newline + 1
+        checked = newline + 1
 
 
 def fill(file: Any, view: memoryview) -> int:
     """Read until a buffer is full or the file has ended; return how many bytes."""
     filled = 0
     while filled < len(view):
-        got = file.readinto(view[filled:])
-        if not got:
+        count = file.readinto(view[filled:])
+        if not count:
             break
-        filled += got
+        filled += count
     return filled

@@ -20,16 +20,20 @@ from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text.remedies import may_leave_out
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, describes
+from nvt_torchrec.formats.rows import UNLIMITED, RawRows
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A range of whole rows of the file ``path``.
+    """A range of whole rows of a file.
 
-    ``begin`` and ``end`` are positions; ``source`` names the file in errors. With ``times``, a row
-    with another time of its event is malformed: before the first, or not before the second, in
-    microseconds since 1970.
+    Attributes:
+        path: Of the file.
+        begin: The position of the first row.
+        end: The position at which the last row ends.
+        source: Names the file in errors.
+        times: If given, a row is malformed whose event happened before the first or not before the
+            second of these times, in microseconds since 1970 UTC.
     """
 
     path: str
@@ -102,21 +106,24 @@ class UnparsedRows(abc.ABC):
         """Return the same rows without the label, so that its values are not checked."""
         return dataclasses.replace(self, label=False)
 
-    def parse(self, *, reject: bool = False, describe: bool = True) -> RawRows:
+    def parse(self, *, reject: bool = False) -> RawRows:
         """Parse the rows; line numbers count from ``first``.
 
         Args:
             reject: Leave bad rows out instead of raising :class:`BadRowError`.
-            describe: Describe all of them, and not only the first ones.
         """
-        rows = self.parse_all(reject=(reject and describe) or int(reject))
+        rows = self.parse_all(max_bad_rows=UNLIMITED if reject else 0)
         if rows.bad_count and not reject:
             raise self.format.bad_row_error(rows, self.path, self.first_line)
         return rows
 
     @abc.abstractmethod
-    def parse_all(self, *, reject: bool | int) -> RawRows:
-        """Parse the rows, whether there are bad ones or not; see :func:`.rows.describes`."""
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
+        """Parse the rows, however many of them are bad.
+
+        Args:
+            max_bad_rows: All bad rows are described if there are no more than these.
+        """
 
     @abc.abstractmethod
     def names(self) -> Sequence[str]:
@@ -156,11 +163,11 @@ class LogFormat(abc.ABC):
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
 
-    # ---- what a path is, before there is a spec
+    # ---- before there is a spec
 
     @classmethod
     def recognizes(cls, path: str, head: bytes) -> bool:
-        """Return whether a file that begins with ``head`` is of it."""
+        """Return whether a file that begins with ``head`` is of this format."""
         return False
 
     @classmethod
@@ -181,13 +188,14 @@ class LogFormat(abc.ABC):
         if label:
             return
         features = self.spec.sources(label=False)
-        wanted = [name for name in self.spec.sources(label=True) if name not in features]
+        lacking = [name for name in self.spec.sources(label=True) if name not in features]
         remedy = "correct the names in the spec, or pass data with labels to train on"
-        if any(f"/{name}=" in source for name in wanted):
+        if any(f"/{name}=" in source for name in lacking):
             remedy = (
-                "convert it to parquet: of text, values in the names of directories are no columns"
+                "convert it to parquet: for text, values in the names of directories are not read "
+                "as columns"
             )
-        what = f"{source}: rows without {', '.join(wanted)}, which training reads"
+        what = f"{source}: rows without {', '.join(lacking)}, which training reads"
         raise BadRowError(what, remedy)
 
     def bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
@@ -199,11 +207,13 @@ class LogFormat(abc.ABC):
             first: The number of their first line in the file.
         """
         bad = rows.bad[0]
-        more = f" (one of {rows.bad_count} malformed rows near it)" if rows.bad_count > 1 else ""
+        what = f"{source}, {self.unit} {first + bad.line}: {bad.what}"
+        if rows.bad_count > 1:
+            what += f" (one of {rows.bad_count} malformed rows near it)"
         remedy = bad.remedy or "correct the file"
         if may_leave_out(remedy):
             remedy += ", or leave such rows out with --on_bad_rows quarantine"
-        return BadRowError(f"{source}, {self.unit} {first + bad.line}: {bad.what}{more}", remedy)
+        return BadRowError(what, remedy)
 
     # ---- blocks
 
@@ -239,13 +249,12 @@ class LogFormat(abc.ABC):
     def first_line(self, block: Block) -> int:
         """Return the number of a block's first line in its file, from 1.
 
-        Of tables, and where quoted fields may contain line breaks, it is that of its first row;
-        skipped lines and the header count as rows then.
+        For tables it is the number of the first row.
         """
 
     @abc.abstractmethod
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """Read and parse a block in chunks; see :func:`read_block_chunks`."""
 
@@ -289,7 +298,7 @@ def read_block_chunks(
     spec: FeatureSpec,
     *,
     label: bool = True,
-    reject: bool | int = False,
+    max_bad_rows: int = 0,
     chunk_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
     """Read and parse a block in chunks, whose line numbers count from 0.
@@ -298,8 +307,8 @@ def read_block_chunks(
         block: The rows.
         spec: The columns, and the format of the file.
         label: Whether rows have the label.
-        reject: Whether bad rows are left out (all are in ``RawRows.bad``) instead of raising an
-            error; or how many are left out at most.
+        max_bad_rows: How many bad rows may be left out, all of which are in ``RawRows.bad``; 0: a
+            bad row is an error.
         chunk_bytes: About how large a chunk is: small ones stay in a processor's cache. None: the
             block is one chunk.
 
@@ -310,16 +319,17 @@ def read_block_chunks(
     if block.times is not None:
         spec = spec.bound_times(block.times)
     reader = format_of(spec)
-    lines_before = bad = 0
-    for rows in reader.read(block, label=label, reject=reject, chunk_bytes=chunk_bytes):
-        bad += rows.bad_count
-        if rows.bad_count and (not reject or not describes(reject, bad)):
+    lines_before = 0
+    bad_rows = 0
+    for rows in reader.read(block, label=label, max_bad_rows=max_bad_rows, chunk_bytes=chunk_bytes):
+        bad_rows += rows.bad_count
+        if bad_rows > max_bad_rows:
             first = reader.first_line(block) + lines_before
             error = reader.bad_row_error(rows, block.source, first)
-            if reject:  # the rest of the log cannot matter
+            if max_bad_rows:  # the run fails, however few bad rows the rest of the log has
                 raise BadRowError(
-                    f"{error.what}\n{bad:,} rows of this block are malformed, which is more than "
-                    "--max_bad_fraction allows of the whole input",
+                    f"{error.what}\n{bad_rows:,} rows of this block are malformed, which is more "
+                    "than --max_bad_fraction allows of the whole input",
                     "correct the file or the spec, or allow more with --max_bad_fraction",
                 )
             raise error

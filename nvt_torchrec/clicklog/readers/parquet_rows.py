@@ -15,19 +15,23 @@ from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 
 
-class _File(Table):
-    """An open file."""
+class _ParquetTable(Table):
+    """An open file of parquet."""
 
     def __init__(self, file: pq.ParquetFile, footer: Footer) -> None:
-        self._file, self._footer = file, footer
-        self.schema, self.rows = file.schema_arrow, footer.rows.tolist()
+        self._file = file
+        self._footer = footer
+        self.schema = file.schema_arrow
+        self.rows = footer.rows.tolist()
 
     def sizes(self, names: Sequence[str]) -> list[int]:
         """See :meth:`Table.sizes`; pages may be encoded in far fewer bytes."""
-        top = {name if name in self.schema.names else name.split(".")[0] for name in names}
-        leaves = [i for i, name in enumerate(columns_of_leaves(self.schema)) if name in top]
-        encoded = self._footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1).tolist()
-        return list(map(max, encoded, super().sizes(list(top))))
+        # a field of a struct, s.c, is sized with the whole struct
+        columns = {name if name in self.schema.names else name.split(".")[0] for name in names}
+        leaves = [i for i, name in enumerate(columns_of_leaves(self.schema)) if name in columns]
+        page_bytes = self._footer.chunks[:, leaves, DECOMPRESSED].sum(axis=1).tolist()
+        decoded_bytes = super().sizes(list(columns))
+        return [max(sizes) for sizes in zip(page_bytes, decoded_bytes, strict=True)]
 
     def decode(
         self, groups: list[int], names: Sequence[str] | None, chunk_rows: int | None
@@ -60,7 +64,7 @@ class Parquet(TableFormat):
                 with pq.ParquetFile(
                     file, metadata=footer.metadata, pre_buffer=True, page_checksum_verification=True
                 ) as parquet:
-                    yield _File(parquet, footer)
+                    yield _ParquetTable(parquet, footer)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
             raise BadInputError(
                 f"{source}: cannot be read as parquet: {error}",

@@ -34,12 +34,13 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 
 def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
-    """Whether columns of a type can be read in a way; values may still be wrong.
+    """Return whether columns of a type can be read in a way; values may still be wrong.
 
     Args:
         held: The type.
         read: How the column is read.
-        separator: The character between the values of a list that is held as text; "": none is.
+        separator: The character between the values of a list that is held as text; "" if lists are
+            not held as text.
     """
     if pa.types.is_dictionary(held):
         held = held.value_type
@@ -53,14 +54,14 @@ def fits(held: pa.DataType, read: Read, separator: str = "") -> bool:
 
 
 def wanted(read: Read) -> str:
-    """What a column must be, for errors."""
+    """Return what a column must be, for errors."""
     if read.raw == "label":
         return "a label (0 or 1)"
     return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
 
 
 def type_remedy(held: pa.DataType, read: Read) -> str:
-    """What to do about a column whose type does not fit."""
+    """Return what to do about a column of a file whose type does not fit."""
     return remedy_of_booleans(held, read) or (
         f"change raw, multi_hot, derive or time_format of column {read.source} in the spec, or "
         "rewrite the file"
@@ -68,14 +69,17 @@ def type_remedy(held: pa.DataType, read: Read) -> str:
 
 
 def conversion_remedy(read: Read) -> str:
-    """What to do about a column in memory whose type does not fit."""
+    """Return what to do about a column in memory whose type does not fit."""
     if RAW_TYPES[read.raw].is_text:
         return "pass its texts as they stand in the log: pandas.read_csv needs dtype=str for them"
     return "convert it first"
 
 
 def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
-    """What to do about booleans of a column of texts, whose texts are not known; "" of others."""
+    """Return what to do about booleans in a column of texts; "" for other types.
+
+    Which texts the booleans stand for is not known.
+    """
     if read.raw != "string" or not pa.types.is_boolean(held):
         return ""
     return (
@@ -87,12 +91,12 @@ def remedy_of_booleans(held: pa.DataType, read: Read) -> str:
 def convert_array(array: pa.Array, read: Read, separator: str = "") -> Converted:
     """Convert a column whose type fits; see :func:`fits`."""
     if not read.multi_hot:
-        return _values(array, read)
+        return _convert_values(array, read)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if is_text(array.type):
         return convert_lists(fields_of_column(array), read, separator)
-    return _lists(array, read)
+    return _convert_lists(array, read)
 
 
 def convert_column(array: pa.Array, read: Read) -> Converted:
@@ -113,7 +117,8 @@ def convert_column(array: pa.Array, read: Read) -> Converted:
     return convert_array(array, read)
 
 
-def _plain(array: pa.Array, read: Read) -> pa.Array:
+def _to_plain_type(array: pa.Array, read: Read) -> pa.Array:
+    """Return values without a dictionary, and decimals as integers or floats."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_decimal(array.type) and read.raw != "string":
@@ -124,26 +129,29 @@ def _plain(array: pa.Array, read: Read) -> pa.Array:
     return array
 
 
-def _values(array: pa.Array, read: Read) -> Converted:
+def _convert_values(array: pa.Array, read: Read) -> Converted:
     """Convert single values."""
-    array = _plain(array, read)
+    array = _to_plain_type(array, read)
     if pa.types.is_null(array.type):
         array = array.cast(pa.string())
-    kind, texts = RAW_TYPES[read.raw], (array, read)
-    if not is_text(array.type):
-        of_numbers = kind.as_texts(array, read)
-        if of_numbers is None:
-            parsed = kind.from_arrow(array, read)
-            return Converted(parsed.values, parsed.missing, parsed.code, _shown(array))
-        texts = of_numbers
-    null = null_mask(texts[0])
-    column = convert(fields_of_column(texts[0]), texts[1])
-    if array is not texts[0]:
-        return dataclasses.replace(column, show=_shown(array))
-    return dataclasses.replace(column, show=lambda row: "None" if null[row] else column.show(row))
+    kind = RAW_TYPES[read.raw]
+    if is_text(array.type):
+        null = null_mask(array)
+        column = convert(fields_of_column(array), read)
+        # an error shows a text as it shows a field of a file, but null is not the empty text
+        return dataclasses.replace(
+            column, show=lambda row: "None" if null[row] else column.show(row)
+        )
+    texts = kind.as_texts(array, read)
+    if texts is not None:
+        column = convert(fields_of_column(texts[0]), texts[1])
+        return dataclasses.replace(column, show=_make_show(array))
+    parsed = kind.from_arrow(array, read)
+    return Converted(parsed.values, parsed.missing, parsed.code, _make_show(array))
 
 
-def _shown(array: pa.Array) -> Callable[[int], str]:
+def _make_show(array: pa.Array) -> Callable[[int], str]:
+    """Return what shows a value of a column in errors; see :class:`.convert.Converted`."""
     if pa.types.is_temporal(array.type):
         return lambda row: str(array[row])
     return lambda row: repr(array[row].as_py())
@@ -157,13 +165,13 @@ def fields_of_column(texts: pa.Array) -> pa.Array:
     return blanked(texts, null).view(pa.binary())
 
 
-def _lists(array: pa.Array, read: Read) -> Converted:
+def _convert_lists(array: pa.Array, read: Read) -> Converted:
     """Convert lists; null and empty lists are missing values, a null in a list is an error."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string()))
     lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
     flat = array.flatten()
-    items = _values(flat, read)
+    items = _convert_values(flat, read)
     null = null_mask(flat)
     items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
     items.code[null] = NULL_ITEM

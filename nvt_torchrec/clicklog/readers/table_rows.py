@@ -1,4 +1,4 @@
-"""Tables: rows by their numbers, columns by their names; what formats of tables have in common."""
+"""What formats of tables have in common, whose rows have numbers and whose columns have names."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, 
 from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from nvt_torchrec.clicklog.text.assemble import assemble
 from nvt_torchrec.clicklog.text.convert import missing_column
-from nvt_torchrec.clicklog.text.remedies import similar_column
+from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
 #: far smaller.
 _VALUE_BYTES = 8
-#: About how many bytes a value takes, decoded and as typed column.
+#: About how many bytes a value takes while it is read: decoded, and in a typed column.
 _DECODED_BYTES = 16
+#: How many columns an error lists.
+_MAX_LISTED = 20
+#: The name that Hive gives to the directory of rows without a value.
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Rows that are decoded at once.
 Rows: TypeAlias = pa.Table | pa.RecordBatch
@@ -77,24 +80,30 @@ class Table:
         ends = list(itertools.accumulate(self.rows))
         begins = [0, *ends[:-1]]
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
-        at = begins[groups[0]] if groups else end
+        first = begins[groups[0]] if groups else end  # the number of the next row that is decoded
         for rows in self.decode(groups, names, chunk_rows):
-            chunk = rows.slice(max(begin - at, 0), max(end - max(at, begin), 0))
-            at += rows.num_rows
+            chunk = rows.slice(max(begin - first, 0), max(end - max(first, begin), 0))
+            first += rows.num_rows
             if chunk.num_rows or chunk_rows is None:
                 yield chunk
 
 
 @dataclasses.dataclass(frozen=True)
 class TableRows(UnparsedRows):
-    """Rows ``block`` of a table; they are not even read."""
+    """Rows of a table, which have not even been read.
+
+    Attributes:
+        block: Which rows they are.
+    """
 
     format: TableFormat
     block: Block
 
-    def parse_all(self, *, reject: bool | int) -> RawRows:
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
-        reads = self.format.read(self.block, label=self.label, reject=reject, chunk_bytes=None)
+        reads = self.format.read(
+            self.block, label=self.label, max_bad_rows=max_bad_rows, chunk_bytes=None
+        )
         (rows,) = reads
         return rows
 
@@ -130,22 +139,21 @@ class TableFormat(LogFormat):
     def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
         with cls.opened(path, path) as table:
-            rows = [
-                table.schema.empty_table(),
-                *map(pa.table, table.read(0, maximum, None, maximum)),
-            ]
-            return Sample(pa.concat_tables(rows), sum(table.rows) <= maximum)
+            tables = [table.schema.empty_table()]  # of a file without rows, only the columns
+            for rows in table.read(0, maximum, None, maximum):
+                tables.append(pa.table(rows))
+            return Sample(pa.concat_tables(tables), sum(table.rows) <= maximum)
 
     # ---- blocks
 
     def open(self, day: DayFile) -> OpenDay:
         """See :meth:`LogFormat.open`."""
         with self.opened(day.path, day.source) as table:
-            label, _ = self._checked(table, day.source)
+            label, _ = self._check_table(table, day.source)
             return OpenDay(self, day, label, 0, sum(table.rows))
 
-    def _checked(self, table: Table, source: str) -> tuple[bool, list[str]]:
-        """Return whether there are labels, and the columns to read. Raises BadInputError."""
+    def _check_table(self, table: Table, source: str) -> tuple[bool, list[str]]:
+        """Return whether there are labels, and the columns to read; see :func:`check_columns`."""
         partition = partition_values(source)
         label = all(
             name in partition or find_type(table.schema, name)
@@ -158,7 +166,8 @@ class TableFormat(LogFormat):
     ) -> list[tuple[int, int]]:
         """See :meth:`LogFormat.cut`; blocks are measured decoded."""
         with self.opened(path, source) as table:
-            return table.cut(self._checked(table, source)[1], begin, end, block_bytes)
+            _, names = self._check_table(table, source)
+            return table.cut(names, begin, end, block_bytes)
 
     def count_rows(self, path: str, begin: int, end: int) -> int:
         """See :meth:`LogFormat.count_rows`."""
@@ -173,7 +182,7 @@ class TableFormat(LogFormat):
         return block.begin + 1
 
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """See :meth:`LogFormat.read`; :mod:`.parquet_values` says which types columns may have.
 
@@ -192,7 +201,7 @@ class TableFormat(LogFormat):
                 )
             chunks = table.read(block.begin, block.end, names, chunk_rows)
             for rows in chunks if chunk_rows else [pa.concat_tables(chunks)]:
-                yield table_to_rows(rows, source, spec, label=label, reject=reject)
+                yield table_to_rows(rows, source, spec, label=label, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""
@@ -203,7 +212,7 @@ class TableFormat(LogFormat):
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
         """See :meth:`LogFormat.stream`."""
         with self.opened(path, path) as table:
-            label, names = self._checked(table, path)
+            label, names = self._check_table(table, path)
             cuts = table.cut(names, 0, sum(table.rows), block_bytes)
         if not cuts:
             raise BadInputError(f"{path}: no rows", "there is nothing to read")
@@ -219,7 +228,8 @@ def cut_rows(
 ) -> list[tuple[int, int]]:
     """Cut the rows ``[begin, end)``; see :meth:`Table.cut`.
 
-    Cuts are between groups; only larger groups are cut themselves.
+    Cuts are between groups, because a group that is cut is decoded once for each block. Only groups
+    that are larger than a block are cut themselves.
 
     Args:
         groups: The rows and bytes of each group.
@@ -227,29 +237,38 @@ def cut_rows(
         end: The row after the last row.
         block_bytes: About how many bytes a block has.
     """
-    cuts, first, filled = [begin], 0, 0
-    for rows, size in groups:
-        low, high = max(begin, first), min(end, first + rows)
-        first += rows
+    cuts = [begin]
+    group_begin = 0
+    filled = 0  # the bytes since the last cut
+    for rows, group_bytes in groups:
+        low = max(begin, group_begin)
+        high = min(end, group_begin + rows)
+        group_begin += rows
         if low >= high:
             continue
-        size = size * (high - low) // rows
+        size = group_bytes * (high - low) // rows
         if filled and filled + size > block_bytes:
             cuts.append(low)
             filled = 0
         parts = max(1, -(-size // block_bytes))
-        cuts += [low + (high - low) * i // parts for i in range(1, parts)]
-        filled = filled + size if parts == 1 else block_bytes
+        if parts == 1:
+            filled += size
+            continue
+        for i in range(1, parts):
+            cuts.append(low + (high - low) * i // parts)
+        filled = block_bytes  # the next group begins a block
     return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
 
 
 def partition_values(path: str) -> dict[str, str | None]:
     """Return the values in the names of directories such as ``date=2024-10-30``, as Hive does."""
-    pairs = (name.split("=", 1) for name in path.split("/")[:-1] if "=" in name)
-    return {
-        urllib.parse.unquote(name): None if value == _HIVE_NULL else urllib.parse.unquote(value)
-        for name, value in pairs
-    }
+    values: dict[str, str | None] = {}
+    for directory in path.split("/")[:-1]:
+        name, sign, value = directory.partition("=")
+        if sign:
+            is_null = value == _HIVE_NULL
+            values[urllib.parse.unquote(name)] = None if is_null else urllib.parse.unquote(value)
+    return values
 
 
 def find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
@@ -271,7 +290,9 @@ def _column(table: Rows, name: str, source: str) -> pa.Array:
         value = pa.scalar(partition_values(source)[name], pa.string())
         return pa.repeat(value, table.num_rows)
     column, *fields = [name] if name in table.schema.names else name.split(".")
-    array = _whole(table.column(column))
+    array = table.column(column)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
     return pc.struct_field(array, fields) if fields else array
 
 
@@ -281,7 +302,7 @@ def table_to_rows(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool | int,
+    max_bad_rows: int,
     text: Callable[[int], bytes] | None = None,
 ) -> RawRows:
     """Return the rows of a table whose columns are as the spec says; see :func:`check_columns`.
@@ -291,7 +312,7 @@ def table_to_rows(
         source: Names the file in errors.
         spec: The columns of the spec.
         label: Whether to read the label.
-        reject: Whether to describe every bad row, and not only the first ones.
+        max_bad_rows: See :func:`.assemble.assemble`.
         text: Returns the raw text of a row; None: the columns of the row as JSON.
     """
     plan, separator = spec.read_plan(label=label), spec.input.list_separator
@@ -301,42 +322,53 @@ def table_to_rows(
         names.pop(optional, None)
     columns = {name: _column(table, name, source) for name in names}
 
-    def as_json(row: int) -> bytes:
-        cells = {name: column.slice(row, 1) for name, column in columns.items()}
-        value = {name: cell.cast(as_bytes(cell.type))[0].as_py() for name, cell in cells.items()}
-        return json.dumps(value, default=_readable, ensure_ascii=False).encode()
+    def to_json(row: int) -> bytes:
+        values = {}
+        for name, column in columns.items():
+            cell = column.slice(row, 1)
+            # as bytes, because a text that is not UTF-8 cannot become one of Python
+            values[name] = cell.cast(as_bytes(cell.type))[0].as_py()
+        return json.dumps(values, default=_to_text, ensure_ascii=False).encode()
 
-    converted = (
-        convert_array(columns[read.source], read, separator)
-        if read.source in columns
-        else missing_column(read, len(table))
-        for read in plan.reads
+    converted = []
+    for read in plan.reads:
+        if read.source in columns:
+            converted.append(convert_array(columns[read.source], read, separator))
+        else:
+            converted.append(missing_column(read, len(table)))
+    return assemble(
+        spec, converted, text or to_json, rows=len(table), label=label, max_bad_rows=max_bad_rows
     )
-    return assemble(spec, converted, text or as_json, rows=len(table), label=label, reject=reject)
 
 
-def _readable(value: object) -> str:
+def _to_text(value: object) -> str:
+    """Return a value that JSON has no form for as text."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
-    """Return the names of the columns to read; check that they exist and their types."""
+    """Return the names of the columns to read; check that they exist, and their types.
+
+    Columns whose values are in the names of directories need not be read.
+
+    Raises:
+        BadInputError: A column is missing, is there twice, or has another type.
+    """
     partition = partition_values(source)
     names = []
     for read in spec.read_plan(label=label).reads:
         held = find_type(schema, read.source)
-        absent = held is None and read.source not in (*schema.names, *partition)
-        if absent and not spec.needs_time(label=label) and read.source == spec.optional_time:
-            continue
-        if held is None and read.source in partition and read.source not in schema.names:
-            continue
+        if held is None and read.source not in schema.names:
+            is_optional = read.source == spec.optional_time and not spec.needs_time(label=label)
+            if read.source in partition or is_optional:
+                continue
         if held is None:
-            hint = similar_column(read.source, schema.names, spec.sources(label=True))
-            there = ", ".join([*schema.names, *partition][:20])
-            where = "twice" if read.source in schema.names else "not"
+            hint = suggest_column(read.source, schema.names, spec.sources(label=True))
+            listed = ", ".join([*schema.names, *partition][:_MAX_LISTED])
+            how_often = "twice" if read.source in schema.names else "not"
             raise BadInputError(
-                f"{source}: column {read.source} is {where} there",
-                f"{hint}it has {there}; name them in the spec as in the file",
+                f"{source}: column {read.source} is {how_often} there",
+                f"{hint}it has {listed}; name them in the spec as in the file",
             )
         if not fits(held, read, spec.input.list_separator):
             raise BadInputError(
@@ -345,8 +377,3 @@ def check_columns(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: b
             )
         names.append(read.source)
     return list(dict.fromkeys(names))
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -27,7 +27,7 @@ from nvt_torchrec.clicklog.readers.lines import (
 from nvt_torchrec.clicklog.readers.log_format import Block, LogFormat, OpenDay, UnparsedRows
 from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.delimited import parse_delimited, split_rows
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines, row_begins
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, find_row_offsets
 from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
     LineLayout,
@@ -42,10 +42,11 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
 
-#: Text that is read at once for a block in one chunk: most blocks are smaller.
+#: How much text is read at once of a block that is to be one chunk: most blocks are smaller.
 _WHOLE_BYTES = 128 << 20
+#: How much text is read at once to count or find rows.
 _SCAN_BYTES = 8 << 20
-#: Of a block, how much tells how long its rows are.
+#: How much text of a block shows how long its rows are.
 _RATE_BYTES = 1 << 20
 
 
@@ -70,15 +71,15 @@ class TextRows(UnparsedRows):
     def drop_label(self) -> UnparsedRows:
         """See :meth:`UnparsedRows.drop_label`.
 
-        The parser of Criteo's format always reads a label that is there: then the same rows.
+        In Criteo's format they keep it: its parser always reads a label that the lines have.
         """
         if self.spec.is_criteo_format:
             return self
         return dataclasses.replace(self, label=False, layout=self.layout.drop_label())
 
-    def parse_all(self, *, reject: bool | int) -> RawRows:
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
         """See :meth:`UnparsedRows.parse_all`."""
-        return self.format.parse_text(self.text, self.layout, reject=reject)
+        return self.format.parse_text(self.text, self.layout, max_bad_rows=max_bad_rows)
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
@@ -91,13 +92,14 @@ class TextRows(UnparsedRows):
 
     def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.Array]:
         """See :meth:`UnparsedRows.columns`; they are strings."""
-        all_names, text = self.layout.fields, as_utf8(self.text, self.spec.input.encoding)
-        places = sorted(map(all_names.index, names))
-        split = split_rows(text, self.spec.input, len(all_names), places)
+        all_names = self.layout.fields
+        text = as_utf8(self.text, self.spec.input.encoding)
+        indices = sorted(all_names.index(name) for name in names)
+        split = split_rows(text, self.spec.input, len(all_names), indices)
         rows = to_arrow(np.searchsorted(split.line, lines))
         columns = {}
         for name in names:
-            fields = split.columns[places.index(all_names.index(name))].take(rows)
+            fields = split.columns[indices.index(all_names.index(name))].take(rows)
             column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
@@ -130,7 +132,7 @@ class TextFormat(LogFormat):
     @staticmethod
     @abc.abstractmethod
     def parse(
-        data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int
+        data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines of UTF-8, as :func:`.tokenizer.parse_rows` does."""
 
@@ -157,15 +159,17 @@ class TextFormat(LogFormat):
             BadRowError: Its first lines have another number of fields than the spec, or are too
                 long.
         """
-        begin = find_preamble(path, self.spec.input)[0]
+        begin, _ = find_preamble(path, self.spec.input)
         chunks = read_chunks(path, begin, size, HEAD_BYTES, self.spec.input, source)
-        layout = self._first_layout(chunks, source)[1]
+        _, layout = self._first_layout(chunks, source)
         return dataclasses.replace(layout, begin=begin + layout.begin)
 
     def _first_layout(
         self, chunks: Iterator[memoryview], source: str
     ) -> tuple[memoryview, LineLayout]:
-        """As :meth:`file_layout`, for text that is read in chunks.
+        """Return the first chunk of a text, and the positions of the columns.
+
+        Raises as :meth:`file_layout`.
 
         Args:
             chunks: Without a byte order mark and the lines to skip.
@@ -174,24 +178,28 @@ class TextFormat(LogFormat):
         Returns:
             The first chunk, and the layout; its ``begin`` counts from there.
         """
-        spec, first = self.spec, next(chunks, None)
+        spec = self.spec
+        first = next(chunks, None)
         if first is None:
             raise BadInputError(f"{source}: empty file", "there is nothing to read")
         head = bytes(first)
         if head.startswith(PARQUET_MAGIC):
+            remedy = 'set format = "parquet" in its [input]'
+            if spec.is_criteo_format:
+                remedy = ANOTHER_LOG.format(source)
             raise BadInputError(
-                f"{source}: a parquet file, where the spec says {spec.input.format}",
-                ANOTHER_LOG.format(source)
-                if spec.is_criteo_format
-                else 'set format = "parquet" in its [input]',
+                f"{source}: a parquet file, where the spec says {spec.input.format}", remedy
             )
         return first, self.layout_of(head, source, spec)
 
     def header_lines(self, path: str) -> int:
         """Return how many lines come before the first row; the file is read for comments."""
         text = self.spec.input
-        skipped = find_preamble(path, text)[1] if text.comment else text.skip_lines
-        return int(bool(text.header)) + skipped
+        if text.comment:
+            _, skipped = find_preamble(path, text)
+        else:
+            skipped = text.skip_lines
+        return skipped + 1 if text.header else skipped
 
     def cut(
         self, path: str, source: str, begin: int, end: int, block_bytes: int
@@ -201,14 +209,14 @@ class TextFormat(LogFormat):
 
     def count_rows(self, path: str, begin: int, end: int) -> int:
         """See :meth:`LogFormat.count_rows`."""
-        return sum(self._rows_in(piece) for _, piece in self._pieces(path, begin, end))
+        return sum(self._count_rows_in(piece) for _, piece in self._read_pieces(path, begin, end))
 
     def find_row(self, path: str, row: int, begin: int, end: int) -> int:
         """See :meth:`LogFormat.find_row`."""
-        for at, piece in self._pieces(path, begin, end):
-            rows = self._rows_in(piece)
+        for offset, piece in self._read_pieces(path, begin, end):
+            rows = self._count_rows_in(piece)
             if row < rows:
-                return at + int(row_begins(piece)[row])
+                return offset + int(find_row_offsets(piece)[row])
             row -= rows
         return end
 
@@ -218,37 +226,38 @@ class TextFormat(LogFormat):
         return 1 + lines + self.count_rows(block.path, begin, block.begin)
 
     @staticmethod
-    def _rows_in(text: memoryview) -> int:
+    def _count_rows_in(text: memoryview) -> int:
         """Count the rows of whole lines, the last one with or without its newline."""
         return count_newlines(np.frombuffer(text, np.uint8)) + (text[-1:] != b"\n")
 
-    def _pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield the pieces of a range of the file, and where each begins."""
-        at = begin
+    def _read_pieces(self, path: str, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield the pieces of a range of the file, each behind its offset."""
+        offset = begin
         for piece in read_chunks(path, begin, end, _SCAN_BYTES, self.spec.input):
-            yield at, piece
-            at += len(piece)
+            yield offset, piece
+            offset += len(piece)
 
     def read(
-        self, block: Block, *, label: bool, reject: bool | int, chunk_bytes: int | None
+        self, block: Block, *, label: bool, max_bad_rows: int, chunk_bytes: int | None
     ) -> Iterator[RawRows]:
         """See :meth:`LogFormat.read`."""
         layout = self.block_layout(block, label)
         size = chunk_bytes or min(block.end - block.begin, _WHOLE_BYTES)
-        place = block.path, block.begin, block.end
-        texts: Iterable[Any] = read_chunks(*place, size, self.spec.input, block.source)
+        texts: Iterable[Any] = read_chunks(
+            block.path, block.begin, block.end, size, self.spec.input, block.source
+        )
         if chunk_bytes is None:
             whole = list(texts)
             texts = whole if len(whole) == 1 else [b"".join(whole)]
         for text in texts:
-            yield self.parse_text(text, layout, reject=reject)
+            yield self.parse_text(text, layout, max_bad_rows=max_bad_rows)
 
     def parse_text(
-        self, text: bytes | memoryview, layout: LineLayout, *, reject: bool | int
+        self, text: bytes | memoryview, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines in the encoding of the spec."""
         utf8 = as_utf8(text, self.spec.input.encoding)
-        return self.parse(utf8, self.spec, layout, reject=reject)
+        return self.parse(utf8, self.spec, layout, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:
         """See :meth:`LogFormat.rates`."""
@@ -268,7 +277,7 @@ class TextFormat(LogFormat):
         for text in itertools.chain([head[layout.begin :]], chunks):  # without the header
             if len(text):
                 yield TextRows(self, path, first, layout.label, text, layout)
-                first += self._rows_in(text)
+                first += self._count_rows_in(text)
 
     def check_head(self, day: DayFile, *, reject: bool) -> None:
         """See :meth:`LogFormat.check_head`."""
@@ -279,16 +288,19 @@ class TextFormat(LogFormat):
 
 
 def _drop_empty_end(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
-    """Yield chunks but for the empty lines at the end of the last one."""
-    empty = 0
+    """Yield chunks without the empty lines at the end of the text.
+
+    The empty lines at the end of a chunk are held back, and yielded if a row follows.
+    """
+    held_back = 0
     for chunk in chunks:
         end = drop_empty_lines(chunk)
         if end:
-            if empty:
-                yield memoryview(b"\n" * empty)
+            if held_back:
+                yield memoryview(b"\n" * held_back)
             yield chunk[:end]
-            empty = 0
-        empty += count_newlines(np.frombuffer(chunk[end:], np.uint8))
+            held_back = 0
+        held_back += count_newlines(np.frombuffer(chunk[end:], np.uint8))
 
 
 class DelimitedText(TextFormat):
@@ -299,7 +311,7 @@ class DelimitedText(TextFormat):
 
     @property
     def row_size(self) -> int:
-        """See :attr:`LogFormat.row_size`: fields need a byte behind each."""
+        """See :attr:`LogFormat.row_size`: each field takes at least the byte behind it."""
         return len(self.spec.sources(label=True))
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:

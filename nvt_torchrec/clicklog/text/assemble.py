@@ -1,4 +1,4 @@
-"""Make rows of converted columns, derive columns, and describe the bad rows."""
+"""Make rows of converted columns, deriving columns, and leave out the bad rows."""
 
 from __future__ import annotations
 
@@ -17,39 +17,32 @@ from nvt_torchrec.base.arrays import (
     string_parts,
     to_numpy,
 )
-from nvt_torchrec.base.exact_sums import LARGEST_TERM, round_terms
+from nvt_torchrec.base.exact_sums import round_terms
 from nvt_torchrec.base.hashing import mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import Converted
-from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
+from nvt_torchrec.clicklog.text.wrong_fields import describe_row, find_wrong_fields
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.feature_spec.read_plan import ReadPlan
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     NO_TIME,
-    BadRow,
     CategoryValues,
     Jagged,
     RawRows,
     add_missing,
     dense_dtype,
-    describes,
     empty_mask,
 )
 
-#: Fields of rows that only some specs have: [n] or [.., n].
+#: The fields of ``RawRows`` that only rows of some specs have: arrays [n] or [.., n].
 _OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
-#: Of a text that a split by values does not name.
-_NAME_IT = "add it to train, valid or test of [split] in the spec"
-#: Of a number that aggregates cannot sum up.
-_TOO_LARGE = "expected a number from -2^53 to 2^53, as [[aggregate]] makes sums of the column"
-_LIST_IT = "add it to nulls of the column in [[dense]], if it stands for a missing value"
-#: Of FNV-1a (Fowler, Noll and Vo), whose low bits are mixed once more, by MurmurHash3's finalizer.
-_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+#: The constants of FNV-1a (Fowler, Noll and Vo), a hash of bytes.
+_FNV_BASIS = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
 
 
 def assemble(
@@ -59,7 +52,7 @@ def assemble(
     *,
     rows: int,
     label: bool,
-    reject: bool | int,
+    max_bad_rows: int,
 ) -> RawRows:
     """Make rows of what was read, deriving columns; bad rows are left out and described.
 
@@ -70,154 +63,143 @@ def assemble(
         text: Returns the raw text of a row.
         rows: Number of rows, bad ones included.
         label: Whether rows have labels.
-        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        max_bad_rows: If there are more bad rows, only the first ``DESCRIBED_BAD_ROWS`` are
+            described: then the caller stops.
     """
     plan = spec.read_plan(label=label)
-    converted: Any = list(columns)
+    converted = list(columns)
     needs_time = spec.needs_time(label=label)
-    needed: tuple[int | None, ...] = (plan.weight, plan.key)
-    if needs_time:
-        needed = (*needed, *plan.times, plan.join_time, plan.label_time)
-    first_wrong = np.full(rows, -1)  # the first wrong field of a row is described
-    for index, column in enumerate(converted):
-        wrong = column.code != 0
-        if index in needed:
-            wrong = wrong | column.missing
-        if index in plan.amounts:
-            wrong = wrong | (np.abs(column.values) > LARGEST_TERM)
-        if wrong.any():
-            first_wrong[wrong & (first_wrong < 0)] = index
-    labels = [  # those of another file are added later
-        np.zeros(rows, np.uint8) if index is None else converted[index].values
-        for index in plan.labels
-    ]
-    weight = None if plan.weight is None else converted[plan.weight].values.astype(np.float32)
-    key = None if plan.key is None else converted[plan.key].values
-    if isinstance(key, pa.Array) and spec.split.by == "values":
-        key = _find_sides(key, spec.split)
-        first_wrong[(key < 0) & (first_wrong < 0)] = plan.key
-    elif isinstance(key, pa.Array):
-        key = hash_texts(key)
-    times = None
-    if plan.times and not needs_time:
-        times = times_of_rows(converted[plan.times[0]])
-    elif plan.times and spec.events:
-        happened, *known = (converted[index].values for index in plan.times)
-        known = known[0] if known else happened + spec.events.delay
-        # no row knows its own label, nor, of clicks that come later, whether there will be any
-        times = np.stack([happened, np.maximum(happened + spec.label_window, known)])
-    label_times = None
-    if plan.label_time is not None:
-        label_times = converted[plan.label_time].values
-    bounded, between = _find_bounds(spec, plan, label=label)
-    if between is not None:
-        happened = converted[bounded].values
-        outside = (happened < between[0]) | (happened >= between[1])
-        first_wrong[outside & (first_wrong < 0)] = bounded
+    key = _find_split_key(spec.split, None if plan.key is None else converted[plan.key])
+    times = _find_times(spec, [converted[index] for index in plan.times], needs_time=needs_time)
+    wrong_field = find_wrong_fields(spec, plan, converted, key, rows=rows, needs_time=needs_time)
+    labels: list[Any] = []
+    for of_label in plan.labels:
+        # of a label that is not read, all rows have 1, or it is added later from another file
+        values = np.ones(rows, np.uint8) if of_label is None else converted[of_label].values
+        labels.append(values)
+    weight: Any = None if plan.weight is None else converted[plan.weight].values
     join_times = None
     if plan.join_time is not None:
         join_times = times_of_rows(converted[plan.join_time])[0]
+    label_times: Any = None
+    if plan.label_time is not None:
+        label_times = converted[plan.label_time].values
+    negative_times = None
+    if plan.negative_time is not None:
+        negative_times = times_of_rows(converted[plan.negative_time])[0]
+    dense, dense_missing = _assemble_dense(spec, plan, converted, rows)
+    categorical, categorical_missing = _assemble_categorical(spec, plan, converted, rows)
+    every = RawRows(
+        labels=np.stack(labels) if labels else np.empty((0, rows), np.uint8),
+        dense=dense,
+        dense_missing=dense_missing,
+        categorical=categorical,
+        categorical_missing=categorical_missing,
+        line=np.arange(rows, dtype=np.int64),
+        lines=rows,
+        weight=None if weight is None else weight.astype(np.float32),
+        key=key,
+        times=times,
+        groups=_hash_keys_of(plan.groups, converted, rows),
+        amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
+        join_times=join_times,
+        table_keys=_hash_keys_of(plan.tables, converted, rows),
+        negative_keys=_hash_keys_of(tuple((index,) for index in plan.negatives), converted, rows),
+        negative_times=negative_times,
+        label_keys=_hash_keys_of(plan.label_keys, converted, rows),
+        label_times=label_times,
+    )
+    bad = np.flatnonzero(wrong_field >= 0)
+    if not len(bad):
+        return every
+    described = []
+    for row in (bad if len(bad) <= max_bad_rows else bad[:DESCRIBED_BAD_ROWS]).tolist():
+        index = int(wrong_field[row])
+        described.append(describe_row(spec, plan, converted, row, index, text(row)))
+    return dataclasses.replace(take(every, wrong_field < 0), bad=described, bad_count=len(bad))
+
+
+def _assemble_dense(
+    spec: FeatureSpec, plan: ReadPlan, converted: list[Converted], rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``RawRows.dense`` and the mask of its missing values."""
     dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
-    categorical: list[Any] = []
-    missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
+    missing = empty_mask(len(spec.dense), rows)
     for j, column in enumerate(spec.dense):
-        if column.aggregate or column.table:  # added later, of other rows
+        if column.aggregate or column.table:  # added later, from other rows
             continue
         dense[j], absent = feature(column, [converted[index] for index in plan.dense[j]])
-        add_missing(missing[0], j, absent)
+        add_missing(missing, j, absent)
+    return dense, missing
+
+
+def _assemble_categorical(
+    spec: FeatureSpec, plan: ReadPlan, converted: list[Converted], rows: int
+) -> tuple[Any, np.ndarray]:
+    """Return ``RawRows.categorical`` and the mask of its missing values."""
+    categorical: list[Any] = []
+    missing = empty_mask(len(spec.categorical), rows)
     for j, column in enumerate(spec.categorical):
         if column.table:  # joined later
             categorical.append(empty_values(column, rows))
             continue
         values, absent = feature(column, [converted[index] for index in plan.categorical[j]])
-        add_missing(missing[1], j, absent)
+        add_missing(missing, j, absent)
         categorical.append(values)
-    every = RawRows(
-        labels=np.stack(labels) if labels else np.empty((0, rows), np.uint8),
-        dense=dense,
-        dense_missing=missing[0],
-        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
-        categorical_missing=missing[1],
-        line=np.arange(rows, dtype=np.int64),
-        lines=rows,
-        weight=weight,
-        key=key,
-        times=times,
-        groups=hash_keys([[converted[i].parts for i in key] for key in plan.groups], rows),
-        amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
-        join_times=join_times,
-        table_keys=hash_keys([[converted[i].parts for i in key] for key in plan.tables], rows),
-        label_keys=hash_keys([[converted[i].parts for i in key] for key in plan.label_keys], rows),
-        label_times=label_times,
-    )
-    bad = np.flatnonzero(first_wrong >= 0)
-    if not len(bad):
-        return every
+    return np.stack(categorical) if spec.is_criteo_format else categorical, missing
 
-    def described(row: int) -> BadRow:
-        index = int(first_wrong[row])
-        read, column = plan.reads[index], converted[index]
-        value, code = column.show(row), int(column.code[row])
-        if code:
-            remedy = value_remedy(read, code, missing=bool(column.missing[row]))
-            what = f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
-            return BadRow(row, what, read.source, text(row), correct_or(remedy))
-        if index == bounded and between and not column.missing[row]:
-            outside = _describe_outside(between, int(column.values[row]))
-            what = f"column {read.source}: {value}: {outside}"
-            return BadRow(row, what, read.source, text(row), "correct its time")
-        if index in plan.amounts and not column.missing[row]:
-            what = f"column {read.source}: {value}: {_TOO_LARGE}"
-            return BadRow(row, what, read.source, text(row), correct_or(_LIST_IT))
-        if index == plan.key and not column.missing[row]:
-            what = f"column {read.source}: {value}: the [split] of the spec does not name it"
-            return BadRow(row, what, read.source, text(row), correct_or(_NAME_IT))
-        role = "weight" if index == plan.weight else "column by which rows are split"
-        if index in (*plan.times, plan.join_time, plan.label_time) and index != plan.key:
-            role = "time of an event"
-        what = f"column {read.source}: {value}: the {role} must not be missing"
-        return BadRow(row, what, read.source, text(row))
 
-    shown = bad if describes(reject, len(bad)) else bad[:DESCRIBED_BAD_ROWS]
-    return dataclasses.replace(
-        take(every, first_wrong < 0),
-        bad=[described(row) for row in shown.tolist()],
-        bad_count=len(bad),
-    )
+def _find_split_key(split: Split, column: Converted | None) -> np.ndarray | None:
+    """Return ``RawRows.key``; -1 where a split by values does not name the text."""
+    if column is None:
+        return None
+    values: Any = column.values
+    if not isinstance(values, pa.Array):
+        return values
+    return _find_sides(values, split) if split.by == "values" else hash_texts(values)
+
+
+def _find_times(
+    spec: FeatureSpec, columns: list[Converted], *, needs_time: bool
+) -> np.ndarray | None:
+    """Return ``RawRows.times``.
+
+    Args:
+        spec: The columns of the spec.
+        columns: The time of the event and, if the spec names one, the time from which it is known.
+        needs_time: Whether the rows are events; else they are rows to score.
+    """
+    if columns and not needs_time:
+        return times_of_rows(columns[0])
+    if not columns or not spec.events:
+        return None
+    happened: Any = columns[0].values
+    known: Any = columns[1].values if len(columns) > 1 else happened + spec.events.delay
+    # no row knows its own label, nor, of clicks that come later, whether there will be any
+    return np.stack([happened, np.maximum(happened + spec.label_window, known)])
 
 
 def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
-    """Return the index in ``SPLITS`` that a split by values gives strings [n]; -1: none; int64."""
+    """Return the index in ``SPLITS`` that a split by values gives each text.
+
+    Args:
+        values: Strings [n].
+        split: Names the texts of each part.
+
+    Returns:
+        int64 [n]; -1 where the split does not name the text.
+    """
     sides = split.side_of_value
-    texts = pa.array(list(sides), values.type)
-    index = pc.coalesce(pc.index_in(values, texts), pa.scalar(len(sides), pa.int32()))
-    return np.array([*sides.values(), -1], np.int64)[to_numpy(index)]
-
-
-def _find_bounds(
-    spec: FeatureSpec, plan: ReadPlan, *, label: bool
-) -> tuple[int | None, tuple[int, ...] | None]:
-    """Return the index of the time of a row, and between which times it must be; None for any."""
-    if label and spec.events:
-        return plan.times[0], spec.events.between
-    return plan.label_time, spec.label_times_between
-
-
-def _describe_outside(between: tuple[int, ...], time: int) -> str:
-    """Describe what is wrong with a time that is not between those that rows may have."""
-    first, end = between
-    if time < first:
-        return (
-            f"a row of {format_time(time)} is older than rows of the days before, which were "
-            f"written without it; the newest is of {format_time(first)}"
-        )
-    return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"
+    known = pa.array(list(sides), values.type)
+    unknown = pa.scalar(len(sides), pa.int32())  # the position of -1 below
+    positions = pc.coalesce(pc.index_in(values, known), unknown)
+    return np.array([*sides.values(), -1], np.int64)[to_numpy(positions)]
 
 
 def _stack_amounts(
     columns: list[Converted], rows: int, times: np.ndarray | None
 ) -> np.ndarray | None:
-    """Return ``RawRows.amounts``; None of rows that are no events."""
+    """Return ``RawRows.amounts``; None for rows that are no events."""
     if times is None or len(times) == 1:
         return None
     amounts = np.empty((len(columns), rows))
@@ -225,6 +207,13 @@ def _stack_amounts(
         assert isinstance(column.values, np.ndarray)
         amounts[j] = np.where(column.missing, np.nan, round_terms(column.values))
     return amounts
+
+
+def _hash_keys_of(
+    keys: tuple[tuple[int, ...], ...], converted: list[Converted], rows: int
+) -> np.ndarray | None:
+    """Hash the keys whose columns have these indices in ``converted``; see :func:`hash_keys`."""
+    return hash_keys([[converted[index].parts for index in key] for key in keys], rows)
 
 
 def times_of_rows(time: Converted) -> np.ndarray:
@@ -251,10 +240,11 @@ def hash_keys(keys: list[list[tuple[CategoryValues, np.ndarray]]], rows: int) ->
         if not columns:  # all rows have the same key
             hashed.append(np.ones(rows, np.int64))
             continue
-        (values, missing), *others = columns
+        values, missing = columns[0]
         key = _hash_values(values)
-        for values, absent in others:
-            key, missing = join_hashes(key, _hash_values(values)), missing | absent
+        for values, absent in columns[1:]:
+            key = join_hashes(key, _hash_values(values))
+            missing = missing | absent
         key[key == 0] = 1  # 0 is for a key that is missing
         key[missing] = 0
         hashed.append(key)
@@ -265,7 +255,7 @@ def _hash_values(values: CategoryValues) -> np.ndarray:
     """Hash strings or integers [n]; int64 [n]."""
     if isinstance(values, pa.Array):
         return hash_texts(values)
-    assert isinstance(values, np.ndarray)  # a key has one value a row
+    assert isinstance(values, np.ndarray)  # a column of a key holds no lists
     return join_hashes(values.astype(np.int64), np.zeros(len(values), np.int64))
 
 
@@ -291,29 +281,32 @@ def empty_values(column: CategoricalColumn, rows: int) -> CategoryValues:
     return string_array(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
 
 
-def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
+def _take_values(values: CategoryValues, good: np.ndarray) -> CategoryValues:
+    """Return the values of the rows where ``good``, bool [n], is set."""
     if isinstance(values, Jagged):
         lengths = np.diff(values.offsets)
-        kept = _take(values.values, np.repeat(good, lengths))
+        kept = _take_values(values.values, np.repeat(good, lengths))
         return Jagged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
-    return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]
+    if isinstance(values, pa.Array):
+        return values.filter(mask_to_arrow(good))
+    return values[good]
 
 
 def take(rows: RawRows, mask: np.ndarray) -> RawRows:
     """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
-    # [:, mask] would give arrays that are not contiguous: slower to read, and another type, for
-    # which kernels would be compiled again
-    of_rows: dict[str, Any] = {
-        name: None if values is None else np.compress(mask, values, axis=-1)
-        for name in ("labels", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
-        for values in [getattr(rows, name)]
-    }
+    kept: dict[str, Any] = {}
+    for name in ("labels", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL):
+        values = getattr(rows, name)
+        if values is not None:
+            # [:, mask] would give an array that is not contiguous: it is slower to read, and of
+            # another type, for which Numba would compile kernels again
+            kept[name] = np.compress(mask, values, axis=-1)
     categorical = rows.categorical
     if isinstance(categorical, np.ndarray):
         categorical = np.compress(mask, categorical, axis=1)
     else:
-        categorical = [_take(values, mask) for values in categorical]
-    return dataclasses.replace(rows, categorical=categorical, bad=[], bad_count=0, **of_rows)
+        categorical = [_take_values(values, mask) for values in categorical]
+    return dataclasses.replace(rows, categorical=categorical, bad=[], bad_count=0, **kept)
 
 
 def derive(
@@ -352,8 +345,9 @@ def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _hash_texts(offsets: np.ndarray, data: np.ndarray) -> np.ndarray:
     hashes = np.empty(len(offsets) - 1, np.uint64)
     for i in range(len(hashes)):
-        hashed = _BASIS
+        hashed = _FNV_BASIS
         for at in range(offsets[i], offsets[i + 1]):
-            hashed = (hashed ^ np.uint64(data[at])) * _PRIME
+            hashed = (hashed ^ np.uint64(data[at])) * _FNV_PRIME
+        # FNV-1a mixes its low bits little: MurmurHash3's finalizer mixes them once more.
         hashes[i] = mix(hashed)
     return hashes

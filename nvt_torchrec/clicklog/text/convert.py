@@ -19,8 +19,8 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_IT
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
-#: Bytes of a field that an error shows.
-_SHOWN = 40
+#: How many bytes of a field an error shows.
+_MAX_SHOWN_BYTES = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +46,14 @@ class Converted:
 
 
 def missing_column(read: Read, rows: int) -> Converted:
-    """Return a column of single values that is not there: all are missing."""
+    """Return a column of single values for a source that a file lacks: all are missing."""
     return convert(fields_of([b""] * rows), read)
 
 
 def describe_count(fields: int, wanted: int) -> str:
     """Return what is wrong with a line that has another number of fields."""
-    return f"{fields} field{'s' * (fields != 1)} instead of {wanted}"
+    unit = "field" if fields == 1 else "fields"
+    return f"{fields} {unit} instead of {wanted}"
 
 
 def fields_of(values: list[bytes]) -> pa.Array:
@@ -70,35 +71,39 @@ def convert(fields: pa.Array, read: Read) -> Converted:
         fields: Binary array [n] without nulls.
         read: How they are read; the source and ``multi_hot`` are ignored.
     """
-    texts, missing = _present(fields, read)
+    texts, missing = _find_present(fields, read)
     parsed = RAW_TYPES[read.raw].from_text(texts, missing, read)
-    return Converted(
-        parsed.values,
-        parsed.missing,
-        parsed.code,
-        lambda row: repr(fields[row].as_py()[:_SHOWN].decode("utf-8", "replace")),
-    )
+
+    def show(row: int) -> str:
+        return repr(fields[row].as_py()[:_MAX_SHOWN_BYTES].decode("utf-8", "replace"))
+
+    return Converted(parsed.values, parsed.missing, parsed.code, show)
 
 
-def _present(fields: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
-    """Return fields without spaces around them and null texts, and which are then empty."""
+def _find_present(fields: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
+    """Return fields without spaces around them and with "" for null texts, and which are empty.
+
+    Returns:
+        Binary array [n], and bool [n].
+    """
     if read.trim:
         fields = pc.ascii_trim(fields.view(pa.string()), characters=" \t").view(pa.binary())
     if read.nulls:
         fields = blanked(fields, is_one_of(fields, read.nulls, trimmed=read.trim))
-    return fields.view(pa.binary()), np.diff(string_parts(fields)[0]) == 0
+    offsets, _ = string_parts(fields)
+    return fields.view(pa.binary()), np.diff(offsets) == 0
 
 
 def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
-    """Convert fields that hold lists of values. An empty field or a null text is a missing list.
+    """Convert fields that hold lists of values; an empty field or a null text is a missing list.
 
     Spaces are removed around a list and around each value. Within a list, an empty value and a null
     text are errors. A list may end with a separator; one of numbers may be in brackets.
     """
-    texts, missing = _present(fields, read)
-    bare = _bare_lists(texts, missing, read, separator)
-    if bare is not texts:
-        texts, missing = _present(bare, read)
+    texts, missing = _find_present(fields, read)
+    stripped = _strip_lists(texts, missing, read, separator)
+    if stripped is not texts:  # what is left may be a null text, or have spaces around it
+        texts, missing = _find_present(stripped, read)
     lists = pc.split_pattern(texts, pattern=separator)
     offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, 4 * lists.offset)
     lengths = np.diff(offsets)
@@ -109,33 +114,40 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     items = items.view(pa.binary())
     converted = convert(items, read)
     converted.code[converted.missing] = NULL_ITEM
-    bare = _present(items, dataclasses.replace(read, nulls=()))[1]
-    converted.code[bare] = EMPTY_ITEM
-    return convert_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), converted)
+    _, empty = _find_present(items, dataclasses.replace(read, nulls=()))
+    converted.code[empty] = EMPTY_ITEM
+    list_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return convert_items(list_offsets, converted)
 
 
-def _bare_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
+def _strip_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
     """Return lists without brackets around them and a separator at their end.
 
     Most columns have neither, and are returned as they are.
     """
     offsets, data = string_parts(texts)
-    last = data[offsets[1:][~missing] - 1]
-    brackets = (last == ord("]")).any() and not RAW_TYPES[read.raw].is_text
-    if brackets:
+    last_bytes = data[offsets[1:][~missing] - 1]
+    has_brackets = (last_bytes == ord("]")).any() and not RAW_TYPES[read.raw].is_text
+    if has_brackets:
         texts = pc.replace_substring_regex(texts, r"(?s)^\[(.*)\]$", r"\1")
-    if brackets or (last == ord(separator)).any():
+    if has_brackets or (last_bytes == ord(separator)).any():
         texts = pc.replace_substring_regex(texts, f"(?s)(.){re.escape(separator)}$", r"\1")
     return texts
 
 
 def convert_items(offsets: np.ndarray, items: Converted) -> Converted:
-    """Make lists of converted items; a row has the code of its first wrong item."""
+    """Make lists of converted items; a row has the code of its first wrong item.
+
+    Args:
+        offsets: int64 [n + 1], the offsets of the rows' lists in the items.
+        items: The items of all rows, one after the other.
+    """
     lengths = np.diff(offsets)
     code = np.zeros(len(lengths), np.uint8)
-    wrong = np.flatnonzero(items.code)[::-1]  # reversed: the first item of a row is written last
+    # From the last to the first, so that of several wrong items of a row the first is written last.
+    wrong = np.flatnonzero(items.code)[::-1]
     rows = np.searchsorted(offsets, wrong, side="right") - 1
     code[rows] = items.code[wrong]
-    item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
+    first_wrong_items = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
     values = Jagged(offsets, items.values)
-    return Converted(values, lengths == 0, code, lambda row: items.show(item_of[row]))
+    return Converted(values, lengths == 0, code, lambda row: items.show(first_wrong_items[row]))

@@ -30,29 +30,36 @@ from nvt_torchrec.clicklog.text.remedies import line_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows, describes
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 
-_NEWLINE, _RETURN, _QUOTE = 10, 13, 34
-_OPEN_QUOTE, _AFTER_QUOTE = codes.OPEN_QUOTE, codes.AFTER_QUOTE
-#: Characters that hardly any text contains.
+_NEWLINE = 10
+_RETURN = 13
+_QUOTE = 34
+# Numba takes globals of this module for constants, but not attributes of another one.
+_OPEN_QUOTE = codes.OPEN_QUOTE
+_AFTER_QUOTE = codes.AFTER_QUOTE
+#: Control characters that hardly any text contains, without NUL, tab and line ends; first those
+#: that were made to separate.
 _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12, 127)]
 
 
 def parse_delimited(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int = 0
 ) -> RawRows:
-    """Parse delimited text of any spec, as :func:`parse_rows` does; it is UTF-8."""
+    """Parse delimited text of any spec, as :func:`.tokenizer.parse_rows` does; it is UTF-8."""
     plan = spec.read_plan(label=layout.label)
-    names = {read.source for read in plan.reads} - ({spec.optional_time} - {*layout.fields})
-    places = {name: layout.fields.index(name) for name in names}
-    wanted = sorted(places.values())
+    names = {read.source for read in plan.reads}
+    if spec.optional_time not in layout.fields:
+        names.discard(spec.optional_time)
+    indices = {name: layout.fields.index(name) for name in names}
+    wanted = sorted(indices.values())
     split = split_rows(data, spec.input, len(layout.fields), wanted)
     columns = dict(zip(wanted, split.columns, strict=True))
 
     def convert_read(read: Read) -> Converted:
-        if read.source not in places:
+        if read.source not in indices:
             return missing_column(read, len(split.line))
-        fields = columns[places[read.source]]
+        fields = columns[indices[read.source]]
         if read.multi_hot:
             return convert_lists(fields, read, spec.input.list_separator)
         return convert(fields, read)
@@ -63,25 +70,38 @@ def parse_delimited(
         lambda row: split.row(split.line[row]),
         rows=len(split.line),
         label=layout.label,
-        reject=reject,
+        max_bad_rows=max_bad_rows,
     )
-    wrong = np.flatnonzero(split.code)
+    malformed = np.flatnonzero(split.code)
+    bad_count = rows.bad_count + len(malformed)
+    if bad_count > max_bad_rows:
+        malformed = malformed[:DESCRIBED_BAD_ROWS]
+    # lines of assembled rows count only the lines that could be split
     bad = [row.move_to(int(split.line[row.line])) for row in rows.bad]
-    all_described = describes(reject, rows.bad_count + len(wrong))
-    for line in (wrong if all_described else wrong[:DESCRIBED_BAD_ROWS]).tolist():
-        code, where, text = int(split.code[line]), int(split.where[line]), split.row(line)
-        what = describe_count(where, len(layout.fields))
-        if code != codes.FIELD_COUNT:
-            what = f"field {where + 1}: {codes.MESSAGES[code]}"
-        bad.append(BadRow(line, what, "", text, line_remedy(text, spec, code)))
+    for line in malformed.tolist():
+        bad.append(_describe_malformed(split, line, spec, len(layout.fields)))
     bad.sort(key=lambda row: row.line)
+    if bad_count > max_bad_rows:
+        bad = bad[:DESCRIBED_BAD_ROWS]
     return dataclasses.replace(
         rows,
         line=split.line[rows.line],
-        bad=bad if all_described else bad[:DESCRIBED_BAD_ROWS],
-        bad_count=rows.bad_count + len(wrong),
+        bad=bad,
+        bad_count=bad_count,
         lines=len(split),
     )
+
+
+def _describe_malformed(split: DelimitedRows, line: int, spec: FeatureSpec, fields: int) -> BadRow:
+    """Describe a line that has another number of fields than ``fields``, or a wrong quote."""
+    code = int(split.code[line])
+    where = int(split.where[line])
+    text = split.row(line)
+    if code == codes.FIELD_COUNT:
+        what = describe_count(where, fields)
+    else:
+        what = f"field {where + 1}: {codes.MESSAGES[code]}"
+    return BadRow(line, what, "", text, line_remedy(text, spec, code))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +109,14 @@ class DelimitedRows:
     """The fields of some columns of a text of ``n`` rows.
 
     Attributes:
-        columns: Binary arrays [well-formed rows].
-        line: int64 [well-formed rows], which of the ``n`` rows each is.
-        code: uint8 [n], 0 or what is wrong with a row as a whole.
-        where: int32 [n], of these the place of the field or, for FIELD_COUNT, the number of fields.
-        begins: int32 [n + 1], where each row begins in ``text``.
+        columns: Binary arrays [well-formed rows], one for each of the columns.
+        line: int64 [well-formed rows], the index of each among the ``n`` rows.
+        code: uint8 [n], 0, or the code of what is wrong with a row as a whole.
+        where: int32 [n], for rows with a code: the number of fields if it is FIELD_COUNT, else the
+            index of the wrong field.
+        begins: int32 [n + 1], the offset of each row in ``text``, and the end of the last one.
         text: The rows.
-        delimiter: What separates their fields, the bytes that it stands for.
+        delimiter: The delimiter in ``text``, and the one that it stands for.
     """
 
     columns: list[pa.Array]
@@ -124,52 +145,61 @@ def split_rows(
         text: The rows, without a header.
         input_format: How they are written; what it says of the encoding is ignored.
         fields: How many fields a row has.
-        wanted: The places of the fields that are returned, in ascending order.
+        wanted: The indices of the fields that are returned, in ascending order.
     """
     whole = bytes(text)
     delimiter = original = input_format.delimiter.encode()
     if whole and not whole.endswith(b"\n"):
         whole += b"\n"
     if len(original) > 1:
-        delimiter = _unused(whole)
+        delimiter = _find_unused_character(whole)
         whole = whole.replace(original, delimiter)
-    buffer, quoted = np.frombuffer(whole, np.uint8), input_format.quoted and b'"' in whole
+    buffer = np.frombuffer(whole, np.uint8)
+    quoted = input_format.quoted and b'"' in whole
     rows = count_newlines(buffer)
     slots = np.full(fields, -1)
     slots[list(wanted)] = range(len(wanted))
-    starts, counts = np.zeros(rows + 1, np.int32), np.empty(rows, np.int32)
+    starts = np.zeros(rows + 1, np.int32)
+    counts = np.empty(rows, np.int32)
     code = np.zeros(rows, np.uint8)
-    begins, ends = np.zeros((2, len(wanted), rows), np.int32)
+    begins = np.zeros((len(wanted), rows), np.int32)
+    ends = np.zeros((len(wanted), rows), np.int32)
     doubled = np.zeros((len(wanted), rows), np.int32) if quoted else None
     _find_fields(buffer, delimiter[0], slots, starts, counts, code, begins, ends, doubled)
     code[(code == 0) & (counts != fields)] = codes.FIELD_COUNT
     line = np.flatnonzero(code == 0)
     if len(line) < rows:
-        begins, ends = begins[:, line], ends[:, line]
+        begins = begins[:, line]
+        ends = ends[:, line]
         doubled = doubled[:, line] if doubled is not None else None
-    columns = [
-        string_array(*_gather(buffer, begins[i], ends[i], None if doubled is None else doubled[i]))
-        for i in range(len(wanted))
-    ]
-    columns = [column.view(pa.binary()) for column in columns]
-    if quoted and len(original) > 1:  # a quoted field may contain the delimiter
-        columns = [pc.replace_substring(column, delimiter, original) for column in columns]
+    columns = []
+    for i in range(len(wanted)):
+        doubled_in_column = None if doubled is None else doubled[i]
+        offsets, gathered = _gather(buffer, begins[i], ends[i], doubled_in_column)
+        column = string_array(offsets, gathered).view(pa.binary())
+        if quoted and len(original) > 1:  # a quoted field may contain the delimiter
+            column = pc.replace_substring(column, delimiter, original)
+        columns.append(column)
     return DelimitedRows(columns, line, code, counts, starts, whole, (delimiter, original))
 
 
 @compiled()
 def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, doubled):
-    """Find the fields of rows.
+    """Find the fields of rows, in one pass over the bytes.
+
+    A quote within a quoted field is doubled; so the first quote that is not doubled ends the field,
+    and must stand before a delimiter or the end of the row.
 
     Args:
         text: uint8, whole rows.
         delimiter: The byte between fields.
         slots: [fields], the index in ``begins`` and ``ends`` of each field of a row, or -1.
-        starts: [n + 1], filled with where each row begins.
-        counts: [n], filled with the number of its fields, or of its first that is quoted wrongly.
+        starts: [n + 1], filled with the offset of each row.
+        counts: [n], filled with the number of its fields, or the index of the first field that is
+            quoted wrongly.
         code: [n], 0, filled with OPEN_QUOTE or AFTER_QUOTE for such a row.
-        begins: [slots, n], filled with where the fields begin in the text, behind the quote.
-        ends: Likewise where they end; ``\\r\\n`` ends a row too.
+        begins: [slots, n], filled with the offsets of the fields in the text, behind the quote.
+        ends: Likewise the offsets at which they end; ``\\r\\n`` ends a row too.
         doubled: [slots, n], filled with the number of doubled quotes in them; None if no field is
             quoted.
     """
@@ -178,7 +208,9 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
         field = 0
         byte = delimiter
         while byte != _NEWLINE:
-            first, last, pairs = at, -1, 0
+            first = at
+            last = -1
+            pairs = 0
             byte = text[at]
             if doubled is not None and byte == _QUOTE:
                 at += 1
@@ -200,6 +232,7 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
                 if wrong and not code[row]:
                     code[row] = wrong
                     counts[row] = field
+            # an unquoted field; or, behind a field that is quoted wrongly, the rest of it
             while byte != delimiter and byte != _NEWLINE:
                 at += 1
                 byte = text[at]
@@ -221,16 +254,22 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
 
 @compiled()
 def _gather(text, begins, ends, doubled):
-    """Copy fields one after the other, of doubled quotes one: their offsets [n + 1] and bytes."""
+    """Copy fields one after the other, and one quote of two that are doubled.
+
+    Returns:
+        The offsets of the fields, int32 [n + 1], and their bytes, uint8.
+    """
     offsets = np.zeros(len(begins) + 1, np.int32)
     for i in range(len(begins)):
         offsets[i + 1] = offsets[i] + ends[i] - begins[i]
         if doubled is not None:
             offsets[i + 1] -= doubled[i]
     data = np.empty(offsets[-1], np.uint8)
-    to = np.uint64(0)  # an index without a sign need not be compared with 0
+    # Indices without a sign: Numba compares others with 0, to count negative ones from the end.
+    to = np.uint64(0)
     for i in range(len(begins)):
-        at, end = np.uint64(begins[i]), np.uint64(ends[i])
+        at = np.uint64(begins[i])
+        end = np.uint64(ends[i])
         if doubled is not None and doubled[i]:
             while at < end:
                 data[to] = text[at]
@@ -243,7 +282,8 @@ def _gather(text, begins, ends, doubled):
     return offsets, data
 
 
-def _unused(text: bytes) -> bytes:
+def _find_unused_character(text: bytes) -> bytes:
+    """Return a character that a text does not contain. Raises BadInputError if there is none."""
     for character in _RARE:
         if character not in text:
             return character

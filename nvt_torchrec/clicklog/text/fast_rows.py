@@ -19,12 +19,20 @@ from numba.extending import intrinsic
 
 from nvt_torchrec.base.kernels import compiled
 
-_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+_TAB = 9
+_NEWLINE = 10
+_RETURN = 13
+_MINUS = 45
+#: The first byte of a word.
 _BYTE = np.uint64(0xFF)
-_EACH = np.uint64(0x0101010101010101)
-_LOW_DIGITS = np.uint64(0x0F0F0F0F0F0F0F0F)
-_PAIRS = np.uint64(0x00FF00FF00FF00FF)
-_FOURS = np.uint64(0x0000FFFF0000FFFF)
+#: 1 in each byte of a word: times a number, the number in each byte.
+_ONE_IN_EACH_BYTE = np.uint64(0x0101010101010101)
+#: The lower half of each byte: the value of a decimal digit, whose code is 0x30 and the digit.
+_LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
+#: Every second byte: where the numbers of two digits are after the first step.
+_EVERY_SECOND_BYTE = np.uint64(0x00FF00FF00FF00FF)
+#: Every second pair of bytes: where the numbers of four digits are after the second step.
+_EVERY_SECOND_PAIR = np.uint64(0x0000FFFF0000FFFF)
 
 
 @compiled()
@@ -36,23 +44,24 @@ def count_newlines(buffer):
     return lines
 
 
-def row_begins(text: bytes | memoryview) -> np.ndarray:
-    """Return int32 [n + 1], where each of the rows begins and the last one ends.
+def find_row_offsets(text: bytes | memoryview) -> np.ndarray:
+    """Return int32 [n + 1], the offsets at which each of ``n`` rows begins and the last one ends.
 
     Args:
         text: Whole rows, the last one with or without its newline.
     """
     buffer = np.frombuffer(text, np.uint8)
-    begins = np.flatnonzero(buffer == _NEWLINE) + 1
-    end = [len(buffer)] if len(buffer) and buffer[-1] != _NEWLINE else []
-    return np.concatenate([[0], begins, end]).astype(np.int32)
+    ends = np.flatnonzero(buffer == _NEWLINE) + 1
+    if len(buffer) and buffer[-1] != _NEWLINE:
+        ends = np.append(ends, len(buffer))
+    return np.concatenate([[0], ends]).astype(np.int32)
 
 
-def longest_row(dense_count: int, categorical_count: int) -> int:
-    """Return how many bytes of the buffer, from the begin of a row, :func:`parse_row` may read.
+def find_max_row_bytes(dense_count: int, categorical_count: int) -> int:
+    """Return how many bytes :func:`parse_row` may read from the beginning of a row.
 
-    A label and its tab, a sign, eight digits and a tab, eight digits and a separator; at the end
-    ``\\r\\n``, and the rest of the last word.
+    These are a label and its tab; for each dense column a sign, eight digits and a tab; for each
+    categorical one eight digits and a separator; ``\\r\\n``; and the rest of the last word.
     """
     return 2 + 10 * dense_count + 9 * categorical_count + 2 + 8
 
@@ -71,6 +80,8 @@ def load_word(typing, address):
 
 @intrinsic
 def _load_byte(typing, address):
+    """Load the byte at an address."""
+
     def generate(context, builder, signature, arguments):
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
 
@@ -91,7 +102,7 @@ def _store_word32(typing, address, value):
 
 @intrinsic
 def trailing_zeros(typing, word):
-    """64 for 0."""
+    """Count the zero bits below the lowest bit that is set; 64 if none is."""
 
     def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -100,54 +111,66 @@ def trailing_zeros(typing, word):
 
 
 @compiled()
-def _digit_bits(word):
-    """Return 8 × the number of decimal digits at the beginning of the word."""
-    other = word ^ np.uint64(0x3030303030303030)
-    # bit 7 of each byte above 9; a byte receives a carry only from a byte that is above 9 itself
-    above = ((other + np.uint64(0x7676767676767676)) | other) & np.uint64(0x8080808080808080)
-    return trailing_zeros(above) & np.uint64(0x78)
+def _count_digit_bits(word):
+    """Return the number of bits, 8 for each, of the decimal digits with which the word begins."""
+    # A digit becomes its value, 0 to 9; every other byte becomes something above 9.
+    values = word ^ np.uint64(0x3030303030303030)
+    # Adding 0x76 to a byte above 9 sets its bit 7, which a byte from 0x80 on has already. A carry
+    # can reach a byte only from one above 9: then that is the first one, and later ones do not
+    # count.
+    above = ((values + np.uint64(0x7676767676767676)) | values) & np.uint64(0x8080808080808080)
+    return trailing_zeros(above) & np.uint64(0x78)  # from bit 7 down to bit 0 of that byte
 
 
 @compiled()
-def _decimal(word, bits):
-    """Return the number in the first ``bits`` / 8 digits; 0 without digits."""
-    if bits < np.uint64(64):  # move the digits to the end of the word, with zeros before them
+def _parse_decimal(word, bits):
+    """Return the number in the first ``bits`` / 8 digits of the word; 0 without digits."""
+    # Move the digits to the end of the word, with zeros before them: then there are always eight.
+    # In two steps, because a shift by 64, of no digits, would be undefined.
+    if bits < np.uint64(64):
         word = (word << np.uint64(8)) << (np.uint64(56) - bits)
-    word &= _LOW_DIGITS
+    # Each multiplication adds to a number the one before it, times 10, 100 or 10,000.
+    word &= _LOW_HALVES
     word = (word * np.uint64(10 << 8 | 1)) >> np.uint64(8)
-    word = ((word & _PAIRS) * np.uint64(100 << 16 | 1)) >> np.uint64(16)
-    return ((word & _FOURS) * np.uint64(10_000 << 32 | 1)) >> np.uint64(32)
+    word = ((word & _EVERY_SECOND_BYTE) * np.uint64(100 << 16 | 1)) >> np.uint64(16)
+    return ((word & _EVERY_SECOND_PAIR) * np.uint64(10_000 << 32 | 1)) >> np.uint64(32)
 
 
 @compiled()
-def _not_hexadecimal(word):
-    """Return 0 if each byte is a hexadecimal digit."""
-    low = word & _LOW_DIGITS
-    high = (word >> np.uint64(4)) & _LOW_DIGITS
-    letter = (high >> np.uint64(2)) & _EACH
-    # digits have 3 in front, letters 4 or 6
-    wrong = (high & ~(letter << np.uint64(1))) ^ (np.uint64(3) * _EACH + letter)
-    # digits go up to 9, letters from 1 to 6: bit 4 of each byte where they do not
-    wrong |= (low + np.uint64(6) * _EACH + np.uint64(3) * letter) & (np.uint64(16) * _EACH)
-    return wrong | ((np.uint64(16) * _EACH - low) & (letter << np.uint64(4)))
+def _find_not_hexadecimal(word):
+    """Return 0 if each byte of the word is a hexadecimal digit, and anything else if not."""
+    # "0" to "9" are 0x30 to 0x39, "A" to "F" 0x41 to 0x46, "a" to "f" 0x61 to 0x66.
+    low = word & _LOW_HALVES
+    high = (word >> np.uint64(4)) & _LOW_HALVES
+    letter = (high >> np.uint64(2)) & _ONE_IN_EACH_BYTE
+    # The upper half must be 3 for digits, and 4 for letters, whose small form sets one bit more.
+    three = np.uint64(3) * _ONE_IN_EACH_BYTE
+    wrong = (high & ~(letter << np.uint64(1))) ^ (three + letter)
+    # The lower half must be at most 9 for digits, 6 for letters: larger ones carry into bit 4.
+    sixteen = np.uint64(16) * _ONE_IN_EACH_BYTE
+    wrong |= (low + np.uint64(6) * _ONE_IN_EACH_BYTE + np.uint64(3) * letter) & sixteen
+    # The lower half of a letter must be at least 1: 16 - 0 is the only difference with bit 4.
+    return wrong | ((sixteen - low) & (letter << np.uint64(4)))
 
 
 @compiled()
-def _hexadecimal(word):
+def _parse_hexadecimal(word):
     """Return the number in eight hexadecimal digits."""
-    letter = (word >> np.uint64(6)) & _EACH
-    word = (word & _LOW_DIGITS) + np.uint64(9) * letter
-    word = ((word << np.uint64(4)) | (word >> np.uint64(8))) & _PAIRS
-    word = ((word << np.uint64(8)) | (word >> np.uint64(16))) & _FOURS
+    letter = (word >> np.uint64(6)) & _ONE_IN_EACH_BYTE
+    # "a" ends with 1 and stands for 10
+    word = (word & _LOW_HALVES) + np.uint64(9) * letter
+    # Join neighbouring digits, then pairs, then fours; the first one is the highest.
+    word = ((word << np.uint64(4)) | (word >> np.uint64(8))) & _EVERY_SECOND_BYTE
+    word = ((word << np.uint64(8)) | (word >> np.uint64(16))) & _EVERY_SECOND_PAIR
     return (word << np.uint64(16)) | (word >> np.uint64(32))
 
 
 @compiled()
-def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_count):
+def parse_row(address, has_label, dense, dense_step, dense_count, ids, ids_step, ids_count):
     """Parse the row at an address, if it is a usual one.
 
     Args:
-        at: Address of the row's first byte; :func:`longest_row` bytes from there can be read.
+        address: Of the row's first byte; :func:`find_max_row_bytes` bytes from there can be read.
         has_label: Whether it begins with the label.
         dense: Address of the row's first dense value, int32.
         dense_step: Bytes from one dense column to the next.
@@ -166,44 +189,47 @@ def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_
     dense_missing = none
     ids_missing = none
     if has_label:
-        word = load_word(at)
+        word = load_word(address)
         label = (word & _BYTE) - np.uint64(48)
         if label > one or (word >> np.uint64(8)) & _BYTE != np.uint64(_TAB):
             return none, none, none, none
-        at += np.uint64(2)
+        address += np.uint64(2)
     for j in range(dense_count):
-        word = load_word(at)
+        word = load_word(address)
+        # Signs and missing values come in no order that a processor could predict. So they are
+        # numbers to compute with, and the only branch is taken by rows that are not usual.
         negative = np.uint64((word & _BYTE) == np.uint64(_MINUS))
         word >>= negative << np.uint64(3)
-        at += negative
-        bits = _digit_bits(word)
-        value = _decimal(word, bits)
-        at += bits >> np.uint64(3)
-        absent = np.uint64(bits == none)
-        if negative & absent or _load_byte(at) != np.uint8(_TAB):
+        address += negative
+        bits = _count_digit_bits(word)
+        value = _parse_decimal(word, bits)
+        address += bits >> np.uint64(3)
+        missing = np.uint64(bits == none)
+        if negative & missing or _load_byte(address) != np.uint8(_TAB):
             return none, none, none, none
+        # in two's complement, all bits inverted and 1 added is the negative number
         _store_word32(dense, (value ^ (none - negative)) + negative)
-        dense_missing |= absent << np.uint64(j)
+        dense_missing |= missing << np.uint64(j)
         dense += dense_step
-        at += one
+        address += one
     last = ids_count - 1
     for j in range(ids_count):
-        word = load_word(at)
-        value = _hexadecimal(word)
-        if _not_hexadecimal(word) == none:
-            at += np.uint64(8)
+        word = load_word(address)
+        value = _parse_hexadecimal(word)
+        if _find_not_hexadecimal(word) == none:
+            address += np.uint64(8)
         else:
             value = none
             ids_missing |= one << np.uint64(j)
         _store_word32(ids, value)
         ids += ids_step
-        byte = _load_byte(at)
-        at += one
+        byte = _load_byte(address)
+        address += one
         if j < last:
             if byte != np.uint8(_TAB):
                 return none, none, none, none
-        elif byte == np.uint8(_RETURN) and _load_byte(at) == np.uint8(_NEWLINE):
-            at += one
+        elif byte == np.uint8(_RETURN) and _load_byte(address) == np.uint8(_NEWLINE):
+            address += one
         elif byte != np.uint8(_NEWLINE):
             return none, none, none, none
-    return at, label, dense_missing, ids_missing
+    return address, label, dense_missing, ids_missing

@@ -14,18 +14,22 @@ from nvt_torchrec.clicklog.text.remedies import (
     FIRST_LINES,
     HEADER,
     REMEDIES,
-    similar_column,
+    suggest_column,
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 
-#: How much text tells which columns a file has and whether its rows have a label: of JSON, missing
-#: values may have no key.
+#: How much text of a file decides which columns it has and whether its rows have a label. It is far
+#: more than a line, because objects of JSON may leave out keys of missing values.
 HEAD_BYTES = 1 << 20
+#: How many columns an error lists.
+_MAX_LISTED = 20
 #: How many lines decide whether there is a label, so that one malformed line does not.
 _MAX_LINES = 100
-#: With what files begin that are no text.
-_UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
+#: The first bytes of files that are no text.
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_ZIP = b"PK\x03\x04"
+#: The ending of the name of a compressed file, and the file's first bytes.
 _COMPRESSED = {
     ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ", ".zst": b"\x28\xb5\x2f\xfd",
 }  # fmt: skip
@@ -37,10 +41,10 @@ class LineLayout:
 
     Attributes:
         fields: The name of each field of a line, "" for those without; the spec's sources are
-            among them.
+            among them. () for JSON lines.
         label: Whether the rows have labels, and what else only training reads.
-        begin: Byte of the file at which the first row begins: 0, or after the header.
-        source: Names the file in errors; only of JSON lines, which have no fields.
+        begin: The byte of the file at which the first row begins: 0, or after the header.
+        source: Names the file in errors; only for JSON lines.
     """
 
     fields: tuple[str, ...]
@@ -56,8 +60,8 @@ class LineLayout:
 def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     """Return the layouts that a file without a header may have, with different numbers of fields.
 
-    The first one has all fields, the second one lacks those that only labels are read from; of a
-    spec with a weight or a column for the split, further ones lack them as well.
+    The first one has all fields, and the second one lacks those that only labels are read from.
+    Further ones also lack the weight, the column of the split, and the times, if the spec has them.
     """
     plan = spec.read_plan(label=True)
     features = set(spec.sources(label=False))
@@ -65,8 +69,9 @@ def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
     layouts: dict[int, LineLayout] = {}
     absent: set[str] = set()
     of_clicks = (plan.label_time, *itertools.chain(*plan.label_keys))
-    for unread in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, of_clicks):
-        absent |= {plan.reads[index].source for index in unread if index is not None} - features
+    for dropped in ((), plan.labels, (plan.weight,), (plan.key,), plan.times, of_clicks):
+        sources = {plan.reads[index].source for index in dropped if index is not None}
+        absent |= sources - features
         fields = tuple(name for name in names if name not in absent)
         layouts.setdefault(len(fields), LineLayout(fields, label=not absent))
     return list(layouts.values())
@@ -109,18 +114,25 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
                 f'["{columns[0]}", "", …], with "" for those that are not read',
             )
         if name not in names:
-            listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            others = REMEDIES[codes.NOT_UTF8] if "\ufffd" in listed else HEADER
+            listed = ", ".join(names[:_MAX_LISTED])
+            if len(names) > _MAX_LISTED:
+                listed += " …"
+            is_misread = "\ufffd" in listed  # stands for bytes that are not of the encoding
+            hint = REMEDIES[codes.NOT_UTF8] if is_misread else HEADER
             raise BadInputError(
                 f"{source}: column {name} is not in the header",
-                f"{similar_column(name, names, columns)}its columns are: {listed}; name them in "
-                f"the spec as in the header; {others}",
+                f"{suggest_column(name, names, columns)}its columns are: {listed}; name them in "
+                f"the spec as in the header; {hint}",
             )
     return LineLayout(tuple(names), label, len(first) + 1)
 
 
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-    """Return the layout whose number of fields most lines have."""
+    """Return the layout whose number of fields most lines have.
+
+    Raises:
+        BadRowError: No line has as many fields as any layout.
+    """
     layouts = plain_layouts(spec)
     lines = head.split(b"\n", _MAX_LINES)
     whole = lines[:-1] or lines  # the last one may be cut
@@ -128,51 +140,54 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
     if len(best.fields) in counts:
         return best
-    kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
-        spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
-    )
-    needed, *others = (len(layout.fields) for layout in layouts)
+    delimiter = {"\t": "tab", ",": "comma"}.get(spec.input.delimiter, repr(spec.input.delimiter))
+    unit = "field" if counts[0] == 1 else "fields"
+    needed = f"{len(layouts[0].fields)} are needed"
+    if len(layouts) > 1:
+        fewer = " or ".join(str(len(layout.fields)) for layout in layouts[1:])
+        needed += f" ({fewer} without the label)"
     names = [name or '""' for name in spec.file_columns(label=True)]
-    less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
     remedy = ANOTHER_LOG.format(source) if spec.is_criteo_format else FIRST_LINES
     raise BadRowError(
-        f"{source}, line 1: {counts[0]} {kind} field{'s' * (counts[0] != 1)}",
-        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
+        f"{source}, line 1: {counts[0]} {delimiter}-separated {unit}",
+        f"{needed}: {', '.join(names[:2])} … {names[-1]}; {remedy}",
     )
 
 
 def check_text(head: bytes, source: str) -> None:
-    """Raise :class:`BadInputError` for what is no text in one of the encodings of a spec.
+    """Check that a file is text as a spec can read it.
 
-    That is UTF-16, a compressed file whose name does not say so, JSON, and lines that end with a
-    carriage return alone.
+    Args:
+        head: The file's first lines.
+        source: Names the file in errors.
+
+    Raises:
+        BadInputError: It is UTF-16, compressed although its name does not say so, or JSON; or its
+            lines end with a carriage return alone.
     """
-    packed = next((ending for ending, magic in _COMPRESSED.items() if head.startswith(magic)), "")
-    bare_returns = b"\n" not in head and head.rstrip(b"\r").count(b"\r") > 0
-    unpack = "unpack it and " * source.endswith(tuple(_COMPRESSED))
     file = shlex.quote(source)
-    for is_so, what, remedy in (
-        (
-            head.startswith(_UTF_16),
-            "UTF-16",
-            f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv",
-        ),
-        (head.startswith(_ZIP), "a zip archive", f"unpack it: unzip {file}; save Excel's as CSV"),
-        (packed, "compressed, but its name does not say so", f"name it {source}{packed}"),
-        (is_json(head), "JSON", f"make a spec by `python -m etl guess {file}`, which sets format"),
-        (
-            head.startswith(b'[{"'),
-            "a JSON list",
-            f"make a line of each object: jq -c '.[]' {file} > converted.jsonl",
-        ),
-        (
-            bare_returns,
-            "its lines end with \\r alone",
-            f"{unpack}convert it: tr '\\r' '\\n' < {file} > converted.csv",
-        ),
-    ):
-        if is_so:
-            raise BadInputError(f"{source}: {what}", remedy)
+    if head.startswith(_UTF_16):
+        remedy = f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv"
+        raise BadInputError(f"{source}: UTF-16", remedy)
+    if head.startswith(_ZIP):
+        remedy = f"unpack it: unzip {file}; save Excel's as CSV"
+        raise BadInputError(f"{source}: a zip archive", remedy)
+    for ending, magic in _COMPRESSED.items():
+        if head.startswith(magic):
+            what = f"{source}: compressed, but its name does not say so"
+            raise BadInputError(what, f"name it {source}{ending}")
+    if is_json(head):
+        remedy = f"make a spec by `python -m etl guess {file}`, which sets format"
+        raise BadInputError(f"{source}: JSON", remedy)
+    if head.startswith(b'[{"'):
+        remedy = f"make a line of each object: jq -c '.[]' {file} > converted.jsonl"
+        raise BadInputError(f"{source}: a JSON list", remedy)
+    has_bare_returns = b"\n" not in head and b"\r" in head.rstrip(b"\r")
+    if has_bare_returns:
+        remedy = f"convert it: tr '\\r' '\\n' < {file} > converted.csv"
+        if source.endswith(tuple(_COMPRESSED)):
+            remedy = f"unpack it and {remedy}"
+        raise BadInputError(f"{source}: its lines end with \\r alone", remedy)
 
 
 def is_json(head: bytes) -> bool:
@@ -188,14 +203,16 @@ def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
     if not spec.input.quoted:
         return text.split(spec.input.delimiter)
-    fields = re.compile(
-        f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
-    )
-    fields_of_line, at = [], 0
+    delimiter = re.escape(spec.input.delimiter)
+    # a quoted beginning, in which quotes are doubled; the rest; and what ends the field
+    field = re.compile(f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({delimiter}|$)', re.DOTALL)
+    fields: list[str] = []
+    offset = 0
     while True:
-        match = fields.match(text, at)
+        match = field.match(text, offset)
         assert match is not None  # it matches anything
-        fields_of_line.append((match[1] or "").replace('""', '"') + match[2])
-        at = match.end()
+        quoted = (match[1] or "").replace('""', '"')
+        fields.append(quoted + match[2])
+        offset = match.end()
         if not match[3]:
-            return fields_of_line
+            return fields

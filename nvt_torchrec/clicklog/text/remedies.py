@@ -27,10 +27,11 @@ REMEDIES = {
     codes.OPEN_QUOTE: "write the log as parquet, for instance with DuckDB, if its text goes on in "
     "the next one",
 }
+#: Of a label that is missing.
 MISSING_LABEL = (
     'set positive = ["1"] and negative = ["0", ""] in [label] of the spec if a missing label is 0'
 )
-#: Of a number that is neither 0 nor 1.
+#: Of a label that is a number other than 0 and 1.
 NUMBER_LABEL = (
     "set threshold in [label] of the spec: with threshold = 4, numbers from 4 on are 1, others 0"
 )
@@ -51,7 +52,7 @@ HEADER = "check delimiter, skip_lines and header in [input] of the spec"
 
 
 def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
-    """Return what to do about a value that was read wrongly; "" for nothing but to correct it."""
+    """Return what to do about a wrong value besides correcting it; "" if there is nothing."""
     kind = RAW_TYPES[read.raw]
     if missing and read.raw == "label":
         return ADD_MISSING_LABEL if read.label.positive else MISSING_LABEL
@@ -65,21 +66,24 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     return remedy
 
 
-def similar_column(name: str, there: Iterable[str], read: Collection[str]) -> str:
-    """Return a question about a column that a log lacks, "" if it has none of a similar name.
+def suggest_column(name: str, present: Iterable[str], read: Collection[str]) -> str:
+    """Ask whether another column of a log is meant by one that it lacks.
 
     Args:
         name: The column that is missing.
-        there: The columns of the log.
-        read: The columns that the spec reads, which are not meant.
+        present: The columns of the log.
+        read: The columns that the spec reads, which are excluded.
+
+    Returns:
+        A question with a space behind it; "" if no column has a similar name.
     """
-    others = {other.lower(): other for other in map(str, there) if other not in read}
+    others = {other.lower(): other for other in map(str, present) if other not in read}
     close = difflib.get_close_matches(name.lower(), others, n=1)
     return f"did you mean {others[close[0]]!r}? " if close else ""
 
 
 def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
-    """Return what to do about a line that is malformed as a whole, and to correct the file."""
+    """Return what to do about a line that is malformed as a whole: correct it, or what else."""
     hint = REMEDIES.get(code, "")
     if code == codes.FIELD_COUNT and not line and not spec.input.skip_empty_lines:
         hint = EMPTY_LINE
@@ -87,13 +91,14 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
 
 
 def correct_or(hint: str) -> str:
-    """Return a remedy for a value or a line of a file."""
-    return hint and f"correct the file, or {hint}"
+    """Return the remedy to correct a file or to do what a hint says; "" without a hint."""
+    return f"correct the file, or {hint}" if hint else ""
 
 
 def may_leave_out(remedy: str) -> bool:
     """Tell whether rows may be left out instead of what a remedy or reason says.
 
-    A column of ratings is right, and so are its rows: without them only ratings of 0 and 1 stay.
+    Not if labels are ratings: then the spec is wrong and not the rows, of which only those with
+    ratings of 0 and 1 would be kept.
     """
     return not remedy.endswith(NUMBER_LABEL)

@@ -1,20 +1,21 @@
-"""Lines of text → rows, by the parser that suits the spec; and that of Criteo's format.
+"""Lines of text → rows, by the parser that suits the spec; and the parser of Criteo's format.
 
-One compiled pass without the interpreter lock, so that threads parse in parallel, takes the usual
-rows of Criteo's format (:mod:`.fast_rows`) and checks every field. All others, malformed ones among
-them, are parsed like any delimited text.
+One compiled pass without the interpreter lock, so that threads parse in parallel, parses the usual
+rows of Criteo's format (:mod:`.fast_rows`) and checks every field. All other rows, malformed ones
+among them, are then parsed like any delimited text.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.clicklog.text.delimited import parse_delimited
-from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, find_max_row_bytes, parse_row
 from nvt_torchrec.clicklog.text.line_layout import LineLayout, plain_layout
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
@@ -23,22 +24,22 @@ _NEWLINE = 10
 
 
 def parse_rows(
-    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool | int = False
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, max_bad_rows: int = 0
 ) -> RawRows:
-    """Parse whole lines of text, without a header line.
+    """Parse whole lines of text without a header line, by the parser that suits the spec.
 
     Args:
         data: Lines of UTF-8; the last one with or without its newline; ``\\r\\n`` ends a line too.
         spec: The columns; their raw types say what a field may hold.
         layout: Which columns the fields of a line are.
-        reject: Describe every bad row in ``RawRows.bad``, not only the first ones.
+        max_bad_rows: If there are more bad rows, ``RawRows.bad`` has only the first ones.
 
     Raises:
         SettingsError: There are 2 GiB of text or more.
     """
     if spec.is_criteo_format:
-        return parse_criteo(data, spec, label=layout.label, reject=reject)
-    return parse_delimited(data, spec, layout, reject=reject)
+        return parse_criteo(data, spec, label=layout.label, max_bad_rows=max_bad_rows)
+    return parse_delimited(data, spec, layout, max_bad_rows=max_bad_rows)
 
 
 def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
@@ -51,7 +52,7 @@ def parse_criteo(
     spec: FeatureSpec,
     *,
     label: bool,
-    reject: bool | int = False,
+    max_bad_rows: int = 0,
 ) -> RawRows:
     """Parse whole lines of a log in Criteo's format.
 
@@ -61,12 +62,14 @@ def parse_criteo(
             hexadecimal digits, dense values 32-bit integers, labels 0 or 1, also as 0.0 and 1.0. An
             empty field is a missing value, which a label may not be.
         label: Whether the rows begin with the label.
-        reject: Describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+        max_bad_rows: See :func:`parse_rows`.
     """
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
-    buffer.flags.writeable = False  # one type of array, so that loops are compiled once
+    # Arrays of bytes objects are read-only, and appended ones are not: two types, for each of which
+    # Numba would compile the loops.
+    buffer.flags.writeable = False
     lines = count_newlines(buffer)
     rows = RawRows(
         labels=np.empty((int(label), lines), np.uint8),
@@ -77,10 +80,13 @@ def parse_criteo(
         line=np.arange(lines),
         lines=lines,
     )
-    longest = longest_row(len(spec.dense), len(spec.categorical))
-    # parse_row reads so many bytes of any row: the last rows are in a copy with room behind them
-    tail = np.concatenate([buffer[-longest:], np.full(longest, _NEWLINE, np.uint8)])
-    others, text = np.empty(lines, np.int64), np.empty(len(buffer), np.uint8)
+    max_row_bytes = find_max_row_bytes(len(spec.dense), len(spec.categorical))
+    # parse_row may read so many bytes from the beginning of any row, for the last rows beyond the
+    # buffer. So these are read from a copy with newlines behind it.
+    tail = np.concatenate([buffer[-max_row_bytes:], np.full(max_row_bytes, _NEWLINE, np.uint8)])
+    tail_offset = max(0, len(buffer) - max_row_bytes)
+    unusual_lines = np.empty(lines, np.int64)
+    unusual_text = np.empty(len(buffer), np.uint8)
     columns = (
         rows.labels.reshape(-1),
         rows.dense,
@@ -88,27 +94,29 @@ def parse_criteo(
         rows.dense_missing,
         rows.categorical_missing,
     )
-    split = max(0, len(buffer) - longest)
-    count, size = _parse(buffer, tail, split, label, *columns, others, text)
+    count, size = _parse(buffer, tail, tail_offset, label, *columns, unusual_lines, unusual_text)
     if not count:
         return rows
-    return _fill_in_others(rows, others[:count], memoryview(text)[:size], spec, reject=reject)  # type: ignore[arg-type]
+    text: Any = memoryview(unusual_text)  # type: ignore[arg-type]
+    return _fill_in_unusual(
+        rows, unusual_lines[:count], text[:size], spec, max_bad_rows=max_bad_rows
+    )
 
 
-def _fill_in_others(
-    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, reject: bool | int
+def _fill_in_unusual(
+    rows: RawRows, lines: np.ndarray, text: memoryview, spec: FeatureSpec, *, max_bad_rows: int
 ) -> RawRows:
     """Fill in the rows that are not usual, or leave them out if they are malformed.
 
     Args:
-        rows: With arbitrary values in these rows.
-        lines: int64 [k], the lines of these rows.
-        text: Theirs.
+        rows: All rows, with arbitrary values in those that are not usual.
+        lines: int64 [k], the lines of the rows that are not usual.
+        text: The text of these lines.
         spec: The columns.
-        reject: See :func:`parse_criteo`.
+        max_bad_rows: See :func:`parse_rows`.
     """
     layout = plain_layout(spec, label=len(rows.labels) > 0)
-    parsed = parse_delimited(text, spec, layout, reject=reject)
+    parsed = parse_delimited(text, spec, layout, max_bad_rows=max_bad_rows)
     good = lines[parsed.line]
     for name in ("labels", "dense", "dense_missing", "categorical", "categorical_missing"):
         getattr(rows, name)[..., good] = getattr(parsed, name)
@@ -116,59 +124,77 @@ def _fill_in_others(
     kept[lines] = False
     kept[good] = True
     bad = [row.move_to(int(lines[row.line])) for row in parsed.bad]
-    return dataclasses.replace(
-        rows if kept.all() else take(rows, kept), bad=bad, bad_count=parsed.bad_count
-    )
+    if not kept.all():
+        rows = take(rows, kept)
+    return dataclasses.replace(rows, bad=bad, bad_count=parsed.bad_count)
 
 
 @compiled()
 def _parse(
-    buffer, tail, split, has_label, labels, dense, categorical, missing, absent, others, text
+    buffer,
+    tail,
+    tail_offset,
+    has_label,
+    labels,
+    dense,
+    categorical,
+    dense_missing,
+    categorical_missing,
+    unusual_lines,
+    unusual_text,
 ):
-    """Fill the columns with the usual rows; return how many others there are, and their bytes.
+    """Fill the columns with the usual rows, and copy the text of the others.
 
     Args:
-        buffer: The text, which ends with a newline.
-        tail: The text from ``split`` on, with room behind it.
-        split: Rows that begin behind it are read from ``tail``.
+        buffer: uint8 [bytes], the text, which ends with a newline.
+        tail: uint8, the text from ``tail_offset`` on, with room behind it.
+        tail_offset: Rows that begin behind it are read from ``tail``.
         has_label: Whether rows begin with the label.
-        labels: [lines], filled; so are the next four, as those of ``RawRows``.
-        dense: See above.
-        categorical: See above.
-        missing: Of dense columns.
-        absent: Of categorical columns.
-        others: [lines], filled with the lines of rows that are not usual.
-        text: [size of the buffer], filled with these rows.
+        labels: uint8 [lines], filled; so are the next four, which are those of ``RawRows``.
+        dense: int32 [dense columns, lines].
+        categorical: uint32 [categorical columns, lines].
+        dense_missing: uint64 [1, lines].
+        categorical_missing: uint64 [1, lines].
+        unusual_lines: int64 [lines], filled with the lines of rows that are not usual.
+        unusual_text: uint8 [bytes], filled with the text of these rows.
+
+    Returns:
+        The number of rows that are not usual, and the number of their bytes.
     """
-    begin, tail_begin = np.uint64(buffer.ctypes.data), np.uint64(tail.ctypes.data)
-    dense_address, dense_step = np.uint64(dense.ctypes.data), np.uint64(4 * dense.shape[1])
-    ids_address, ids_step = np.uint64(categorical.ctypes.data), np.uint64(4 * categorical.shape[1])
+    # Addresses instead of indices: see fast_rows. A step leads from one column to the next.
+    buffer_address = np.uint64(buffer.ctypes.data)
+    tail_address = np.uint64(tail.ctypes.data)
+    dense_address = np.uint64(dense.ctypes.data)
+    dense_step = np.uint64(4 * dense.shape[1])
+    ids_address = np.uint64(categorical.ctypes.data)
+    ids_step = np.uint64(4 * categorical.shape[1])
     line = 0
-    count = 0
-    size = 0
-    at = 0
-    while at < len(buffer):
-        base = begin if at <= split else tail_begin - np.uint64(split)
-        offset = np.uint64(4 * line)
-        end, label, dense_missing, ids_missing = parse_row(
-            base + np.uint64(at), has_label,
-            dense_address + offset, dense_step, dense.shape[0],
-            ids_address + offset, ids_step, categorical.shape[0],
+    unusual = 0
+    unusual_bytes = 0
+    offset = 0
+    while offset < len(buffer):
+        # of the byte 0 of the text, so that offsets count from it in the buffer and in the tail
+        base = buffer_address if offset <= tail_offset else tail_address - np.uint64(tail_offset)
+        column_offset = np.uint64(4 * line)
+        end, label, dense_bits, ids_bits = parse_row(
+            base + np.uint64(offset), has_label,
+            dense_address + column_offset, dense_step, dense.shape[0],
+            ids_address + column_offset, ids_step, categorical.shape[0],
         )  # fmt: skip
         if end:
             if has_label:
                 labels[line] = label
-            missing[0, line] = dense_missing
-            absent[0, line] = ids_missing
-            at = np.int64(end - base)
+            dense_missing[0, line] = dense_bits
+            categorical_missing[0, line] = ids_bits
+            offset = np.int64(end - base)
         else:
-            others[count] = line
-            count += 1
+            unusual_lines[unusual] = line
+            unusual += 1
             byte = np.uint8(0)
             while byte != _NEWLINE:
-                byte = buffer[at]
-                text[size] = byte
-                at += 1
-                size += 1
+                byte = buffer[offset]
+                unusual_text[unusual_bytes] = byte
+                offset += 1
+                unusual_bytes += 1
         line += 1
-    return count, size
+    return unusual, unusual_bytes

@@ -186,6 +186,7 @@ def _check_generations(
     elif manifest.settings.get("engine") != "nvtabular":
         from nvt_torchrec.etl.events.prepare import EarlierDays
         from nvt_torchrec.etl.labels.label_state import EarlierLabels
+        from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows.extension_state import read_state
 
         try:
@@ -195,6 +196,8 @@ def _check_generations(
                 EarlierDays.read(paths.extension, description.spec)
             if description.spec.label_files:
                 EarlierLabels.read(paths.extension, description.spec)
+            if description.spec.negatives:
+                check_stored(paths.extension)
         except ClickLogError as error:
             what = f"no day can be added: {error.what}"
             output.add("generations", paths.extension, what, error.remedy, severity=WARNING)

@@ -26,16 +26,14 @@ from nvt_torchrec.etl.engines.runs import Runs
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
-from nvt_torchrec.etl.labels.label_values import LabelValues, open_labels
+from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS, FIT
-from nvt_torchrec.etl.tables.prepare_tables import open_stored
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows.extend_workflow import DayCounts
-from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -53,14 +51,14 @@ class Job:
     Attributes:
         spec: The columns.
         work: The directory of its state, for counts, parts and records; all workers see it.
-        reject: Whether malformed rows are left out, or how many of a block at most.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         workers: The number of threads, for the engine that uses threads.
         strict_gpu: Whether it is an error that a card does not do what the host does.
     """
 
     spec: FeatureSpec
     work: Path
-    reject: bool | int = False
+    max_bad_rows: int = 0
     workers: int = 1
     strict_gpu: bool = False
 
@@ -75,19 +73,9 @@ class Job:
         return open_values(self.work, self.spec)
 
     @property
-    def tables(self) -> StoredTables | None:
-        """The tables that columns are joined from; None for a spec without."""
-        return open_stored(self.work, self.spec)
-
-    @property
-    def labels(self) -> LabelValues | None:
-        """The labels from other files than the log; None for a spec without."""
-        return open_labels(self.work, self.spec)
-
-    @property
-    def joined(self) -> tuple[EventFiles | None, StoredTables | None, LabelValues | None]:
-        """What the rows of a block are joined with while they are counted."""
-        return self.event_files, self.tables, self.labels
+    def additions(self) -> RowAdditions:
+        """What is added to the rows of a block as they are read."""
+        return RowAdditions.open(self.work, self.spec)
 
 
 def open_runs(job: Job, blocks: list[Block], *, ahead: int = 1) -> Runs:

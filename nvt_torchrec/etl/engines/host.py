@@ -31,7 +31,7 @@ from nvt_torchrec.etl.events.extract import (
     drop_keys,
     history_columns,
 )
-from nvt_torchrec.etl.labels.label_values import LabelValues, add_file_labels
+from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
@@ -46,7 +46,7 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_tables import StoredTable
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -55,10 +55,9 @@ if TYPE_CHECKING:
 def count_block(
     block: Block,
     spec: FeatureSpec,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventFiles | None = None,
-    tables: StoredTables | None = None,
-    labels: LabelValues | None = None,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -67,24 +66,26 @@ def count_block(
     Args:
         block: The block.
         spec: The columns.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows may be left out; 0: one is an error.
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
-        tables: The tables of a spec that has any.
-        labels: The labels that are from other files, of a spec that has any.
+        additions: What is added to the rows.
 
     Raises:
         BadRowError: A row is malformed.
         BadInputError: The block cannot be read.
         OutputError: The events cannot be written.
     """
+    tables = additions.tables
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
     found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
-    pieces = add_file_labels(pieces, block, labels)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
+    pieces = additions.add_rows(pieces, block, spec)
     if tables:  # histories need the values themselves
         pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -153,19 +154,21 @@ def encode_block(
     workflow: CompiledWorkflow,
     work: Path,
     *,
-    reject: bool | int,
+    max_bad_rows: int,
     events: EventValues | None = None,
-    labels: LabelValues | None = None,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
     Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
     """
     block, spec = units[0].block, workflow.spec
-    if events and not reject:  # without a malformed row in any column
+    if events and not max_bad_rows:  # without a malformed row in any column
         spec = drop_keys(spec)
-    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=counting.PIECE_BYTES)
-    pieces = add_file_labels(pieces, block, labels)
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
+    pieces = additions.add_rows(pieces, block, spec)
     if workflow.tables:
         pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
@@ -196,7 +199,9 @@ class Threads(Engine):
             def count_one(turn: int, index: int) -> int:
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
-                run = count_block(blocks[index], job.spec, job.reject, *job.joined)
+                run = count_block(
+                    blocks[index], job.spec, job.max_bad_rows, job.event_files, job.additions
+                )
                 runs.add(index, run)
                 return run.rows
 
@@ -217,9 +222,9 @@ class Threads(Engine):
                 group,
                 loaded,
                 job.work,
-                reject=job.reject,
+                max_bad_rows=job.max_bad_rows,
                 events=job.events,
-                labels=job.labels,
+                additions=job.additions,
             )
             syncer.add(written, results)
             return results

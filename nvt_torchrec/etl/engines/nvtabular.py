@@ -105,7 +105,7 @@ def _merlin_client(client: Client) -> Iterator[None]:
 
 def _read_frame(block: Block, job: Job, gpu: bool) -> Any:
     """Read the training rows of a block as a frame."""
-    read = read_block_chunks(block, job.spec, reject=job.reject, chunk_bytes=None)
+    read = read_block_chunks(block, job.spec, max_bad_rows=job.max_bad_rows, chunk_bytes=None)
     ((rows,),) = divide_rows(read, block, ["train"])
     with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, len(rows))
@@ -123,7 +123,7 @@ def encode_block(
         table = transform_frame(to_frame(rows, spec, gpu=gpu), loaded, schema, gpu=gpu)
         return table, _count_oov(table, spec)
 
-    rows = read_block_chunks(units[0].block, spec, reject=job.reject, chunk_bytes=None)
+    rows = read_block_chunks(units[0].block, spec, max_bad_rows=job.max_bad_rows, chunk_bytes=None)
     return finish_units(job.work, *write_units(units, rows, encode, job.work))
 
 

@@ -145,7 +145,7 @@ def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
     """Count a block in a worker, and write the counts durably; return its rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
-    run = count_block(block, job.spec, job.reject, *job.joined)
+    run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.additions)
     write_run(job.work / FIT / run_name(index, index + 1), run)
     return run.rows
 
@@ -157,7 +157,12 @@ def _encode_block(
     log.debug("begin %s", units[0].file)
     loaded = _load_once(*workflow)
     encoded = encode_block(
-        units, loaded, job.work, reject=job.reject, events=job.events, labels=job.labels
+        units,
+        loaded,
+        job.work,
+        max_bad_rows=job.max_bad_rows,
+        events=job.events,
+        additions=job.additions,
     )
     return finish_units(job.work, *encoded)
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import EventFiles, block_name
+from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.label_rates import LabelRates
+from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows, empty_mask
 from nvt_torchrec.workflows.event_groups import (

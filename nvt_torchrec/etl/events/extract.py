@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,17 +13,16 @@ from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
-from nvt_torchrec.etl.events.label_rates import count_hours
-from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES, PieceChange
-from nvt_torchrec.etl.units.unit_plan import DividedBlock
+from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
+from nvt_torchrec.etl.units.hours import count_hours
+from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
+from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name, name_fields
 from nvt_torchrec.etl.units.writing import choose
-from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.events import Aggregate
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, history_bit
-from nvt_torchrec.workflows.stored_tables import StoredTables
+from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
 
 
 def flag_type(spec: FeatureSpec) -> np.dtype:
@@ -107,7 +105,7 @@ class EventFiles:
         return self.directory / f"{name}.ids.npy"
 
     def hours(self, name: str) -> Path:
-        """What :func:`.label_rates.count_hours` returns of the events of a block."""
+        """What :func:`etl.units.hours.count_hours` returns of the events of a block."""
         return self.directory / f"{name}.hours.npy"
 
     def keys(self, group: int) -> Path:
@@ -131,12 +129,6 @@ class EventFiles:
         ordered = np.empty_like(array)
         ordered[..., order] = array
         return ordered
-
-
-def block_name(block: Block) -> str:
-    """Return the name of a block in the names of files."""
-    place = f"{block.source}\n{block.begin}\n{block.end}"
-    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
 
 def narrow(spec: FeatureSpec) -> FeatureSpec:
@@ -171,22 +163,14 @@ def drop_keys(spec: FeatureSpec) -> FeatureSpec:
     )
 
 
-def name_fields(spec: FeatureSpec) -> InputFormat:
-    """Return the input format with names of all fields, as some are not read."""
-    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
-        return spec.input
-    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))
-
-
 def extract(
     block: Block,
     spec: FeatureSpec,
     files: EventFiles,
     *,
     train: bool,
-    reject: bool | int,
-    tables: StoredTables | None = None,
-    add_labels: PieceChange | None = None,
+    max_bad_rows: int,
+    additions: RowAdditions = NO_ADDITIONS,
 ) -> int:
     """Write the events of a block, unless they are there; return how many are written.
 
@@ -195,9 +179,9 @@ def extract(
         spec: The columns.
         files: Where they are written.
         train: Whether its rows are for training, unless they are divided.
-        reject: Whether malformed rows are left out; they are no events.
-        tables: The tables of a spec that has any.
-        add_labels: Adds labels from other files, of a spec that has any.
+        max_bad_rows: How many malformed rows may be left out, which are no events; 0: one is an
+            error.
+        additions: What is added to the rows.
 
     Raises:
         BadRowError: A row is malformed.
@@ -207,12 +191,11 @@ def extract(
     if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
         return 0
     # where no row is left out, none is that has a wrong value in another column
-    read = spec if reject else narrow(spec)
+    read = spec if max_bad_rows else narrow(spec)
     extractor = BlockExtractor(block, read, files, train=train)
-    pieces = read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES)
-    if add_labels:
-        pieces = add_labels(pieces, block)
-    for rows in pieces:
+    pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
+    tables = additions.tables
+    for rows in additions.add_rows(pieces, block, read):
         extractor.add(tables.join(rows, read) if tables else rows)
     return extractor.write()
 
@@ -273,6 +256,8 @@ class BlockExtractor:
         for number, rule in enumerate(spec.histories):
             chosen = rows.labels[spec.labels.index(rule.where)] if rule.where else np.uint8(1)
             flags |= np.asarray(chosen, flags.dtype) << history_bit(spec, number)
+        if rows.drawn is not None:  # negatives did not happen
+            flags[rows.drawn] &= 1 << TRAIN
         return flags
 
     def write(self) -> int:
@@ -294,8 +279,10 @@ class BlockExtractor:
                 write_array(files.codes(name, group), to_numpy(coded.indices)[order])
             if self._values:
                 _write_values(files.values(name), self._values)
-            labels = [flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
-            write_array(files.hours(name), count_hours(times[-1], np.stack(labels)))
+            happened = flags >> EVENT != 0
+            known, of_events = times[-1, happened], flags[happened]
+            labels = [of_events >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
+            write_array(files.hours(name), count_hours(known, np.stack(labels)))
             if spec.amounts:
                 amounts = np.concatenate(self._amounts, axis=1)
                 write_array(files.amounts(name), amounts[:, order])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class LabelRates:
 
     Attributes:
         smoothing: By rate, the weight of the rate of all events, in events.
-        hours: See :func:`count_hours`.
+        hours: See :func:`etl.units.hours.count_hours`.
         labels: The names of the labels, in the order of ``hours``.
     """
 
@@ -87,30 +87,3 @@ def fit_smoothing(moments: np.ndarray) -> float:
     if excess <= 0:
         return _MAX_SMOOTHING
     return min(max((n - squares / n) / excess, _MIN_SMOOTHING), _MAX_SMOOTHING)
-
-
-def count_hours(known: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Count events, and those with each label, by the hour from which they are known.
-
-    Args:
-        known: int64 [n], from when they are known, in microseconds.
-        labels: int64 [labels, n], 0 or 1.
-
-    Returns:
-        int64 [2 + labels, hours]: the hours since 1970, rising; events; events with each label.
-    """
-    hours = known // HOUR
-    first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
-    counts = np.diff(first, append=len(hours))
-    return add_hours([np.stack([hours[first], counts, *np.add.reduceat(labels, first, axis=1)])])
-
-
-def add_hours(counted: Sequence[np.ndarray]) -> np.ndarray:
-    """Add up counts of hours, see :func:`count_hours`."""
-    every = np.concatenate(counted, axis=1)
-    hours, place = np.unique(every[0], return_inverse=True)
-    total = np.zeros((len(every), len(hours)), np.int64)
-    total[0] = hours
-    for row in range(1, len(every)):
-        np.add.at(total[row], place, every[row])
-    return total

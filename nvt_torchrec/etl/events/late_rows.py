@@ -17,47 +17,15 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
-from nvt_torchrec.etl.events.extract import EventFiles, block_name, drop_keys, narrow
-from nvt_torchrec.etl.events.label_rates import add_hours, count_hours
+from nvt_torchrec.etl.events.extract import EventFiles, drop_keys, narrow
+from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
+from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import UNLIMITED
 
 log = logging.getLogger(__name__)
-
-#: Rows after a gap are late if they are at most one in so many, or a single one.
-_SHARE = 10_000
-#: Hours of a gap before late rows: nights and hours without service are shorter.
-_GAP_HOURS = 24
-#: How many times longer that gap is than any other.
-_TIMES_LONGER = 2
-
-
-def find_late(hours: np.ndarray) -> int | None:
-    """Return the time from which rows are late, in microseconds; None if there are no such rows.
-
-    They are a few rows after a gap that is longer than a day, and more than twice as long as any
-    other gap, but for gaps after a few rows at the beginning.
-
-    Args:
-        hours: int64 [2, hours], the hours since 1970, rising, and how many rows have each.
-    """
-    hour, rows = hours
-    before = np.cumsum(rows)[:-1]
-    after = rows.sum() - before
-    few = max(1, rows.sum() // _SHARE)
-    gaps = np.diff(hour)
-    longest = gaps[(before > few) & (after > few)].max(initial=1)
-    late = (after <= few) & (before > few)
-    late &= (gaps > _GAP_HOURS) & (gaps > _TIMES_LONGER * longest)
-    places = np.flatnonzero(late)
-    return int(hour[places[0] + 1]) * HOUR if len(places) else None
-
-
-def count_times(times: np.ndarray) -> np.ndarray:
-    """Count rows by the hour of their times, int64 [n]; return int64 [2, hours]."""
-    return count_hours(times, np.empty((0, len(times)), np.int64))
 
 
 def read_end(
@@ -91,7 +59,9 @@ def read_end(
 
     def count(block: Block) -> np.ndarray:
         counted = [np.zeros((2, 0), np.int64)]
-        pieces = read_block_chunks(block, times_alone, reject=True, chunk_bytes=CHUNK_BYTES)
+        pieces = read_block_chunks(
+            block, times_alone, max_bad_rows=UNLIMITED, chunk_bytes=CHUNK_BYTES
+        )
         for rows in pieces:
             assert rows.times is not None
             counted.append(count_times(rows.times[0]))

@@ -4,7 +4,7 @@ The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/ext
 further days need::
 
     events.json         newest time, smoothing; size and SHA-256 of the others
-    events.hours.npy    see :func:`.label_rates.count_hours`
+    events.hours.npy    see :func:`etl.units.hours.count_hours`
     events.N.npy        int64 [rows, n]: of group N the key, from when it is known, the time, the
                         number of events, of those with each label, and what is kept of numbers, see
                         :class:`.earlier_events.EarlierEvents`
@@ -28,17 +28,17 @@ from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import EventFiles, block_name, extract
+from nvt_torchrec.etl.events.extract import EventFiles, extract
 from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
-from nvt_torchrec.etl.events.label_rates import LabelRates, add_hours, fit_smoothing, sum_keys
-from nvt_torchrec.etl.events.late_rows import count_times, find_late, warn_of_late_rows
+from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing, sum_keys
+from nvt_torchrec.etl.events.late_rows import warn_of_late_rows
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS
-from nvt_torchrec.etl.tables.prepare_tables import open_stored
-from nvt_torchrec.etl.units.split_pass import PieceChange
-from nvt_torchrec.etl.units.unit_plan import UnitPlan
+from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
@@ -78,7 +78,7 @@ class EarlierDays:
 
     Attributes:
         record: What is known of them.
-        hours: See :func:`.label_rates.count_hours`.
+        hours: See :func:`etl.units.hours.count_hours`.
         groups: Of each group, its events.
     """
 
@@ -125,8 +125,7 @@ def prepare(
     earlier: EarlierDays | None,
     tails: list[HistoryTail] | None,
     threads: int,
-    reject: bool | int,
-    add_labels: PieceChange | None = None,
+    max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Make the events of all blocks, and what they sum up to before each row.
@@ -140,8 +139,7 @@ def prepare(
         earlier: The days before, of an extension.
         tails: Of each history, the newest events of the days before.
         threads: How many blocks, or windows of a group, are in work at once.
-        reject: Whether malformed rows are left out.
-        add_labels: Adds labels from other files to the rows of a block, of a spec that has any.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows done since the last call: read, or summed up.
 
     Raises:
@@ -157,12 +155,12 @@ def prepare(
     splits = {unit.block: unit.split for unit in plan.units}
     order = {day.source: number for number, day in enumerate(plan.days)}
     blocks = sorted(plan.blocks, key=lambda block: (order[block.source], block.begin))
-    tables = open_stored(work, spec)
+    additions = RowAdditions.open(work, spec)
 
     def read(block: Block) -> int:
         train = splits[block] == "train"
         return extract(
-            block, spec, files, train=train, reject=reject, tables=tables, add_labels=add_labels
+            block, spec, files, train=train, max_bad_rows=max_bad_rows, additions=additions
         )
 
     for rows in map_in_order(read, blocks, threads, "events"):

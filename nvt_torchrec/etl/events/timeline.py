@@ -16,7 +16,7 @@ from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.event_groups import BEFORE_ALL, sums_of_groups
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL, EVENT, sums_of_groups
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
 CHUNK_ROWS = 1 << 17
@@ -254,4 +254,7 @@ class EventLog:
         for chunk in cut_chunks(first + len(self.names), read_known):
             blocks = [read(number).columns for number in chunk.blocks]
             # each column of the chunk is made of that column of its blocks
-            yield EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))
+            events = EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))
+            if self.spec.negatives:  # a row that was drawn has no flag but that of training
+                events = events.take(np.flatnonzero(events.flags >> EVENT))
+            yield events

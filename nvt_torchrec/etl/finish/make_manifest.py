@@ -72,13 +72,19 @@ def make_manifest(
 
 
 def row_counts(results: list[UnitResult], *, waits: bool) -> dict[str, int]:
-    """The rows that were read, written and rejected, and with ``waits`` those that wait."""
+    """Count the rows that were read, written and rejected.
+
+    Those that wait are counted with ``waits``, and those that were drawn if there are any.
+    """
+    waiting = sum(result.waiting for result in results)
+    drawn = sum(result.drawn for result in results)
     written = sum(result.rows for result in results)
     rejected = sum(result.bad_count for result in results)
-    counts = {"in": written + rejected, "out": written, "rejected": rejected}
+    counts = {"in": written - drawn + rejected, "out": written, "rejected": rejected}
     if waits:
-        waiting = sum(result.waiting for result in results)
         counts |= {"in": counts["in"] + waiting, "waiting": waiting}
+    if drawn:
+        counts["drawn"] = drawn
     return counts
 
 

@@ -119,10 +119,3 @@ class LabelValues:
 def open_labels(work: Path, spec: FeatureSpec) -> LabelValues | None:
     """Open the labels in the state of a run; None for a spec without labels from other files."""
     return LabelValues(work / LABELS, spec) if spec.label_files else None
-
-
-def add_file_labels(
-    pieces: Iterator[RawRows], block: Block, labels: LabelValues | None
-) -> Iterator[RawRows]:
-    """Return rows of a block with their labels from other files, if there are such labels."""
-    return labels.add(pieces, block) if labels else pieces

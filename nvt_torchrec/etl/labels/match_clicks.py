@@ -12,11 +12,11 @@ import numpy as np
 from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
-from nvt_torchrec.etl.events.extract import block_name, name_fields
-from nvt_torchrec.etl.events.label_rates import add_hours
 from nvt_torchrec.etl.labels.click_files import ClickLog
 from nvt_torchrec.etl.labels.click_kernels import index_keys, match_rows, shift_of
+from nvt_torchrec.etl.units.hours import add_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
+from nvt_torchrec.etl.units.unit_plan import block_name, name_fields
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
@@ -129,7 +129,7 @@ def match_blocks(
     after: int | None,
     times_below: Path | None,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> list[np.ndarray]:
     """Read the log, and find to which rows clicks belong.
@@ -142,7 +142,7 @@ def match_blocks(
         times_below: The directory where the times of each block's lines are written; None: they
             are not.
         threads: The number of blocks that are read at once.
-        reject: Whether malformed rows are left out.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
 
     Returns:
@@ -154,11 +154,12 @@ def match_blocks(
         OutputError: A file cannot be written.
     """
     # without quarantine a malformed row ends the run; with it, all columns decide which rows count
-    read = spec if reject else read_keys_alone(spec)
+    read = spec if max_bad_rows else read_keys_alone(spec)
 
     def match(block: Block) -> np.ndarray:
         counted, by_line = [], [np.empty(0, np.int64)]
-        for rows in read_block_chunks(block, read, reject=reject, chunk_bytes=CHUNK_BYTES):
+        pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
+        for rows in pieces:
             assert rows.label_keys is not None
             assert rows.label_times is not None
             counted.append(count_newest(rows.label_times))

@@ -16,8 +16,6 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import write_json
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.extract import block_name
-from nvt_torchrec.etl.events.late_rows import find_late
 from nvt_torchrec.etl.labels.click_files import ClickLog, read_clicks
 from nvt_torchrec.etl.labels.label_state import EarlierLabels, write_labels
 from nvt_torchrec.etl.labels.label_values import RECORD_FILE, LabelCut, clicked_file
@@ -28,6 +26,8 @@ from nvt_torchrec.etl.labels.match_clicks import (
 )
 from nvt_torchrec.etl.state.output import LABELS
 from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.units.hours import find_late
+from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
@@ -47,7 +47,7 @@ def prepare_labels(
     *,
     earlier: EarlierLabels | None,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Find to which row each click belongs, and which rows are written now, unless it is known.
@@ -59,7 +59,7 @@ def prepare_labels(
         work: The directory of the run's state.
         earlier: Of an extension, what is kept of the clicks of earlier days.
         threads: How many blocks, or pieces of a file of clicks, are read at once.
-        reject: Whether malformed rows are left out.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
 
     Raises:
@@ -77,7 +77,12 @@ def prepare_labels(
     matches = []
     for number, label in enumerate(spec.label_files):
         clicks, rejected = read_clicks(
-            label, spec, sources[label.name], threads=threads, reject=bool(reject), report=report
+            label,
+            spec,
+            sources[label.name],
+            threads=threads,
+            reject=max_bad_rows > 0,
+            report=report,
         )
         if not len(clicks):
             paths = ", ".join(file.source for file in sources[label.name])
@@ -94,7 +99,7 @@ def prepare_labels(
         after=after,
         times_below=directory / _TIMES if spec.split.by == "days" else None,
         threads=threads,
-        reject=reject,
+        max_bad_rows=max_bad_rows,
         report=report,
     )
     counted = join_newest(of_blocks)

@@ -47,6 +47,8 @@ LATE_FILE = "late.json"
 EVENTS = "events"
 #: The tables that are joined to the log, see :mod:`etl.tables`.
 TABLES = "tables"
+#: What negatives are drawn by, see :mod:`etl.negatives`; also in the directory for extensions.
+NEGATIVES = "negatives"
 #: Which rows were clicked, where the labels are from other files, see :mod:`etl.labels`.
 LABELS = "labels"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input

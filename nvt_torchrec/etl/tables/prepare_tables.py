@@ -16,6 +16,7 @@ from nvt_torchrec.etl.state.output import TABLES
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.tables.table_writer import REJECTED_FILE, store_table
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.table_files import DIRECTORY, link_table
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
@@ -91,7 +92,7 @@ def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
     found = np.zeros(len(spec.joined_tables), np.int64)
     num_rows = 0
     for block in blocks:
-        pieces = read_block_chunks(block, spec, reject=True, chunk_bytes=_SAMPLE_BYTES)
+        pieces = read_block_chunks(block, spec, max_bad_rows=UNLIMITED, chunk_bytes=_SAMPLE_BYTES)
         rows = next(pieces)
         assert rows.table_keys is not None
         num_rows += len(rows)

@@ -33,7 +33,7 @@ def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
 def find_tables(
     spec: FeatureSpec, input_path: str, paths: Mapping[str, str], *, needed: bool = True
 ) -> TableSources:
-    """Return the files of each table that has columns.
+    """Return the files of each table that has columns, or the items that negatives may have.
 
     Args:
         spec: The columns.
@@ -46,13 +46,13 @@ def find_tables(
         SettingsError: ``paths`` has a table that the spec does not have.
         BadInputError: A file is missing or empty.
     """
-    names = [rule.name for rule in spec.joined_tables]
+    names = [rule.name for rule in spec.read_tables]
     for name in paths:
         if name not in names:
             remedy = did_you_mean(name, names) if names else "leave --table out"
             raise SettingsError(f"--table {name}: the spec has no table {name!r}", remedy)
     found: TableSources = {}
-    for rule in spec.joined_tables:
+    for rule in spec.read_tables:
         path = paths.get(rule.name) or f"{directory_of(input_path)}/{rule.path}"
         try:
             found[rule.name] = find_table(path)

@@ -19,21 +19,29 @@ from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 _NO_LABEL = "(a table has no label)"
 
 
-def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpec:
+def make_table_spec(
+    rule: TableRule,
+    spec: FeatureSpec,
+    path: str,
+    columns: Sequence[DenseColumn | CategoricalColumn] | None = None,
+) -> FeatureSpec:
     """Return the spec of a file of a table.
 
-    Its columns are those that the spec of the log takes from the table, in their order, and behind
-    them, as categories, those of the key, read as the log's are.
+    Its columns are those that are read, in their order, and behind them, as categories, those of
+    the key, read as the log's are.
 
     Args:
         rule: The table.
         spec: The columns of the log and of its tables.
         path: The file, whose ending says its format where the rule does not.
+        columns: The columns to read; None: those that the spec of the log takes from the table.
     """
+    if columns is None:
+        columns = spec.columns_of(rule.name)
     return make_keyed_spec(
         spec,
         path,
-        columns=[dataclasses.replace(c, table="") for c in spec.columns_of(rule.name)],
+        columns=[dataclasses.replace(column, table="") for column in columns],
         key=dict(zip(rule.key, rule.own_key, strict=True)),
         time=_version_time(rule),
         given=rule.input,

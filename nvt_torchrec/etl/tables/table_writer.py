@@ -45,8 +45,8 @@ REJECTED_FILE = "rejected.tsv"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece:
-    """Some rows of a file.
+class TablePiece:
+    """Some rows of a file of a table.
 
     Attributes:
         spec: By which the rows were read.
@@ -96,10 +96,10 @@ def store_table(
     """
     if directory.exists():
         return
-    pieces: list[_Piece] = []
+    pieces: list[TablePiece] = []
     rejected: list[bytes] = []
     for file in files:
-        for piece, bad in _read_file(rule, spec, file, threads, reject):
+        for piece, bad in read_table_file(rule, spec, file, threads, reject):
             pieces.append(piece)
             rejected += bad
             report(piece.rows.lines)
@@ -115,36 +115,52 @@ def store_table(
     order = _order_rows(rule, pieces, every_key, every_start)
     log.info("table %s: %d rows", rule.name, len(order))
     with new_directory(directory) as temporary:
-        _save(temporary / KEYS, every_key[order])
+        save_array(temporary / KEYS, every_key[order])
         if rule.valid_from:
-            _save(temporary / STARTS, every_start[order])
+            save_array(temporary / STARTS, every_start[order])
         for column in spec.columns_of(rule.name):
-            read = [_find_column(piece, column.name) for piece in pieces]
+            read = [find_column(piece, column.name) for piece in pieces]
             if earlier is not None:
                 read.append(earlier.take(column.name, np.arange(len(earlier))))
             values = concatenate_values([values for values, _ in read])
             missing = np.concatenate([absent for _, absent in read])
-            arrays = _to_arrays(column, take_values(values, order), missing[order])
+            arrays = to_arrays(column, take_values(values, order), missing[order])
             for kind, array in arrays.items():
-                _save(temporary / f"{column.name}.{kind}.npy", array)
+                save_array(temporary / f"{column.name}.{kind}.npy", array)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
 
 
-def _read_file(
-    rule: TableRule, spec: FeatureSpec, file: DayFile, threads: int, reject: bool
-) -> Iterator[tuple[_Piece, list[bytes]]]:
-    """Yield pieces of a file, and lines that describe their malformed rows."""
-    table_spec = make_table_spec(rule, spec, file.path)
+def read_table_file(
+    rule: TableRule,
+    spec: FeatureSpec,
+    file: DayFile,
+    threads: int,
+    reject: bool,
+    columns: Sequence[DenseColumn | CategoricalColumn] | None = None,
+) -> Iterator[tuple[TablePiece, list[bytes]]]:
+    """Yield pieces of a file, and lines that describe their malformed rows.
 
-    def parse(unparsed: UnparsedRows) -> tuple[_Piece, list[bytes]]:
+    Args:
+        rule: The table.
+        spec: The columns of the log and of its tables.
+        file: The file.
+        threads: How many pieces are parsed at once.
+        reject: Whether malformed rows are left out.
+        columns: See :func:`.table_spec.make_table_spec`.
+    """
+    table_spec = make_table_spec(rule, spec, file.path, columns)
+
+    def parse(unparsed: UnparsedRows) -> tuple[TablePiece, list[bytes]]:
         what = f"table {rule.name}"
         found = parse_keyed(unparsed, file.source, what, rule.own_key, reject=reject)
         starts = np.zeros(len(found.keys), np.int64)
         if found.times is not None:
             # without a time, a version counts from the beginning
             starts = np.where(found.times != NO_TIME, found.times + rule.delay, NO_TIME)
-        piece = _Piece(table_spec, file.source, found.first_line, found.rows, found.keys, starts)
+        piece = TablePiece(
+            table_spec, file.source, found.first_line, found.rows, found.keys, starts
+        )
         return piece, found.rejected
 
     pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
@@ -152,7 +168,7 @@ def _read_file(
 
 
 def _order_rows(
-    rule: TableRule, pieces: list[_Piece], keys: np.ndarray, starts: np.ndarray
+    rule: TableRule, pieces: list[TablePiece], keys: np.ndarray, starts: np.ndarray
 ) -> np.ndarray:
     """Return the order of rows by key and start; of two alike, the later row is left out.
 
@@ -186,7 +202,7 @@ def _order_rows(
     return order[~is_repeated]
 
 
-def _place_of(pieces: list[_Piece], row: int) -> str:
+def _place_of(pieces: list[TablePiece], row: int) -> str:
     """Return the file and line of a row, counted over all pieces."""
     for piece in pieces:
         if row < len(piece.keys):
@@ -195,7 +211,7 @@ def _place_of(pieces: list[_Piece], row: int) -> str:
     raise IndexError(row)
 
 
-def _find_column(piece: _Piece, name: str) -> tuple[CategoryValues, np.ndarray]:
+def find_column(piece: TablePiece, name: str) -> tuple[CategoryValues, np.ndarray]:
     """Return the values [n] of a column, and where they are missing, bool [n]."""
     rows, dense = piece.rows, piece.spec.dense_names
     if name in dense:
@@ -205,7 +221,7 @@ def _find_column(piece: _Piece, name: str) -> tuple[CategoryValues, np.ndarray]:
     return rows.categorical[j], is_missing(rows.categorical_missing, j)
 
 
-def _to_arrays(
+def to_arrays(
     column: DenseColumn | CategoricalColumn, values: CategoryValues, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a column, by their kinds in :mod:`formats.table_files`."""
@@ -227,7 +243,8 @@ def _to_arrays(
     return arrays | {"codes": to_numpy(encoded.indices).astype(np.int32)}
 
 
-def _save(file: Path, array: np.ndarray) -> None:
+def save_array(file: Path, array: np.ndarray) -> None:
+    """Write an array; the directory is made durable as a whole."""
     with open(file, "wb") as opened:
         np.save(opened, np.ascontiguousarray(array), allow_pickle=False)
 

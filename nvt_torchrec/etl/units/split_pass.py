@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,8 +31,8 @@ from nvt_torchrec.formats.rows import RawRows
 
 log = logging.getLogger(__name__)
 
-#: Yields the pieces of a block with labels from other files, without rows that wait for these.
-PieceChange: TypeAlias = Callable[[Iterator[RawRows], Block], Iterator[RawRows]]
+#: Yields pieces of a block without rows that are not written.
+LeaveOut: TypeAlias = Callable[[Iterable[RawRows], Block], Iterator[RawRows]]
 #: Text that is parsed at once.
 CHUNK_BYTES = 2 << 20
 
@@ -43,9 +43,9 @@ def prepared(
     work: Path,
     *,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[int], object] = lambda rows: None,
-    add_labels: PieceChange | None = None,
+    leave_out: LeaveOut | None = None,
 ) -> UnitPlan:
     """Return the plan with the row numbers, or the cuts by time, that its division of rows needs.
 
@@ -54,9 +54,9 @@ def prepared(
         spec: The columns and the split.
         work: The directory of the run's state.
         threads: The number of blocks that are read at once.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
-        add_labels: Adds labels from other files, and leaves out rows that wait; None without.
+        leave_out: Yields the rows of a block that are written; None: all are.
 
     Raises:
         BadRowError: A row is malformed.
@@ -65,7 +65,7 @@ def prepared(
     """
     split = spec.split
     if split.by == "time" and not split.valid_from:
-        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, reject, report, add_labels)
+        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report, leave_out)
         changed: dict[Block, Block] = {
             block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
             for block in plan.divided_blocks
@@ -96,9 +96,9 @@ def _time_cuts(
     spec: FeatureSpec,
     file: Path,
     threads: int,
-    reject: bool | int,
+    max_bad_rows: int,
     report: Callable[[int], object],
-    add_labels: PieceChange | None,
+    leave_out: LeaveOut | None,
 ) -> tuple[int, int]:
     """Count all times, or take the cuts that an earlier process wrote to ``file``."""
     with contextlib.suppress(BadInputError, ValueError):  # not there, or damaged: counted again
@@ -106,9 +106,9 @@ def _time_cuts(
         return begin, end
 
     def count_times(block: Block) -> Counts:
-        pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=CHUNK_BYTES)
-        if add_labels:
-            pieces = add_labels(pieces, block)
+        pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
+        if leave_out:
+            pieces = leave_out(pieces, block)
         return count([rows.key for rows in pieces if rows.key is not None])
 
     def count_all() -> Iterator[Counts]:

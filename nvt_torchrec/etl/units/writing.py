@@ -53,6 +53,7 @@ class UnitRecord:
         dense_missing: By dense column, rows in which it was missing.
         null: By categorical column, rows in which it was missing.
         oov: By categorical column, out-of-vocabulary ids.
+        drawn: How many of the rows written are negatives that were drawn.
         waiting: Rows left out because their clicks may still come.
         done: Rows left out because days before have them.
     """
@@ -65,6 +66,7 @@ class UnitRecord:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
+    drawn: int = 0
     waiting: int = 0
     done: int = 0
 
@@ -82,7 +84,7 @@ class UnitResult(UnitRecord):
     @property
     def lines(self) -> int:
         """Rows read."""
-        return self.rows + self.bad_count + self.waiting + self.done
+        return self.rows - self.drawn + self.bad_count + self.waiting + self.done
 
     @property
     def has_part(self) -> bool:
@@ -92,6 +94,11 @@ class UnitResult(UnitRecord):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-ready form, which :class:`UnitRecord` reads."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(UnitRecord)}
+
+
+def count_drawn(rows: RawRows) -> int:
+    """Return how many of the rows are negatives that were drawn."""
+    return 0 if rows.drawn is None else int(np.count_nonzero(rows.drawn))
 
 
 def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
@@ -182,11 +189,12 @@ def divide_rows(
     """
     lines = 0
     for rows in pieces:
+        num_read = len(rows) - count_drawn(rows)
         left_out = rows.bad_count + rows.waiting + rows.done
-        if rows.lines != len(rows) + left_out:
+        if rows.lines != num_read + left_out:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-                f"lines, but {len(rows)} rows and {left_out} left out",
+                f"lines, but {num_read} rows and {left_out} left out",
                 "this is a defect; nothing was written for them",
             )
         if not isinstance(block, DividedBlock):
@@ -272,6 +280,7 @@ class _UnitWriter:
                 "dense_missing": count_missing(rows.dense_missing, len(rows.dense)),
                 "null": count_missing(rows.categorical_missing, len(rows.categorical)),
                 "oov": oov,
+                "drawn": count_drawn(rows),
             }
         )
 

@@ -21,18 +21,15 @@ from nvt_torchrec.formats.feature_spec.columns import (
 )
 from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
-from nvt_torchrec.formats.feature_spec.label_files import (
-    LabelFile,
-    check_label_files,
-    plan_labels,
-    row_time_read,
-)
+from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
+from nvt_torchrec.formats.feature_spec.negatives import NegativesRule, check_negatives
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
     column_reads,
-    join_read,
+    plan_labels,
     read_as_they_are,
+    row_time_read,
     split_read,
     time_reads,
 )
@@ -66,6 +63,7 @@ class FeatureSpec:
             are neither.
         histories: The histories.
         tables: The tables that columns are joined from.
+        negatives: The rows that are drawn; None for a log with rows of both labels.
         label_files: The labels that are from other files than the log.
         label_times_between: While a block is read, the times that rows without events may have;
             no file has it.
@@ -83,6 +81,7 @@ class FeatureSpec:
     events: Events | None = None
     histories: tuple[HistoryRule, ...] = ()
     tables: tuple[TableRule, ...] = ()
+    negatives: NegativesRule | None = None
     label_files: tuple[LabelFile, ...] = ()
     label_times_between: tuple[int, ...] | None = None
     version_time: Read | None = None
@@ -120,6 +119,18 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
+        all_ones = [rule.name for rule in self.label_rules if rule.value is not None]
+        if all_ones and not self.negatives:
+            raise SettingsError(
+                f"label {all_ones[0]}: all rows have label 1", "add [negatives], or leave value out"
+            )
+        for column in self.aggregates:
+            if column.aggregate and column.aggregate.label in all_ones:
+                raise SettingsError(
+                    f"aggregate {column.name}: its label is 1 in all rows", "leave it out"
+                )
+        if self.negatives:
+            check_negatives(self.negatives, self.features, self.tables, self.groups)
         check_label_files(self.label_files, self.labels, self.events, self.split)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
@@ -130,6 +141,13 @@ class FeatureSpec:
     def joined_tables(self) -> list[TableRule]:
         """The tables that have columns."""
         return [rule for rule in self.tables if self.columns_of(rule.name)]
+
+    @property
+    def read_tables(self) -> list[TableRule]:
+        """The tables whose files are read: those that have columns, and that of negatives."""
+        drawn_from = self.negatives.table if self.negatives else ""
+        joined = [rule.name for rule in self.joined_tables]
+        return [rule for rule in self.tables if rule.name in (*joined, drawn_from)]
 
     @functools.cached_property
     def aggregates(self) -> list[DenseColumn]:
@@ -209,7 +227,7 @@ class FeatureSpec:
         times = time_reads(self.events)
         if label:
             rules = self.label_rules or [LabelRule(self.label)]
-            labels = plan_labels(rules, self.label_files, reads)
+            labels = plan_labels(rules, [file.name for file in self.label_files], reads)
             if self.weight:
                 weight = reads.index(Read(self.weight, "weight", trim=True))
             if self.split.column:
@@ -229,6 +247,12 @@ class FeatureSpec:
         join_time = label_time = None
         if self.join_time:
             join_time = reads.index(self.join_time)
+        negatives: tuple[int, ...] = ()
+        negative_time = None
+        if label and self.negatives:
+            negatives = reads.indices(map(self.key_read, self.negative_columns))
+            row_time = row_time_read(self.joined_tables, self.events, self.split)
+            negative_time = None if row_time is None else reads.index(row_time)
         label_keys: tuple[tuple[int, ...], ...] = ()
         if label and self.label_time:
             label_time = reads.index(self.label_time)
@@ -247,9 +271,16 @@ class FeatureSpec:
             amounts=amounts,
             tables=tables,
             join_time=join_time,
+            negatives=negatives,
+            negative_time=negative_time,
             label_keys=label_keys,
             label_time=label_time,
         )
+
+    @property
+    def negative_columns(self) -> tuple[str, ...]:
+        """The columns of the log with the item and the user of negatives; () without."""
+        return (self.negatives.item, self.negatives.user) if self.negatives else ()
 
     @functools.cached_property
     def label_time(self) -> Read | None:
@@ -266,7 +297,9 @@ class FeatureSpec:
     @functools.cached_property
     def join_time(self) -> Read | None:
         """How the time of a row is read, by which versions of tables are chosen; None without."""
-        return self.version_time or join_read(self.joined_tables, self.events, self.split)
+        if self.version_time or not any(rule.valid_from for rule in self.joined_tables):
+            return self.version_time
+        return row_time_read(self.joined_tables, self.events, self.split)
 
     def key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
@@ -286,6 +319,7 @@ class FeatureSpec:
         """The columns whose values, one in each row, are keys of events or of tables."""
         keys = {name for key in self.event_keys for name in key}
         keys |= {name for rule in self.joined_tables for name in rule.key}
+        keys |= {*self.negative_columns}
         keys |= {name for file in self.label_files for name in file.key}
         single = [column for column in self.categorical if not column.multi_hot]
         return read_as_they_are(single, keys)
@@ -314,11 +348,14 @@ class FeatureSpec:
     def score_rows(self) -> FeatureSpec:
         """Return the spec by which rows of a file are scored, with or without labels.
 
-        As in a request, nothing is divided, and with events a time may lack. A label from another
-        file is read from a column of its name, where the file has one.
+        As in a request, nothing is divided, no negatives are drawn, and with events a time may
+        lack. A label that all rows of the log have, or that is from another file, is read from a
+        column of its name, where there is one.
         """
-        if self.label_files:
-            return dataclasses.replace(self, label_files=()).score_rows()
+        if self.label_files or self.negatives:
+            rules = tuple(dataclasses.replace(rule, value=None) for rule in self.label_rules)
+            spec = dataclasses.replace(self, label_files=(), negatives=None, label_rules=rules)
+            return spec.score_rows()
         if not self.events:
             return self
         events = dataclasses.replace(self.events, source="", optional=True)
@@ -382,6 +419,7 @@ class FeatureSpec:
         ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
         return (
             not ruled
+            and not self.negatives
             and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
             and max(len(self.dense), len(self.categorical)) <= WORD_BITS
             and InputFormat(max_line_kb=line, list_separator=separator) == self.input

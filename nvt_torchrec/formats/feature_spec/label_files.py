@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.events import DURATION, Events, parse_duration
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
-from nvt_torchrec.formats.feature_spec.plan_reads import (
-    PlannedReads,
-    label_reads,
-    split_read,
-    time_reads,
-)
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
-from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
+from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.table_rules import is_inside
 
@@ -93,27 +87,6 @@ class LabelFile:
         if not self.time:
             return log_time
         return Read(self.time, "time", trim=True, time_format=self.time_format)
-
-
-def row_time_read(files: Sequence[LabelFile], events: Events | None, split: Split) -> Read:
-    """Return how the time of a row is read, after which its clicks come; all name the same."""
-    if files[0].log_time:
-        return Read(files[0].log_time, "time", trim=True, time_format=files[0].log_time_format)
-    return time_reads(events)[0] if events else split_read(split)
-
-
-def plan_labels(
-    rules: Iterable[LabelRule], files: Iterable[LabelFile], reads: PlannedReads
-) -> tuple[int | None, ...]:
-    """Return the index of the read of each label, None of one from another file."""
-    from_files = {file.name for file in files}
-    indices: list[int | None] = []
-    for rule in rules:
-        if rule.name in from_files:
-            indices.append(None)
-        else:
-            indices += reads.indices(label_reads([rule]))
-    return tuple(indices)
 
 
 def check_label_files(

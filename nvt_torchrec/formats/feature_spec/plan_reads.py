@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.events import Events
+from nvt_torchrec.formats.feature_spec.label_files import LabelFile
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -43,9 +44,25 @@ class PlannedReads:
         return tuple(self._indices)
 
 
-def label_reads(rules: Iterable[LabelRule]) -> list[Read]:
-    """Return how labels are read."""
-    return [Read(rule.column, "label", trim=rule.trim, label=rule) for rule in rules]
+def plan_labels(
+    rules: Iterable[LabelRule], from_files: Collection[str], reads: PlannedReads
+) -> tuple[int | None, ...]:
+    """Add how labels are read; return the index of each.
+
+    It is None of a label that is not read: one of all rows, or one from another file.
+
+    Args:
+        rules: The labels.
+        from_files: The names of those that are from other files.
+        reads: To which they are added.
+    """
+    indices: list[int | None] = []
+    for rule in rules:
+        if rule.value is not None or rule.name in from_files:
+            indices.append(None)
+        else:
+            indices.append(reads.index(Read(rule.column, "label", trim=rule.trim, label=rule)))
+    return tuple(indices)
 
 
 def time_reads(events: Events | None) -> list[Read]:
@@ -56,15 +73,22 @@ def time_reads(events: Events | None) -> list[Read]:
     return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
 
 
-def join_read(rules: Iterable[TableRule], events: Events | None, split: Split) -> Read | None:
-    """Return how the time of a row is read by which versions are chosen; None without versions."""
-    with_versions = [rule for rule in rules if rule.valid_from]
-    if not with_versions:
-        return None
-    rule = with_versions[0]  # all name the same time
-    if rule.log_time:
-        return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
-    return time_reads(events)[0] if events else split_read(split)
+def row_time_read(
+    rules: Iterable[TableRule | LabelFile], events: Events | None, split: Split
+) -> Read | None:
+    """Return how the time of a row is read; None if no part of the spec names one.
+
+    Args:
+        rules: Tables with versions and labels from files; those that name a time name the same one.
+        events: The rule of the events.
+        split: Which rows are for training, validation and test.
+    """
+    for rule in rules:
+        if rule.log_time:
+            return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
+    if events:
+        return time_reads(events)[0]
+    return split_read(split) if split.by == "time" else None
 
 
 def split_read(split: Split) -> Read:

@@ -57,6 +57,8 @@ class LabelRule:
         negative: With ``positive``, the texts that are 0; any other text is then malformed.
         threshold: Numbers that are at least this are 1, others 0.
         trim: Whether spaces and tabs around a value are removed.
+        value: 1: the log has no such column, as each of its rows is one with label 1; the others
+            are drawn (:mod:`.negatives`).
     """
 
     name: str
@@ -65,11 +67,15 @@ class LabelRule:
     negative: tuple[str, ...] = ()
     threshold: float | None = None
     trim: bool = False
+    value: int | None = None
 
     def __post_init__(self) -> None:
+        is_read = self.source or self.positive or self.threshold is not None
         check(
             self,
             f"label {self.name}: ",
+            ("value", self.value in (None, 1), "give 1, or leave it out"),
+            ("value", self.value is None or not is_read, "remove it, or from and what is 1"),
             ("positive", all(self.positive), 'give texts, such as ["yes", "true"]'),
             ("threshold", self.threshold is None or not self.positive, "remove it or positive"),
             ("negative", self.positive or not self.negative, "add positive"),
@@ -110,8 +116,8 @@ class ReadPlan:
 
     Attributes:
         reads: The columns to read.
-        labels: The index in ``reads`` of each label, the main one first, None of one from another
-            file; () without labels.
+        labels: The index in ``reads`` of each label, the main one first, None of one that all
+            rows have or that is from another file; () without labels.
         weight: That of the weight; None if there is none.
         key: That of the column by which rows are split; None if there is none.
         times: Those of the time of an event and, of a spec that names one, of the time from which
@@ -122,6 +128,9 @@ class ReadPlan:
         amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
         tables: Those of the columns of the key of each table that has columns.
         join_time: That of the time of a row, if a table has versions; else None.
+        negatives: Those of the item and of the user of rows that negatives are drawn for; () of
+            other rows.
+        negative_time: That of the time of these rows; None if the spec names none.
         label_keys: Those of the columns of the key of each label from another file.
         label_time: That of the time of a row, if there are such labels; else None.
         dense: Those of the sources of each dense column; () for an aggregate and for a column of
@@ -140,5 +149,7 @@ class ReadPlan:
     amounts: tuple[int, ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     join_time: int | None = None
+    negatives: tuple[int, ...] = ()
+    negative_time: int | None = None
     label_keys: tuple[tuple[int, ...], ...] = ()
     label_time: int | None = None

@@ -24,6 +24,10 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["tables"]
         for column in columns:
             del column["table"]
+    if not value["negatives"]:
+        del value["negatives"]
+        for rule in value["label_rules"]:
+            del rule["value"]
     if not value["label_files"]:
         del value["label_files"]
     for column in columns:

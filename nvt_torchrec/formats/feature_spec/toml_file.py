@@ -26,6 +26,7 @@ All keys of a spec; those that are optional say so, or show their default::
     positive = [">50K", "true"]   # texts that are 1, all others are 0
     negative = ["<=50K"]          # with it, any other text is a malformed row
     threshold = 4                 # instead of positive: numbers from 4 on are 1
+    # value = 1                   # instead of a column: all rows are 1, those of [negatives] 0
 
     # from another file, docs/labels.md: 1 if a row of it came within 1 d after a row of its key
     # name = "clicked"
@@ -101,6 +102,14 @@ All keys of a spec; those that are optional say so, or show their default::
     # log_time_format = "epoch_s" # of log_time; default ISO
     # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
 
+    [negatives]                   # docs/negatives.md: rows that are drawn, with label 0
+    item = "item"                 # for each row with label 1, the same one with other items
+    user = "user"                 # that this user has no row with label 1 with
+    per_positive = 4
+    from = "items"                # optional: the table with the items; default: those of the log
+    popularity = 0.75             # optional: by rows with label 1; default 0: all items alike
+    seed = 1                      # optional
+
     # in [[dense]] and [[categorical]], all optional:
     table = "items"               # the column is one of this table, of the row with the same key
     from = "age"                  # the column of the file; default: the name
@@ -173,6 +182,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
     read_history,
 )
 from nvt_torchrec.formats.feature_spec.toml_labels import is_from_file, read_label_file
+from nvt_torchrec.formats.feature_spec.toml_negatives import read_negatives
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
 from nvt_torchrec.formats.feature_spec.toml_tables import read_table
 from nvt_torchrec.formats.splits import SPLITS
@@ -249,7 +259,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history", "table",
+        "events", "aggregate", "history", "table", "negatives",
     }  # fmt: skip
     check_keys(value, known, source)
     given = value.get("input", {})
@@ -278,6 +288,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         events=read_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(read_history(block, source) for block in value.get("history", [])),
         tables=tuple(read_table(block, source) for block in value.get("table", [])),
+        negatives=read_negatives(value["negatives"], source) if "negatives" in value else None,
         label_files=label_files,
     )
 

@@ -9,6 +9,8 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.versions import import_name
 from nvt_torchrec.inference.export import FORMATS
 
+_FORMATS_HELP = "; ".join(f"{name}: {text}" for name, (text, _) in FORMATS.items())
+
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings(Settings):
@@ -17,10 +19,7 @@ class ExportSettings(Settings):
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
     output: Path = flag("directory to make", metavar="DIR")
-    format: str = flag(
-        "; ".join(f"{name}: {text}" for name, (text, _) in FORMATS.items()), next(iter(FORMATS)),
-        choices=tuple(FORMATS),
-    )
+    format: str = flag(_FORMATS_HELP, "onnx", choices=tuple(FORMATS))
     # fmt: on
 
 

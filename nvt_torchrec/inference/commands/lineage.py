@@ -45,7 +45,8 @@ def read_lineage(bundle: Path) -> str:
     from nvt_torchrec.workflows.inspection import generations_table
 
     description, workflow = describe(bundle, check=True), inspect(bundle / WORKFLOW)
-    record, size = description.origin.checkpoint, sum(f.bytes for f in description.files.values())
+    record = description.origin.checkpoint
+    size = sum(file.bytes for file in description.files.values())
     checkpoint = (
         f"{record.digest[:12]}, {record.steps} steps, {record.samples} samples, "
         f"generation {record.generation}, days {days_text(record.days or ())}"

@@ -22,7 +22,8 @@ OWN_MODEL = "the function that makes a model of your own, as given to the traine
 @functools.cache
 def prepare() -> None:
     """Do once what has to be done before torch is imported."""
-    # if a mapped file is truncated while it is in use, print "Bus error" and where
+    # A mapped file that is truncated while it is in use ends the process. Print "Bus error" and
+    # where that happened.
     faulthandler.enable(sys.__stderr__ or 2)
     from nvt_torchrec.base.startup import prepare_torch
 
@@ -60,8 +61,11 @@ class ModelSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (self.bundle is not None, self.workflow is not None, self.checkpoint is not None)
-        if given not in ((True, False, False), (False, True, True)):
+        if self.bundle is not None:
+            is_one_model = self.workflow is None and self.checkpoint is None
+        else:
+            is_one_model = self.workflow is not None and self.checkpoint is not None
+        if not is_one_model:
             raise SettingsError(
                 "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
             )

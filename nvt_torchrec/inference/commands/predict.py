@@ -41,8 +41,8 @@ class PredictSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.output.suffix in (".csv", ".tsv", ".json", ".jsonl", ".txt"):
-            better = self.output.with_suffix(".parquet")
-            raise SettingsError(f"--output {self.output}: scores are parquet", f"name it {better}")
+            name = self.output.with_suffix(".parquet")
+            raise SettingsError(f"--output {self.output}: scores are parquet", f"name it {name}")
 
 
 SETTINGS = (ModelSettings, PredictSettings)
@@ -66,8 +66,10 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
         workers=settings.workers,
     )
     seconds = time.perf_counter() - begin
-    rejected = f", {scored.rejected} rejected" if scored.rejected else ""
-    print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {settings.output}")
+    counts = f"{scored.rows} rows scored"
+    if scored.rejected:
+        counts += f", {scored.rejected} rejected"
+    print(f"{counts} in {seconds:.1f} s: {settings.output}")
     if settings.evaluate:
         weighted = bool(predictor.spec.weight)
         metrics = evaluate_file(settings.output, predictor.labels, weighted=weighted)

@@ -24,7 +24,6 @@ DESCRIPTION = (
 #: The exit status if a bundle is not allowed to be served.
 REFUSED = 3
 
-
 SETTINGS = (PublishSettings,)
 
 
@@ -44,20 +43,23 @@ def run(settings: PublishSettings) -> int:
 
 
 def _print(done: Published, settings: PublishSettings) -> None:
+    """Print the comparison, what is served now, and which bundles were removed."""
     from nvt_torchrec.inference.publish.steps import table
 
     for label, models in done.metrics.items():
         print(table(models, label if len(done.metrics) > 1 else ""))
-    for why in done.refusals:
-        log.error("refused: %s", why)
-    served: str | None = done.name
-    change = f", instead of {done.before}" if done.before else ""
+    for refusal in done.refusals:
+        log.error("refused: %s", refusal)
     if done.refusals:
-        served, change = done.before, " as before"
+        served = f"{done.before} as before"
     elif done.before == done.name:
-        change = " already"
-    elif settings.rollback:
-        change = f" again{change}"
-    print(f"{settings.to}: serving {served}{change}")
+        served = f"{done.name} already"
+    else:
+        served = done.name
+        if settings.rollback:
+            served += " again"
+        if done.before:
+            served += f", instead of {done.before}"
+    print(f"{settings.to}: serving {served}")
     if done.removed:
         print(f"removed: {', '.join(done.removed)}")

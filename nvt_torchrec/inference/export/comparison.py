@@ -1,4 +1,4 @@
-"""Whether an exported file computes what the bundle computes, by rows of known and odd values."""
+"""Check that an exported file gives the bundle's probabilities, of rows of usual and odd values."""
 
 from __future__ import annotations
 
@@ -21,55 +21,63 @@ from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 from nvt_torchrec.workflows.compiled.dense import normalization
 
-_ROWS, _LONGEST_LIST = 500, 4
-#: The first rows have dense values such as those of the training: the model is sure of most others,
-#: whatever is wrong with the file.
+#: How many rows are compared.
+_ROWS = 500
+#: The length of the longest lists in them.
+_MAX_LENGTH = 4
+#: This many of the first rows have dense values near the mean of the training. For most others the
+#: model is so sure that its probability hides what is wrong with the file.
 _USUAL_ROWS = 250
-#: By how many standard deviations these values are beside the mean.
+#: How many standard deviations lie between these values and the mean.
 _DEVIATIONS = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 #: Further values of dense columns.
 _NUMBERS = (-5, -1, 0, 1, 2, 3, 7, 50, 99, 2_000_000_000)
-#: The largest difference of two probabilities that is right for every row.
+#: Two probabilities may always differ by this much.
 _TOLERANCE = 1e-5
-#: ONNX Runtime adds float32 in another order, and each sum then is off by up to so much of its
-#: terms. A difference may be twice the largest that values and weights which are off by as much
-#: make, in so many draws. It is far below the tolerance, unless large terms cancel each other out:
-#: a share of clicks, of a standard deviation of 0.02, is 4,950 of them if somebody passes 99.
-_ROUNDING, _DRAWS, _ROUNDING_FACTOR = 1e-6, 5, 2.0
+#: ONNX Runtime adds float32 in another order, by which a sum changes as if each term were off by
+#: up to this share of it. :func:`_estimate_rounding` finds out what that does to a probability:
+#: far less than the tolerance, unless large terms cancel each other out. (A share of clicks, of a
+#: standard deviation of 0.02, is 4,950 of them if somebody passes 99.)
+_ROUNDING = 1e-6
+#: How often values and weights are changed by that share, in random directions.
+_DRAWS = 5
+#: A probability may differ by this many times the largest change that was found.
+_ROUNDING_FACTOR = 2.0
 
 
 def check_file(
     file: Path, predictor: Predictor, description: WorkflowDescription, known: dict[str, list]
 ) -> None:
-    """Compare probabilities of known, unseen and missing values.
+    """Compare the probabilities of rows with known, unseen and missing values.
 
     Args:
-        file: The exported file.
-        predictor: What it was exported from.
+        file: The exported file, with an input for each column of the log.
+        predictor: The predictor that it was exported from.
         description: The predictor's workflow.
         known: A few values of each categorical column's vocabulary.
 
     Raises:
-        SettingsError: They differ by more than rounding.
+        SettingsError: They differ by more than rounding can explain.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     inputs = inputs_of(predictor.row_spec)
     probes = _make_probes(predictor, description, known)
-    for count in (1, _ROWS):
-        some = {name: values[:count] for name, values in probes.items()}
-        encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, some)))
+    # A single row as well: an exporter may take a size of 1 for a constant.
+    for num_rows in (1, _ROWS):
+        rows = {name: values[:num_rows] for name, values in probes.items()}
+        encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, rows)))
         expected = predictor.predict_encoded(encoded.dense, encoded.ids)
-        got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), some), axis=1)
+        got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), rows), axis=1)
         differences = np.abs(got - expected)
         allowed = _TOLERANCE + _estimate_rounding(predictor, encoded, expected)
         if not (differences <= allowed).all():
             row, label = np.unravel_index((differences - allowed).argmax(), differences.shape)
             raise SettingsError(
                 f"{file.name}: its probabilities differ from the bundle's by "
-                f"{differences[row, label]:g}, at most {allowed[row, label]:g} is right; it was "
-                "not written",
+                f"{differences[row, label]:g}; rounding explains at most {allowed[row, label]:g}. "
+                "The file was not written",
                 "serve the bundle itself: python -m inference serve --bundle BUNDLE",
             )
 
@@ -80,11 +88,17 @@ def _estimate_rounding(
 ) -> np.ndarray:
     """Return by how much rounding may change probabilities, float32 [rows, labels].
 
-    Rounded sums are the exact sums of terms that are off in their last digits (Higham 2002,
+    A rounded sum is the exact sum of terms that differ in their last digits (Higham 2002,
     "Accuracy and Stability of Numerical Algorithms", §3.1). So the model is asked again, with
-    values and weights that are off by as much.
+    values and weights that are changed by as much.
+
+    Args:
+        predictor: The predictor.
+        encoded: The rows.
+        expected: Their probabilities, float32 [rows, labels].
     """
-    model, largest = predictor.model, np.zeros_like(expected)
+    model = predictor.model
+    largest = np.zeros_like(expected)
     ids = model.fold(encoded.ids)
     embedded = model.lookup(ids)
     generator = torch.Generator().manual_seed(0)
@@ -93,10 +107,12 @@ def _estimate_rounding(
         signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
         return values * (1 + _ROUNDING * signs)
 
-    has_weights = any(True for _ in model.head.parameters())
+    # The head of an own model is a file of ONNX, which has no weights here. It is a part of the
+    # exported file as it is, so that only what precedes it may be rounded in another way.
+    has_weights = len(list(model.head.parameters())) > 0
     for _ in range(_DRAWS):
         head = model.head
-        if has_weights:  # a file of ONNX, which an own model is, follows as it is
+        if has_weights:
             head = copy.deepcopy(head)
             for weight in head.parameters():
                 weight.copy_(disturb(weight))
@@ -111,39 +127,88 @@ def _estimate_rounding(
 def _make_probes(
     predictor: Predictor, description: WorkflowDescription, known: dict[str, list]
 ) -> dict[str, np.ndarray]:
-    """Return tensors of rows, by name; the lists of a history are of the same lengths."""
+    """Return the tensors of :data:`_ROWS` rows, by the names of the file's inputs.
+
+    Args:
+        predictor: The predictor.
+        description: Its workflow.
+        known: A few values of each categorical column's vocabulary.
+    """
     spec = predictor.row_spec
-    history_of = {name: h.name for h in predictor.workflow.histories for name in h.features}
-    usual = _find_usual_numbers(spec, description)
-    rng, tensors = np.random.default_rng(0), {}
-    lengths: dict[str, np.ndarray] = {}
     plan = spec.read_plan(label=False)
-    of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
+    usual = _find_usual_numbers(spec, description)
+    known_of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
+    history_of: dict[str, str] = {}
+    for history in predictor.workflow.histories:
+        for name in history.features:
+            history_of[name] = history.name
+
+    rng = np.random.default_rng(0)
+    tensors: dict[str, np.ndarray] = {}
+    lengths: dict[str, np.ndarray] = {}
     for column in inputs_of(spec):
         reads = [read for read in plan.reads if read.source == column.name]
-        values = of_source.get(column.name, []) + [
-            value for read in reads for value in RAW_TYPES[read.raw].probes
-        ]
+        values = [*known_of_source.get(column.name, [])]
+        for read in reads:
+            values += RAW_TYPES[read.raw].probes
         if column.kind == "string":
-            texts = [v.decode() if isinstance(v, bytes) else _as_text(reads, v) for v in values]
-            values = [text for text in texts if text and _is_read(reads, text)]
+            values = _choose_texts(reads, values)
         else:
-            units = [(RAW_TYPES[read.raw], EPOCHS.get(read.time_format, 1)) for read in reads]
-            numbers = [*_NUMBERS, *(v for v in values if not isinstance(v, bytes))]
-            values = [v for v in numbers if all(kind.contains(v * unit) for kind, unit in units)]
-        shape = (_ROWS, _LONGEST_LIST) if column.multi_hot else (_ROWS,)
+            values = _choose_numbers(reads, values)
+        shape: tuple[int, ...] = (_ROWS,)
         if column.multi_hot:
-            drawn = rng.integers(0, _LONGEST_LIST + 1, _ROWS)
+            shape = (_ROWS, _MAX_LENGTH)
+            drawn = rng.integers(0, _MAX_LENGTH + 1, _ROWS)
+            # All values of a history belong to the same events: their lists are equally long.
             name = history_of.get(column.name, column.name)
             tensors[column.lengths] = lengths.setdefault(name, drawn)
         else:
             values.append(MISSING_OF[column.kind])
-        array = np.array(values, DTYPES[column.kind])
-        tensors[column.name] = array[rng.integers(len(values), size=shape)]
+        choices = np.array(values, DTYPES[column.kind])
+        tensors[column.name] = choices[rng.integers(len(values), size=shape)]
         if column.kind != "string" and usual.get(column.name):
-            array = np.array(usual[column.name], DTYPES[column.kind])
-            tensors[column.name][:_USUAL_ROWS] = rng.choice(array, _USUAL_ROWS)
+            choices = np.array(usual[column.name], DTYPES[column.kind])
+            tensors[column.name][:_USUAL_ROWS] = rng.choice(choices, _USUAL_ROWS)
     return tensors
+
+
+def _choose_texts(reads: list[Read], values: list) -> list[str]:
+    """Return those of some values, as texts of the log, that all reads of a column accept."""
+    texts = []
+    for value in values:
+        if isinstance(value, bytes):
+            text = value.decode()
+        elif isinstance(value, str):
+            text = value
+        else:
+            text = RAW_TYPES[reads[0].raw].log_text(value)
+        if text and _is_read(reads, text):
+            texts.append(text)
+    return texts
+
+
+def _is_read(reads: list[Read], text: str) -> bool:
+    """Return whether each read of a column finds a value in a text."""
+    try:
+        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
+    except ValueError:
+        return False
+
+
+def _choose_numbers(reads: list[Read], values: list) -> list:
+    """Return those of some values and of :data:`_NUMBERS` that all reads of a column accept."""
+    numbers = []
+    for value in [*_NUMBERS, *values]:
+        if isinstance(value, bytes):
+            continue
+        if all(_contains(read, value) for read in reads):
+            numbers.append(value)
+    return numbers
+
+
+def _contains(read: Read, number: float) -> bool:
+    """Return whether a number of the log is one of the raw type's; times may be in seconds."""
+    return RAW_TYPES[read.raw].contains(number * EPOCHS.get(read.time_format, 1))
 
 
 def _find_usual_numbers(
@@ -157,21 +222,11 @@ def _find_usual_numbers(
         if column.derive:
             continue
         kind = RAW_TYPES[column.raw]
-        deviations = np.array(_DEVIATIONS)
-        numbers = spec.transform_of(column).x(center[j] + scale[j] * deviations, np)
+        normalized = center[j] + scale[j] * np.array(_DEVIATIONS)
+        # Mean and deviation are those of transformed values.
+        numbers = spec.transform_of(column).x(normalized, np)
         if kind.is_whole:
             numbers = np.rint(numbers)
         source = plan.reads[plan.dense[j][0]].source
         usual[source] = [x for x in numbers.tolist() if kind.contains(x)]
     return usual
-
-
-def _as_text(reads: list[Read], value: int | str) -> str:
-    return value if isinstance(value, str) else RAW_TYPES[reads[0].raw].log_text(value)
-
-
-def _is_read(reads: list[Read], text: str) -> bool:
-    try:
-        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
-    except ValueError:
-        return False

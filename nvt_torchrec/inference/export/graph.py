@@ -1,7 +1,7 @@
 """ONNX operators that encode raw columns as the compiled workflow does, except strings' hashes.
 
-Vocabularies are LabelEncoders, which also give missing values their id. What a column needs that no
-standard operator computes is refused by :func:`encode`.
+A vocabulary is a LabelEncoder, which also gives missing values their id. :func:`encode` refuses
+columns that need what no standard operator computes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,54 +33,25 @@ from nvt_torchrec.inference.export.onnx_operators import (
     label_encoder,
     murmur3,
 )
-from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, Input, inputs_of, kind_of
+from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, inputs_of, kind_of
 
+#: The version of the domain ai.onnx.ml; LabelEncoder takes tensors of keys since version 4.
 ML_OPSET = 4
-#: The name of a node that fails, which ONNX Runtime's errors show.
+#: The name of a node that fails. ONNX Runtime's errors show it, so it is the message.
 HEXADECIMAL = "hexadecimal digits must be lower case, and 8 or without leading zeros"
-#: How many values of a vocabulary are kept for trying the file.
-_KNOWN = 20
+#: How many values of a vocabulary are kept to try the file with, at most.
+_MAX_KNOWN = 20
 _TYPES = {
-    "string": ir.DataType.STRING, "int64": ir.DataType.INT64, "float64": ir.DataType.DOUBLE,
-}  # fmt: skip
-
-
-def _check_columns(spec: FeatureSpec) -> None:
-    """Check that standard operators encode all columns.
-
-    Raises:
-        SettingsError: They do not; names the columns and what to do instead.
-    """
-    reads = spec.read_plan(label=False).reads
-    kinds: dict[str, set] = {}
-    for read in reads:
-        kinds.setdefault(read.source, set()).add((kind_of(read) == "string", read.multi_hot))
-    hashed = [c.name for c in spec.categorical if c.raw == "string" and c.oov_ids > 1]
-    refused = {
-        "derived by a class that does not say how ONNX computes it (compute_onnx)": [
-            c.name
-            for c in spec.features
-            if c.derive
-            and type(DERIVATIONS[c.derive.kind]).compute_onnx is DerivedValue.compute_onnx
-        ],
-        "strings are hashed (hash_buckets, num_buckets)": hashed,
-        "spaces around texts are removed (trim)": [
-            read.source for read in reads if read.trim and kind_of(read) == "string"
-        ],
-        "times are texts (time_format)": [
-            read.source for read in reads if read.raw == "time" and kind_of(read) == "string"
-        ],
-        "read as texts and as numbers, or as lists and single values": [
-            name for name, ways in kinds.items() if len(ways) > 1
-        ],
-    }
-    found = [f"{', '.join(names)}: {what}" for what, names in refused.items() if names]
-    if found:
-        raise SettingsError(
-            f"columns that ONNX's operators cannot encode: {'; '.join(found)}",
-            "serve the bundle (`python -m inference serve` answers the same protocol), or train "
-            "with a spec without these",
-        )
+    "string": ir.DataType.STRING,
+    "int64": ir.DataType.INT64,
+    "float64": ir.DataType.DOUBLE,
+}
+#: Why columns are refused.
+_NO_ONNX = "derived by a class that does not say how ONNX computes it (compute_onnx)"
+_HASHED_STRINGS = "strings are hashed (hash_buckets, num_buckets)"
+_TRIMMED = "spaces around texts are removed (trim)"
+_TEXT_TIMES = "times are texts (time_format)"
+_MIXED = "read as texts and as numbers, or as lists and single values"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,151 +77,255 @@ class Encoded:
     @property
     def columns(self) -> list[ir.Value]:
         """What the model takes, in order."""
-        some = [value for value in (self.dense, self.singles) if value is not None]
-        return [*some, *self.lists, *self.lengths]
+        tables = [value for value in (self.dense, self.singles) if value is not None]
+        return [*tables, *self.lists, *self.lengths]
 
 
 def encode(
     graph: Graph, description: WorkflowDescription, path: Path, spec: FeatureSpec
 ) -> Encoded:
-    """Make the nodes from raw columns to dense values and ids, of the workflow at ``path``.
+    """Make the nodes from raw columns to dense values and ids.
 
-    ``spec`` has lists of the values of histories as well.
+    Args:
+        graph: The graph to which the nodes are added.
+        description: What the workflow says of itself.
+        path: The directory of the workflow, which has the vocabularies.
+        spec: The columns, and the values of histories as columns of lists.
 
     Raises:
         SettingsError: There are columns that ONNX cannot encode.
     """
     _check_columns(spec)
-    plan, read = spec.read_plan(label=False), inputs_of(spec)
-    inputs = {
-        name: ir.Value(name=name, type=ir.TensorType(_TYPES[kind]), shape=_shape(column, rank))
-        for column in read
-        for name, (kind, rank) in column.tensors.items()
-    }
-    kinds = {column.name: column.kind for column in read}
-    sources = [_present(graph, inputs[r.source], r, kinds[r.source]) for r in plan.reads]
-    values = [
-        _feature(graph, column.derive, [(sources[index], plan.reads[index]) for index in places])
-        for column, places in zip(spec.features, plan.dense + plan.categorical, strict=True)
-    ]
-    dense, categorical = values[: len(spec.dense)], values[len(spec.dense) :]
-    ids: dict[str, ir.Value] = {}
-    known: dict[str, list] = {}
-    for columns in spec.vocabularies.values():
-        of_columns = [categorical[spec.categorical.index(column)] for column in columns]
-        keys, places = _vocabulary(columns[0], description, path)
-        names = [column.name for column in columns]
-        ids |= zip(names, _ids(graph, of_columns, columns[0], keys, places), strict=True)
-        some = np.array(keys[:: len(keys) // _KNOWN + 1], object).tolist()
-        known |= dict.fromkeys(names, some)
-    texts = dict(zip(spec.categorical_names, categorical, strict=True))
-    _check_hexadecimal(graph, spec, texts, ids)
-    lists = [column for column in spec.categorical if column.multi_hot]
-    singles = [ids[column.name] for column in spec.categorical if not column.multi_hot]
+    plan = spec.read_plan(label=False)
+    columns = inputs_of(spec)
+    inputs: dict[str, ir.Value] = {}
+    for column in columns:
+        for name, (kind, rank) in column.tensors.items():
+            shape = ir.Shape(["rows", f"length of {column.name}"][:rank])
+            inputs[name] = ir.Value(name=name, type=ir.TensorType(_TYPES[kind]), shape=shape)
+    # A column of the log may be read in several ways, such as with other texts for "missing".
+    kinds = {column.name: column.kind for column in columns}
+    sources = []
+    for read in plan.reads:
+        value = _mark_missing(graph, inputs[read.source], read, kinds[read.source])
+        sources.append((value, read))
+    features = []
+    for feature, indices in zip(spec.features, plan.dense + plan.categorical, strict=True):
+        features.append(_derive(graph, feature.derive, [sources[index] for index in indices]))
+    dense = features[: len(spec.dense)]
+    raw = dict(zip(spec.categorical_names, features[len(spec.dense) :], strict=True))
+    ids, known = _encode_categorical(graph, description, path, spec, raw)
+    _check_hexadecimal(graph, spec, raw, ids)
+
+    singles, lists, lengths = [], [], []
+    for category in spec.categorical:
+        if not category.multi_hot:
+            singles.append(ids[category.name])
+            continue
+        lists.append(ids[category.name])
+        for source in spec.sources_of(category.name):
+            lengths.append(inputs[f"{source}.length"])
     return Encoded(
-        list(inputs.values()),
-        _dense(graph, [RAW_TYPES[column.raw].is_whole for column in spec.dense], dense),
-        _table(graph, singles),
-        [ids[column.name] for column in lists],
-        [inputs[f"{source}.length"] for column in lists for source in spec.sources_of(column.name)],
-        known,
+        inputs=list(inputs.values()),
+        dense=_join_dense(graph, spec, dense),
+        singles=_join_columns(graph, singles),
+        lists=lists,
+        lengths=lengths,
+        known=known,
     )
 
 
-def _shape(column: Input, rank: int) -> ir.Shape:
-    return ir.Shape(["rows", f"length of {column.name}"][:rank])
+def _check_columns(spec: FeatureSpec) -> None:
+    """Check that standard operators encode all columns.
+
+    Raises:
+        SettingsError: They do not. The message names the columns and what to do instead.
+    """
+    refused: dict[str, list[str]] = {}
+    for column in spec.features:
+        if column.derive:
+            derived = type(DERIVATIONS[column.derive.kind])
+            if derived.compute_onnx is DerivedValue.compute_onnx:
+                refused.setdefault(_NO_ONNX, []).append(column.name)
+    for category in spec.categorical:
+        if category.raw == "string" and category.oov_ids > 1:
+            refused.setdefault(_HASHED_STRINGS, []).append(category.name)
+    # By the column of the log: whether it is read as text, and as lists.
+    ways: dict[str, set[tuple[bool, bool]]] = {}
+    for read in spec.read_plan(label=False).reads:
+        is_text = kind_of(read) == "string"
+        ways.setdefault(read.source, set()).add((is_text, read.multi_hot))
+        if is_text and read.trim:
+            refused.setdefault(_TRIMMED, []).append(read.source)
+        if is_text and read.raw == "time":
+            refused.setdefault(_TEXT_TIMES, []).append(read.source)
+    for source, found in ways.items():
+        if len(found) > 1:
+            refused.setdefault(_MIXED, []).append(source)
+    if refused:
+        reasons = [f"{', '.join(names)}: {reason}" for reason, names in refused.items()]
+        raise SettingsError(
+            f"columns that ONNX's operators cannot encode: {'; '.join(reasons)}",
+            "serve the bundle (`python -m inference serve` answers the same protocol), or train "
+            "with a spec without these",
+        )
 
 
-def _table(graph: Graph, columns: list[ir.Value]) -> ir.Value | None:
-    """Return columns [rows] as [rows, columns], with fewer nodes than an Unsqueeze of each."""
+def _join_columns(graph: Graph, columns: list[ir.Value]) -> ir.Value | None:
+    """Return columns [rows] as [rows, columns]; None without any.
+
+    Concat, Reshape and Transpose are three nodes, an Unsqueeze of each column is a node each. ONNX
+    Runtime's time for a few rows is mostly that of starting nodes.
+    """
     if not columns:
         return None
     joined = graph.Reshape(graph.Concat(*columns, axis=0), [len(columns), -1])
     return graph.Transpose(joined, perm=[1, 0])
 
 
-def _dense(graph: Graph, whole: list[bool], columns: list[ir.Value]) -> ir.Value | None:
-    if all(whole):  # converted together, with fewer nodes
-        table = _table(graph, columns)
-        return table and _as_double(graph, table)
-    columns = [_as_double(graph, x) if w else x for x, w in zip(columns, whole, strict=True)]
-    return _table(graph, columns)
+def _join_dense(graph: Graph, spec: FeatureSpec, columns: list[ir.Value]) -> ir.Value | None:
+    """Return dense columns as double [rows, columns], NaN where missing; None without any."""
+    is_whole = [RAW_TYPES[column.raw].is_whole for column in spec.dense]
+    if all(is_whole):  # one conversion of all has fewer nodes than one of each
+        table = _join_columns(graph, columns)
+        return None if table is None else _as_double(graph, table)
+    doubles = []
+    for value, whole in zip(columns, is_whole, strict=True):
+        doubles.append(_as_double(graph, value) if whole else value)
+    return _join_columns(graph, doubles)
 
 
-def _present(graph: Graph, value: ir.Value, read: Read, kind: str) -> ir.Value:
-    """Return a column as it is read, with "", MISSING or NaN where it is missing."""
-    if kind_of(read) == "float64" and kind == "int64":
+def _mark_missing(graph: Graph, value: ir.Value, read: Read, input_kind: str) -> ir.Value:
+    """Return a column as it is read, with "", MISSING or NaN where it is missing.
+
+    Args:
+        graph: The graph.
+        value: The column of the log.
+        read: How it is read.
+        input_kind: The kind of the input, which is wider if it is read in several ways.
+    """
+    kind = kind_of(read)
+    if kind == "float64" and input_kind == "int64":
         value = _as_double(graph, value)
-    if kind == "string":
-        nulls: Sequence[Any] = read.nulls
-    else:
-        numbers = [number_of(text) for text in read.nulls]
-        whole = kind_of(read) == "int64"
-        finite = [n for n in numbers if n is not None and abs(n) < -MISSING]
-        nulls = [n for n in finite if not whole or float(n).is_integer()]
-    for null in () if read.multi_hot else nulls:
-        missing = MISSING_OF[kind_of(read)]
-        null = type(missing)(null)
+    if read.multi_hot:
+        return value  # a missing list is one of length 0
+    for null in _list_nulls(read, input_kind):
+        missing = MISSING_OF[kind]
+        null = type(missing)(null)  # compared as the tensor's own type
         value = graph.Where(graph.Equal(value, null), missing, value)
     return value
 
 
+def _list_nulls(read: Read, input_kind: str) -> Sequence[str | int | float]:
+    """Return the values of the input that mean "missing"."""
+    if input_kind == "string":
+        return read.nulls
+    numbers = []
+    for text in read.nulls:
+        number = number_of(text)
+        # What int64 does not hold is no value of the input.
+        if number is None or abs(number) >= -MISSING:
+            continue
+        if kind_of(read) != "int64" or float(number).is_integer():
+            numbers.append(number)
+    return numbers
+
+
 def _as_double(graph: Graph, value: ir.Value) -> ir.Value:
+    """Return int64 values as doubles, NaN for MISSING."""
     numbers = graph.convert(value, "DOUBLE")
     return graph.Where(graph.Equal(value, MISSING), np.nan, numbers)
 
 
-def _feature(
-    graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, Read]]
-) -> ir.Value:
+def _derive(graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, Read]]) -> ir.Value:
     """Return a column, derived as :func:`clicklog.text.assemble.derive` does."""
-    values = [value for value, _ in sources]
     if how is None:
-        return values[0]
-    absent = []
+        return sources[0][0]
+    values, is_missing = [], []
     for value, read in sources:
-        missing = MISSING_OF[kind_of(read)]
-        is_number = kind_of(read) == "float64"
-        absent.append(graph.IsNaN(value) if is_number else graph.Equal(value, missing))
-    if how.reads == "time":
-        values = [graph.Mul(time, EPOCHS[read.time_format]) for time, read in sources]
+        kind = kind_of(read)
+        if kind == "float64":
+            is_missing.append(graph.IsNaN(value))
+        else:
+            is_missing.append(graph.Equal(value, MISSING_OF[kind]))
+        if how.reads == "time":
+            value = graph.Mul(value, EPOCHS[read.time_format])
+        values.append(value)
     result = DERIVATIONS[how.kind].compute_onnx(graph, values, how)
     missing = MISSING_OF[kind_of(Read("", how.gives))]
-    return graph.Where(functools.reduce(graph.Or, absent), missing, result)
+    return graph.Where(functools.reduce(graph.Or, is_missing), missing, result)
 
 
-def _ids(
+def _encode_categorical(
+    graph: Graph,
+    description: WorkflowDescription,
+    path: Path,
+    spec: FeatureSpec,
+    raw: dict[str, ir.Value],
+) -> tuple[dict[str, ir.Value], dict[str, list]]:
+    """Return the ids of categorical columns, and a few values of their vocabularies, by name."""
+    ids: dict[str, ir.Value] = {}
+    known: dict[str, list] = {}
+    for columns in spec.vocabularies.values():
+        names = [column.name for column in columns]
+        keys, key_ids = _read_vocabulary(columns[0], description, path)
+        found = _look_up(graph, [raw[name] for name in names], columns[0], keys, key_ids)
+        ids.update(zip(names, found, strict=True))
+        step = len(keys) // _MAX_KNOWN + 1
+        some_keys = np.array(keys[::step], object).tolist()
+        known.update(dict.fromkeys(names, some_keys))
+    return ids, known
+
+
+def _look_up(
     graph: Graph,
     values: list[ir.Value],
     column: CategoricalColumn,
     keys: np.ndarray | list[bytes],
-    places: np.ndarray,
+    key_ids: np.ndarray,
 ) -> list[ir.Value]:
-    """Return the ids of columns that share the vocabulary of ``column``, keys and their ids."""
-    hashed = column.oov_ids > 1
+    """Return the ids of columns that share a vocabulary.
+
+    Args:
+        graph: The graph.
+        values: The columns, [rows] or [rows, length].
+        column: One of them; they have the same raw type and number of ids out of vocabulary.
+        keys: The values of the vocabulary, and the missing one.
+        key_ids: Their ids.
+    """
     flat = values[0]
     if len(values) > 1:
-        flat = graph.Concat(*(graph.Reshape(value, [-1]) for value in values), axis=0)
+        # One LabelEncoder for all of them: the file holds the vocabulary once.
+        flat = _flatten(graph, values)
+    is_hashed = column.oov_ids > 1
     if column.raw == "bool":
         flat = boolean(graph, flat)
-    elif column.raw == "hex32" and hashed:
+    elif column.raw == "hex32" and is_hashed:
         flat = hexadecimal(graph, flat)
-    ids = label_encoder(graph, flat, keys, places, -1 if hashed else FIRST_OOV_ID)
-    if hashed:
+    if is_hashed:
+        ids = label_encoder(graph, flat, keys, key_ids, default=-1)
         buckets = graph.Mod(murmur3(graph, flat), column.oov_ids)
         ids = graph.Where(graph.Less(ids, 0), graph.Add(buckets, FIRST_OOV_ID), ids)
+    else:
+        ids = label_encoder(graph, flat, keys, key_ids, default=FIRST_OOV_ID)
     if len(values) == 1:
         return [ids]
     sizes = [graph.Reshape(graph.Size(value), [1]) for value in values]
     parts = graph.op_multi_out(
         "Split", [ids, graph.Concat(*sizes, axis=0)], {"axis": 0}, num_outputs=len(values)
     )
-    return [
-        graph.Reshape(part, graph.Shape(value)) for part, value in zip(parts, values, strict=True)
-    ]
+    shaped = []
+    for part, value in zip(parts, values, strict=True):
+        shaped.append(graph.Reshape(part, graph.Shape(value)))
+    return shaped
 
 
-def _vocabulary(
+def _flatten(graph: Graph, values: list[ir.Value]) -> ir.Value:
+    """Return the values of columns one after the other, [all values]."""
+    return graph.Concat(*(graph.Reshape(value, [-1]) for value in values), axis=0)
+
+
+def _read_vocabulary(
     column: CategoricalColumn, description: WorkflowDescription, path: Path
 ) -> tuple[np.ndarray | list[bytes], np.ndarray]:
     """Return the values of a column's vocabulary, and the missing one, with their ids.
@@ -265,31 +339,33 @@ def _vocabulary(
     ids = np.arange(len(values)) + column.reserved_ids
     if kind.is_text:
         return [*values.cast(pa.binary()).to_pylist(), b""], np.append(ids, NULL_ID)
+    numbers = to_numpy(values)
     if column.raw == "hex32" and column.oov_ids == 1:
-        numbers = to_numpy(values)
-        short = numbers < 1 << 28
-        keys = [b"%08x" % n for n in numbers.tolist()]
-        keys += [b"%x" % n for n in numbers[short].tolist()]
-        return [*keys, b""], np.concatenate([ids, ids[short], [NULL_ID]])
-    return np.append(to_numpy(values), MISSING), np.append(ids, NULL_ID)
+        # Numbers of fewer than eight digits are spelled in two ways; both are keys.
+        is_short = numbers < 1 << 28
+        keys = [b"%08x" % number for number in numbers.tolist()]
+        keys += [b"%x" % number for number in numbers[is_short].tolist()]
+        return [*keys, b""], np.concatenate([ids, ids[is_short], [NULL_ID]])
+    return np.append(numbers, MISSING), np.append(ids, NULL_ID)
 
 
 def _check_hexadecimal(
     graph: Graph, spec: FeatureSpec, texts: dict[str, ir.Value], ids: dict[str, ir.Value]
 ) -> None:
-    """Make runs fail, with a node named after the reason, for texts that no vocabulary spells so.
+    """Make runs fail for texts that no vocabulary spells so: ``68FD1E64``, ``068fd1e64``, ``xyz``.
 
-    They would silently be out of vocabulary: ``68FD1E64``, ``068fd1e64``, or no digits at all.
+    They would silently be out of vocabulary. The node that fails is named after the reason.
     """
     names = [c.name for c in spec.categorical if c.raw == "hex32" and c.oov_ids == 1]
-    if names:
-        flat, places = (
-            graph.Concat(*(graph.Reshape(values[name], [-1]) for name in names), axis=0)
-            for values in (texts, ids)
-        )
-        unknown = graph.Compress(flat, graph.Equal(places, FIRST_OOV_ID), axis=0)
-        spelled = graph.RegexFullMatch(unknown, pattern="[0-9a-f]{8}|0|[1-9a-f][0-9a-f]{0,6}")
-        wrong = graph.ReduceSum(graph.convert(graph.Not(spelled), "INT64"), keepdims=0)
-        only = [graph._value([0]), graph.Min(wrong, 1)]
-        zero = graph.op("Gather", only, name=HEXADECIMAL)
-        ids[names[0]] = graph.Add(ids[names[0]], zero)
+    if not names:
+        return
+    flat_texts = _flatten(graph, [texts[name] for name in names])
+    flat_ids = _flatten(graph, [ids[name] for name in names])
+    unknown = graph.Compress(flat_texts, graph.Equal(flat_ids, FIRST_OOV_ID), axis=0)
+    is_valid = graph.RegexFullMatch(unknown, pattern="[0-9a-f]{8}|0|[1-9a-f][0-9a-f]{0,6}")
+    num_wrong = graph.ReduceSum(graph.convert(graph.Not(is_valid), "INT64"), keepdims=0)
+    # ONNX has no operator that raises an error. A Gather from [0] fails at index 1 and returns 0 at
+    # index 0. The 0 is added to ids because a runtime removes nodes whose result nobody uses.
+    inputs = [graph.constant([0]), graph.Min(num_wrong, 1)]
+    zero = graph.op("Gather", inputs, name=HEXADECIMAL)
+    ids[names[0]] = graph.Add(ids[names[0]], zero)

@@ -40,18 +40,24 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.table_files import table_files
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
-from nvt_torchrec.inference.model.scoring import KINDS, JoinedTable, ServingModel
+from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
+from nvt_torchrec.inference.model.weight_files import (
+    list_weight_files,
+    list_weights,
+    load_head,
+    load_table,
+    save_array,
+    write_weights,
+)
 from nvt_torchrec.inference.model.weights import Origin, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
-from nvt_torchrec.models.head import Head, build_without_values
 from nvt_torchrec.models.onnx_head import OnnxHead, export_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -65,11 +71,10 @@ FORMAT = Format(
     digest_key="blake2b",
     foreign=SchemaError,
 )
-BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
-#: The head of an own model, in the directory of weights.
-HEAD = "head.onnx"
-_NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
-#: Digits of a bundle's digest that name it in headers, metrics and directories.
+BUNDLE_FILE = "bundle.json"
+WORKFLOW = "workflow"
+WEIGHTS = "weights"
+#: How many digits of a bundle's digest name it in headers, metrics and directories.
 _NAME_DIGITS = 12
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
@@ -94,8 +99,8 @@ def write_bundle(
         build: Makes the module of an own model.
 
     Returns:
-        Whether it was written; False if it is there already, made from the same, where the workflow
-        may have been extended since.
+        True if it was written. False if it is there already, made from the same checkpoint and
+        workflow; the workflow may have been extended since.
 
     Raises:
         BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
@@ -132,16 +137,19 @@ def write_bundle(
 def _is_made_from(
     path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
 ) -> bool:
+    """Return whether the bundle at ``path`` is of this workflow, checkpoint and type of tables."""
     bundle = describe(path, check=True)
-    if bundle.workflow_digest == workflow.digest:
-        kept = [*event_files(workflow.spec), *table_files(workflow.spec)]
-        for name in kept:  # a day later, they may be others
-            entry = bundle.files.get(f"{WORKFLOW}/{name}")
-            if entry is None or entry.difference(workflow.path / name):
-                return False
-    known = bundle.workflow_digest == workflow.digest or workflow.ancestor(bundle.workflow_digest)
-    of_checkpoint = bundle.origin.checkpoint.digest
-    return bool(known) and (bundle.tables, of_checkpoint) == (tables, digest_of(checkpoint))
+    if bundle.tables != tables or bundle.origin.checkpoint.digest != digest_of(checkpoint):
+        return False
+    if bundle.workflow_digest != workflow.digest:
+        return workflow.ancestor(bundle.workflow_digest) is not None
+    # A further day may change the files of events and of tables and leave the workflow's digest as
+    # it is, which stands for what encodes.
+    for name in (*event_files(workflow.spec), *table_files(workflow.spec)):
+        entry = bundle.files.get(f"{WORKFLOW}/{name}")
+        if entry is None or entry.difference(workflow.path / name):
+            return False
+    return True
 
 
 def _check_generation(
@@ -161,7 +169,19 @@ def _check_generation(
 def save_bundle(
     path: Path, workflow: Path, model: ServingModel, origin: Origin, trained: float | None = None
 ) -> None:
-    """Put a workflow and a model on the CPU into a new directory ``path``."""
+    """Put a workflow and a model into a new directory.
+
+    Args:
+        path: The directory.
+        workflow: The directory of the workflow.
+        model: The model, on the CPU.
+        origin: Where the weights come from.
+        trained: When it was trained, in seconds since 1970; None if that is unknown.
+
+    Raises:
+        OutputError: ``path`` exists or cannot be written.
+        SettingsError: It is an own model that cannot be exported to ONNX.
+    """
     if model.config.own:
         model = export_own_head(model)
     description = inspect(workflow)
@@ -172,53 +192,31 @@ def save_bundle(
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(workflow / name, file)
         description.table_schema.write(temporary)
-        (temporary / WEIGHTS).mkdir()
-        for name, tensor in _weights(model).items():
-            _save(temporary / WEIGHTS / f"{name}.npy", np.ascontiguousarray(tensor.numpy()))
-        if isinstance(model.head, OnnxHead):
-            (temporary / WEIGHTS / HEAD).write_bytes(model.head.content)
+        write_weights(temporary / WEIGHTS, model)
+        (temporary / reference.FOLDER).mkdir()
         for name, array in reference.make_rows(workflow, description.table_schema, model).items():
-            file = temporary / reference.FOLDER / f"{name}.npy"
-            file.parent.mkdir(exist_ok=True)
-            _save(file, array)
-        files = sorted(file for file in temporary.rglob("*") if file.is_file())
+            save_array(temporary / reference.FOLDER / f"{name}.npy", array)
+        files: dict[str, dict] = {}
+        for file in sorted(file for file in temporary.rglob("*") if file.is_file()):
+            files[str(file.relative_to(temporary))] = FileEntry.from_file(file).to_dict()
         content = {
             "workflow_digest": description.digest,
             "generation": description.generation,
             "origin": dataclasses.asdict(origin),
             "model": model.config.to_dict(),
             "tables": model.table.kind,
-            "files": {
-                str(file.relative_to(temporary)): FileEntry.from_file(file).to_dict()
-                for file in files
-            },
+            "files": files,
         }
         FORMAT.write(temporary / BUNDLE_FILE, content)
         if trained is not None:
             os.utime(temporary / BUNDLE_FILE, (trained, trained))
 
 
-def _save(file: Path, array: np.ndarray) -> None:
-    """Write what ``np.save`` writes; its error for a full disk does not say so."""
-    with open(file, "wb") as opened:
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(opened, header)
-        opened.write(array.data)
-
-
-def _weights(model: ServingModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model by the names of their files; those of ONNX have none."""
-    weights = {"table": model.table.values}
-    if model.table.ranges is not None:
-        weights["ranges"] = model.table.ranges
-    return weights | model.head.state_dict()
-
-
 def export_own_head(model: ServingModel) -> ServingModel:
-    """Return a model whose head, that of an own model, is executed by ONNX Runtime.
+    """Return an own model with its head as ONNX, which ONNX Runtime executes.
 
     Raises:
-        SettingsError: It cannot be exported.
+        SettingsError: The head cannot be exported.
     """
     config = model.config
     if isinstance(model.head, OnnxHead):
@@ -252,30 +250,26 @@ def read_bundle(
         SchemaError: The bundle has another version, or its parts do not belong together.
     """
     path = Path(path)
-    value = describe(path, check=check)
-    if not check:  # what is read whole in any case: the layers, and JSON, which lists the rest
-        tables = [f"{WEIGHTS}/{name}.npy" for name in ("table", "ranges")]
-        layers = [name for name in value.files if name.startswith(WEIGHTS) and name not in tables]
-        described = [name for name in value.files if name.endswith(".json")]
-        check_digests(path, {name: value.files[name] for name in [*layers, *described]}, _AGAIN)
+    description = describe(path, check=check)
+    if not check:
+        _check_small_files(path, description)
     workflow = compiled.load(path / WORKFLOW, verify=check)
-    if workflow.digest != value.workflow_digest:
+    if workflow.digest != description.workflow_digest:
         raise SchemaError(
-            f"{path}: the workflow in it is another one (digest {workflow.digest[:12]}…) than it "
-            f"was made with ({value.workflow_digest[:12]}…)",
+            f"{path}: its workflow is not the one that it was made with (digest "
+            f"{workflow.digest[:12]}… instead of {description.workflow_digest[:12]}…)",
             _AGAIN,
         )
-    config, trained_on = value.model, value.origin.checkpoint.workflow_digest
+    config, trained_on = description.model, description.origin.checkpoint.workflow_digest
     check_pair(workflow.schema, workflow.digest, config, trained_on, path / WORKFLOW, path)
     try:
-        head = _load_head(path / WEIGHTS, config, device)
-        table = _load_table(path / WEIGHTS, value.tables, config).to(device)
+        head = load_head(path / WEIGHTS, config, device)
+        table = load_table(path / WEIGHTS, description.tables, config).to(device)
         model = ServingModel.make(table, config, head)
-        needed = [f"{WEIGHTS}/{tensor}.npy" for tensor in _weights(model)]
-        if config.own:
-            needed.append(f"{WEIGHTS}/{HEAD}")
-        for name in needed:
-            if name not in value.files:  # comparing digests would say nothing of it
+        # A file that bundle.json does not list has no digest, so nothing else would notice it.
+        for file in list_weight_files(model):
+            name = f"{WEIGHTS}/{file}"
+            if name not in description.files:
                 raise ValueError(f"{name} is not among its files")
     except (ValueError, OSError, SchemaError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
@@ -283,9 +277,24 @@ def read_bundle(
     return workflow, model
 
 
+def _check_small_files(path: Path, description: BundleDescription) -> None:
+    """Compare the digests of the files that are read as a whole whenever a bundle is opened.
+
+    These are the weights of the layers, and JSON. Tables and vocabularies are mapped: to compare
+    their digests takes as long as to read them.
+    """
+    tables = (f"{WEIGHTS}/table.npy", f"{WEIGHTS}/ranges.npy")
+    small: dict[str, FileEntry] = {}
+    for name, entry in description.files.items():
+        is_layer = name.startswith(WEIGHTS) and name not in tables
+        if is_layer or name.endswith(".json"):
+            small[name] = entry
+    check_digests(path, small, _AGAIN)
+
+
 def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
-    """Refuse weights that are not finite; ``tables``: check the embedding tables, too."""
-    weights = _weights(model)
+    """Refuse weights that are not finite; with ``tables`` check the embedding tables as well."""
+    weights = list_weights(model)
     if not tables:
         del weights["table"]
     name = not_finite(weights)
@@ -298,7 +307,7 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
 
 
 def is_bundle(path: Path | str) -> bool:
-    """Whether a directory holds a bundle."""
+    """Return whether a directory holds a bundle."""
     return (Path(path) / BUNDLE_FILE).is_file()
 
 
@@ -328,7 +337,7 @@ class BundleDescription:
 
 
 def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
-    """Read ``bundle.json``; of the other files, check the sizes, and with ``check`` the digests.
+    """Read ``bundle.json``, and check the other files' sizes, and with ``check`` their digests.
 
     Raises:
         BadInputError: There is no bundle, or a file is missing or damaged.
@@ -350,44 +359,3 @@ def bundle_digest(path: Path | str) -> str:
 def bundle_name(digest: str) -> str:
     """Return the first digits of a bundle's digest, which name it."""
     return digest[:_NAME_DIGITS]
-
-
-def _load_table(weights: Path, kind: str, config: ModelConfig) -> JoinedTable:
-    """Map the table."""
-    rows = sum(config.tables.values())
-    ranges = 2 + config.first_order_width
-    values = _map(weights / "table.npy", _NUMPY_KINDS[kind], (rows, config.embedding_dim))
-    if kind != "int8":
-        return JoinedTable(torch.from_numpy(values.values), mapped=(values,))
-    of_rows = _map(weights / "ranges.npy", np.float32, (rows, ranges))
-    tensors = torch.from_numpy(values.values), torch.from_numpy(of_rows.values)
-    return JoinedTable(*tensors, mapped=(values, of_rows))
-
-
-def _load_head(weights: Path, config: ModelConfig, device: torch.device) -> Head | OnnxHead:
-    """Read the weights into memory: they are small, and no truncated file can end the process.
-
-    They are looked for before memory is allocated for them.
-    """
-    if config.own:
-        return OnnxHead((weights / HEAD).read_bytes(), config)
-    head = build_without_values(config)
-    state = {}
-    for name, tensor in head.state_dict().items():
-        kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype.type
-        values = _map(weights / f"{name}.npy", kind, tuple(tensor.shape)).values
-        state[name] = torch.tensor(values, device=device)
-    head = head.to(device)
-    head.load_state_dict(state, assign=True)
-    return head
-
-
-def _map(file: Path, dtype: type, shape: tuple[int, ...]) -> MappedArray:
-    # writable, as PyTorch wants it; pages that are not written to stay shared with other processes
-    try:
-        array = MappedArray(file, dtype, len(shape), writable=True)
-    except ValueError as error:
-        raise ValueError(f"{file.name} {error}") from error
-    if array.values.shape != shape:
-        raise ValueError(f"{file.name} is {list(array.values.shape)} instead of {list(shape)}")
-    return array

@@ -1,6 +1,6 @@
-"""Rows that a bundle carries with their scores, by which it is tried before it is served.
+"""Reference rows: a bundle carries some encoded rows and the scores that it gave when it was made.
 
-They are encoded rows: ids and dense values. :mod:`inference.publish.trial` scores them again.
+:mod:`inference.publish.trial` scores them again before the bundle is served.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.models.config import ModelConfig
 
-#: Their directory in a bundle.
+#: The directory of the rows in a bundle.
 FOLDER = "reference"
+#: How many rows a bundle carries.
 _NUM_ROWS = 64
 #: The longest list, and the longest history, that is made up.
 _MAX_LENGTH = 4
@@ -30,10 +31,10 @@ _REMEDY = "make the bundle again from the checkpoint: python -m inference bundle
 
 
 def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[str, np.ndarray]:
-    """Return rows of the valid set beside a workflow with their scores.
+    """Return rows and their scores: rows of the valid set, if that lies beside the workflow.
 
-    What is not there is drawn at random: the events of histories, and all rows where the output of
-    the ETL is not at hand or valid has too few.
+    The events of histories are always drawn at random; so are all rows, if the output of the ETL is
+    elsewhere or valid has too few.
 
     Args:
         workflow: ``OUT/workflow``, or a copy elsewhere.
@@ -51,8 +52,8 @@ def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[
     ids = []
     for j, (name, column) in enumerate(config.features.items()):
         if name not in sizes:  # a history
-            longest = min(_MAX_LENGTH, config.max_events)
-            lengths[j] = generator.integers(0, longest + 1, _NUM_ROWS)
+            max_length = min(_MAX_LENGTH, config.max_events)
+            lengths[j] = generator.integers(0, max_length + 1, _NUM_ROWS)
         elif name in schema.multi_hot:
             lengths[j] = generator.integers(0, _MAX_LENGTH + 1, _NUM_ROWS)
         ids.append(generator.integers(0, sizes[column], lengths[j].sum()))
@@ -71,10 +72,14 @@ def _take_rows(
     ids: list[np.ndarray],
     lengths: np.ndarray,
 ) -> bool:
-    """Put the first rows of a part in the place of those that were drawn, if it has enough."""
-    names = [*config.dense, *config.categorical]
-    import pyarrow.parquet as pq  # with file systems, for which a server has no use
+    """Replace the rows that were drawn by the first ones of a part of valid, if it has enough.
 
+    Returns:
+        Whether they were replaced.
+    """
+    import pyarrow.parquet as pq  # imports file systems, which a server does not need
+
+    names = [*config.dense, *config.categorical]
     file = pq.ParquetFile(part)
     if file.metadata.num_rows < _NUM_ROWS or {*names} - {*file.schema_arrow.names}:
         return False
@@ -133,9 +138,13 @@ def _read_rows(
     ids = MappedArray(folder / "ids.npy", np.int64, 1).values
     lengths = MappedArray(folder / "lengths.npy", np.int64, 2).values
     scores = MappedArray(folder / "scores.npy", np.float32, 2).values
-    num_rows, columns = len(scores), [*config.features.values()]
-    expected = (len(config.dense), num_rows), (len(columns), num_rows)
-    if (dense.shape, lengths.shape) != expected or scores.shape[1] != len(config.labels):
+    num_rows = len(scores)
+    has_shapes = (
+        dense.shape == (len(config.dense), num_rows)
+        and lengths.shape == (len(config.features), num_rows)
+        and scores.shape == (num_rows, len(config.labels))
+    )
+    if not has_shapes:
         raise ValueError(f"rows of the shapes {dense.shape}, {lengths.shape}, {scores.shape}")
     if not num_rows or lengths.min(initial=0) < 0 or lengths.sum() != len(ids):
         raise ValueError("lengths that are not those of the ids")

@@ -1,16 +1,15 @@
 """The trained model, arranged for scoring: one table of all embeddings, and what follows it.
 
-What follows the lookup is the very module that was trained, or, in bundles of an own model, what
-PyTorch's exporter made of it (:mod:`models.onnx_head`). TorchRec looks up one table after the
-other, through a KeyedJaggedTensor with a key for each; for one row that takes longer than
-everything else together. Here all tables are joined in one tensor, and one lookup serves all
-columns. Nothing of TorchRec is imported.
+What follows the lookup is the module that was trained; in bundles of an own model it is the ONNX
+file that PyTorch's exporter made of the module (:mod:`models.onnx_head`). TorchRec looks up one
+table after the other, which for a single row takes longer than everything else together. Here all
+tables are one tensor, and one lookup serves all columns. Nothing of TorchRec is imported.
 
 In tables of int8, a row x is uint8 q = round((x − min) / scale) with scale = (max − min) / 255, as
 in FBGEMM's 8-bit row-wise quantization (Guan et al. 2019, "Post-Training 4-bit Quantization on
 Embedding Tables", arXiv:1911.02079, §2). So the error of a value is half a scale at most. A weight
-of the first-order term is far larger than the values beside it, and stays float32. Rows are
-converted to float32 after the lookup; sums are float32.
+of the linear term is far larger than the values beside it, and stays float32. Rows are converted to
+float32 after the lookup; sums are float32.
 """
 
 from __future__ import annotations
@@ -33,8 +32,10 @@ from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.head import Head
 from nvt_torchrec.models.onnx_head import OnnxHead
 
+#: The types of embeddings, and that of the tensor which holds them.
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
-_LARGEST_FLOAT16 = 65504.0
+_MAX_FLOAT16 = 65504.0
+#: Rows that are converted at once, so that the float32 copies of a part are all that is added.
 _CHUNK_ROWS = 1 << 18
 
 
@@ -45,7 +46,7 @@ class JoinedTable:
     Attributes:
         values: [rows, embedding dim], of a type of :data:`KINDS`.
         ranges: Float32 [rows, 2 or more], scale and minimum of each row, for int8; else None. Any
-            further ones are the first values of the row, weights of the first-order term.
+            further ones are the first values of the row, weights of the linear term.
         mapped: The mapped files that hold them; empty if they are in memory.
     """
 
@@ -75,9 +76,11 @@ class JoinedTable:
         values = functional.embedding(index, self.values)
         if self.ranges is not None:
             ranges = functional.embedding(index, self.ranges)
-            values = torch.addcmul(ranges[..., 1:2], values.float(), ranges[..., :1])
-            if exact := ranges.shape[-1] - 2:
-                values[..., :exact] = ranges[..., 2:]
+            scale, minimum = ranges[..., :1], ranges[..., 1:2]
+            values = torch.addcmul(minimum, values.float(), scale)
+            num_exact = ranges.shape[-1] - 2
+            if num_exact:
+                values[..., :num_exact] = ranges[..., 2:]
             return values
         return values.float()
 
@@ -88,15 +91,17 @@ class JoinedTable:
             index: Int64 [n], the rows of all bags.
             begins: Int64 [bags], the position in ``index`` at which each bag begins.
         """
-        rows = self.values
-        if self.kind != "float32":
-            rows, index = self.rows(index), torch.arange(len(index), device=index.device)
-        return functional.embedding_bag(index, rows, begins, mode="sum")
+        if self.kind == "float32":
+            return functional.embedding_bag(index, self.values, begins, mode="sum")
+        # Rows of other types are converted first; then bags are made of the converted ones.
+        rows = self.rows(index)
+        positions = torch.arange(len(index), device=index.device)
+        return functional.embedding_bag(positions, rows, begins, mode="sum")
 
     def convert(self, kind: str, exact: int = 0) -> JoinedTable:
         """Return the table in another type; this one if it is of that type already.
 
-        The first ``exact`` values of each row, weights of the first-order term, stay float32.
+        The first ``exact`` values of each row, weights of the linear term, stay float32.
 
         Raises:
             SettingsError: The table is not float32, or has values that the type cannot hold.
@@ -113,21 +118,22 @@ class JoinedTable:
         ranges = None
         if kind == "int8":
             ranges = torch.empty(rows, 2 + exact, device=self.device)
-        for at in range(0, rows, _CHUNK_ROWS):
-            rows_here = slice(at, at + _CHUNK_ROWS)
-            chunk = self.values[rows_here]
-            if kind == "float16" and not bool((chunk.abs() <= _LARGEST_FLOAT16).all()):
+        for begin in range(0, rows, _CHUNK_ROWS):
+            part = slice(begin, begin + _CHUNK_ROWS)
+            chunk = self.values[part]
+            if kind == "float16" and not bool((chunk.abs() <= _MAX_FLOAT16).all()):
                 raise SettingsError(
-                    f"a weight is larger than {_LARGEST_FLOAT16:g}, the largest float16",
+                    f"a weight is larger than {_MAX_FLOAT16:g}, the largest float16",
                     "use float32 or int8",
                 )
             if ranges is None:
-                values[rows_here] = chunk
-            else:
-                if exact:
-                    ranges[rows_here, 2:] = chunk[:, :exact]
-                    chunk = functional.pad(chunk[:, exact:], (exact, 0))
-                values[rows_here], ranges[rows_here, :2] = _quantize(chunk)
+                values[part] = chunk
+                continue
+            if exact:
+                # Zeros in their place: these large values would widen the range of the others.
+                ranges[part, 2:] = chunk[:, :exact]
+                chunk = functional.pad(chunk[:, exact:], (exact, 0))
+            values[part], ranges[part, :2] = _quantize(chunk)
         return JoinedTable(values, ranges)
 
 
@@ -137,7 +143,7 @@ class ServingModel:
 
     Attributes:
         table: The rows of all tables.
-        first: Int64 [features], the first row in ``table`` of each of ``config.features``' column.
+        first: Int64 [features], the row of ``table`` with which the table of each feature begins.
         head: What follows the lookup, as in training.
         config: The columns, labels and layers.
     """
@@ -150,16 +156,21 @@ class ServingModel:
     @classmethod
     def make(cls, table: JoinedTable, config: ModelConfig, head: Head | OnnxHead) -> ServingModel:
         """Make a model of its parts."""
-        begins = dict(zip(config.tables, np.cumsum([0, *config.tables.values()]), strict=False))
-        table_of = config.table_of
-        first = torch.tensor([begins[table_of[own]] for own in config.features.values()])
+        begins: dict[str, int] = {}
+        num_rows = 0
+        for name, rows in config.tables.items():
+            begins[name] = num_rows
+            num_rows += rows
+        first = torch.tensor([begins[config.table_of[own]] for own in config.features.values()])
         head.eval().requires_grad_(False)
-        for module in head.modules():  # PyTorch finds these in a third of the time
+        # nn.Module finds parameters and modules by __getattr__, which Python calls last. As plain
+        # attributes they are found in a third of the time, and a row needs dozens of them.
+        for module in head.modules():
             vars(module).update({**module._parameters, **module._buffers, **module._modules})
         return cls(table, first.to(table.device), head, config)
 
     def convert(self, kind: str) -> ServingModel:
-        """Return the model with its table in another type, see :meth:`Table.convert`."""
+        """Return the model with its table in another type, see :meth:`JoinedTable.convert`."""
         return dataclasses.replace(
             self, table=self.table.convert(kind, self.config.first_order_width)
         )
@@ -172,34 +183,41 @@ class ServingModel:
     def lookup(self, ids: Ids) -> torch.Tensor:
         """Look up embeddings, float32 [n, features, embedding dim].
 
-        A list's embeddings are summed, as in training. The columns of histories come after the
-        others: of their newest events' embeddings the mean is taken. Without them, all histories
-        are empty.
+        The embeddings of a list are summed, as in training. The columns of histories come after the
+        others; their vector is the mean of the embeddings of the newest events. If ``ids`` has no
+        columns of histories, all histories are empty.
 
         Raises:
             BadInputError: The file of a mapped table was written to since it was opened.
         """
         for array in self.table.mapped:
             array.check()
-        singles = len(self.config.categorical)
-        if ids.count > singles:
-            ids = ids.take_newest(singles, self.config.max_events)
+        num_columns = len(self.config.categorical)
+        if ids.count > num_columns:
+            ids = ids.take_newest(num_columns, self.config.max_events)
         if ids.offsets is not None and len(ids) <= ONE_THREAD_ROWS and self._host_arrays:
-            # in a tenth of the time that PyTorch's calls take for a row
+            # A loop of our own takes a tenth of the time that PyTorch's calls take for a row.
             return self._sum_few_rows(ids, *self._host_arrays)
-        first, empty = self.first[: ids.count], len(self.first) - ids.count
+        first = self.first[: ids.count]
         if ids.offsets is None:
             vectors = self.table.rows(torch.from_numpy(ids.values).to(self.device).T + first)
         else:
-            sizes = torch.from_numpy(ids.offsets[:, -1] - ids.offsets[:, 0]).to(self.device)
-            rows = torch.from_numpy(ids.values).to(self.device) + first.repeat_interleave(sizes)
-            begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
-            sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
-            if ids.count > singles:
-                counts = torch.from_numpy(ids.lengths_from(singles).clip(1))
-                sums[singles:] /= counts.to(sums).unsqueeze(2)
-            vectors = sums.transpose(0, 1)
-        return functional.pad(vectors, (0, 0, 0, empty)) if empty else vectors
+            vectors = self._sum_lists(ids, first)
+        num_empty = len(self.first) - ids.count
+        return functional.pad(vectors, (0, 0, 0, num_empty)) if num_empty else vectors
+
+    def _sum_lists(self, ids: Ids, first: torch.Tensor) -> torch.Tensor:
+        """Return what :meth:`lookup` returns of ids with offsets, [n, columns, embedding dim]."""
+        assert ids.offsets is not None
+        num_columns = len(self.config.categorical)
+        sizes = torch.from_numpy(ids.offsets[:, -1] - ids.offsets[:, 0]).to(self.device)
+        rows = torch.from_numpy(ids.values).to(self.device) + first.repeat_interleave(sizes)
+        begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
+        sums = self.table.sums(rows, begins.view(-1)).view(*begins.shape, -1)
+        if ids.count > num_columns:
+            counts = torch.from_numpy(ids.lengths_from(num_columns).clip(1))
+            sums[num_columns:] /= counts.to(sums).unsqueeze(2)
+        return sums.transpose(0, 1)
 
     @functools.cached_property
     def _host_arrays(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -210,10 +228,10 @@ class ServingModel:
         return values.numpy(), self.first.numpy()
 
     def _sum_few_rows(self, ids: Ids, table: np.ndarray, first: np.ndarray) -> torch.Tensor:
-        """Return what :meth:`lookup` returns of lists."""
+        """Return what :meth:`lookup` returns of ids with offsets."""
         assert ids.offsets is not None
         sums = np.zeros((len(ids), len(first), table.shape[1]), np.float32)
-        values, offsets = (array.astype(np.int64) for array in (ids.values, ids.offsets))
+        values, offsets = ids.values.astype(np.int64), ids.offsets.astype(np.int64)
         if not sum_embeddings(table, first, len(self.config.categorical), values, offsets, sums):
             raise IndexError(f"an id outside of the table of {len(table)} rows")
         return torch.from_numpy(sums)
@@ -231,15 +249,15 @@ class ServingModel:
         return dataclasses.replace(ids, values=folded.numpy())
 
     def read_more_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
-        """Return what a model takes beside vectors (:mod:`models.contract`).
+        """Return the further inputs that a model takes, by name (:mod:`models.contract`).
 
         Raises:
             SchemaError: It takes the ids of a column, and a row has none or several.
         """
-        place = self.config.categorical.index
+        index_of = self.config.categorical.index
 
         def lengths(name: str) -> torch.Tensor:
-            return torch.from_numpy(ids.lengths[place(name)]).to(self.device)
+            return torch.from_numpy(ids.lengths[index_of(name)]).to(self.device)
 
         def read_ids(name: str) -> torch.Tensor:
             if (lengths(name) != 1).any():
@@ -247,23 +265,32 @@ class ServingModel:
                     f"column {name}: the model takes its ids, and a row has none or several",
                     "pass one id for each row",
                 )
-            return torch.from_numpy(ids.column(place(name))).to(self.device)
+            return torch.from_numpy(ids.column(index_of(name))).to(self.device)
 
         more = stack_raw_inputs(self.head.raw_columns, ids=read_ids, lengths=lengths)
-        if names := self.config.lists:
-            shape = len(names), len(ids), self.config.max_events
-            rows, present = np.zeros(shape, np.int64), np.zeros(shape, bool)
-            features = [*self.config.features]
-            columns = [features.index(name) for name in names]
-            if ids.count == len(features):  # otherwise all histories are empty
-                for j, column in enumerate(columns):
-                    rows[j], present[j] = ids.pad(column, shape[2])
-            first = self.first[columns].view(-1, 1, 1)
-            found = self.table.rows(torch.from_numpy(rows).to(self.device) + first)
-            there = torch.from_numpy(present).to(self.device)
-            more["lists"] = (found * there.unsqueeze(3)).transpose(0, 1)
-            more["present"] = there.transpose(0, 1)
+        if self.config.lists:
+            more["lists"], more["present"] = self._look_up_events(ids)
         return more
+
+    def _look_up_events(self, ids: Ids) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the newest events of the histories that the model takes as lists.
+
+        Returns:
+            Their embeddings, float32 [n, lists, max_events, embedding dim], 0 where there is no
+            event; and whether there is one, bool [n, lists, max_events].
+        """
+        max_events = self.config.max_events
+        shape = len(self.config.lists), len(ids), max_events
+        rows, present = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        features = [*self.config.features]
+        columns = [features.index(name) for name in self.config.lists]
+        if ids.count == len(features):  # otherwise all histories are empty
+            for j, column in enumerate(columns):
+                rows[j], present[j] = ids.pad(column, max_events)
+        first = self.first[columns].view(-1, 1, 1)
+        embedded = self.table.rows(torch.from_numpy(rows).to(self.device) + first)
+        exists = torch.from_numpy(present).to(self.device)
+        return (embedded * exists.unsqueeze(3)).transpose(0, 1), exists.transpose(0, 1)
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor, ids: Ids) -> torch.Tensor:
         """Return logits, float32 [n, labels].
@@ -276,6 +303,7 @@ class ServingModel:
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows as uint8 [n, D], and their scales and minima, float32 [n, 2]."""
     low, high = chunk.amin(1, keepdim=True), chunk.amax(1, keepdim=True)
     scale = (high - low) / 255
     steps = (chunk - low) / torch.where(scale > 0, scale, 1)
@@ -308,7 +336,8 @@ def sum_embeddings(
     Args:
         table: float32 [rows, embedding dim].
         first: int64 [features], see :class:`ServingModel`.
-        singles: From this feature on, sums are divided by their number of ids.
+        singles: The number of features before those of histories, whose sums are divided by their
+            number of ids.
         ids, offsets: int64, see :class:`formats.rows.Ids`.
         out: float32 [n, features, embedding dim] of 0, to which sums are added.
 
@@ -318,8 +347,8 @@ def sum_embeddings(
     for j in range(len(offsets)):
         for i in range(offsets.shape[1] - 1):
             begin, end = offsets[j, i], offsets[j, i + 1]
-            for at in range(begin, end):
-                row = first[j] + ids[at]
+            for k in range(begin, end):
+                row = first[j] + ids[k]
                 if not 0 <= row < len(table):
                     return False
                 for d in range(table.shape[1]):

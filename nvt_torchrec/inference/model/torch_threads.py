@@ -19,12 +19,13 @@ ONE_THREAD_ROWS = 128
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute in the calling thread alone; what other threads use does not change.
+    """Compute in the calling thread alone, without changing the numbers of other threads.
 
-    With ``torch.set_num_threads`` it would: that is also the number of each thread which uses
-    PyTorch for the first time meanwhile, for as long as the thread lives.
+    ``torch.set_num_threads`` would change them: a thread that uses PyTorch for the first time takes
+    over the number that was set last, and keeps it for as long as it lives.
     """
-    before = torch.get_num_threads()  # in a new thread this also sets the process's number
+    # In a new thread this call also takes over the process's number, so it comes first.
+    before = torch.get_num_threads()
     set_openmp, set_mkl = _setters()
     set_openmp(1)
     before_mkl = set_mkl(1)
@@ -42,7 +43,13 @@ def threads_for(rows: int) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _setters() -> list[Callable[[int], int]]:
-    """Return what sets the calling thread's number in OpenMP and in MKL, as PyTorch has them."""
-    libraries = ctypes.PyDLL(torch._C.__file__)  # with those that it is linked with
-    names = "omp_set_num_threads", "MKL_Set_Num_Threads_Local"
-    return [getattr(libraries, name, lambda _: 0) for name in names]
+    """Return the functions of OpenMP and of MKL that set the calling thread's number.
+
+    They are looked up in PyTorch's library, so that they are those of the copies that it uses. One
+    that it is built without is replaced by a function that does nothing.
+    """
+    libraries = ctypes.PyDLL(torch._C.__file__)
+    setters = []
+    for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"):
+        setters.append(getattr(libraries, name, lambda _: 0))
+    return setters

@@ -1,4 +1,4 @@
-"""What a training checkpoint says of a model, its weights, and what it can be used with."""
+"""Read a training checkpoint for serving, and check what its model can be used with."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def usable(device: torch.device | str) -> torch.device:
     """Return the device. Raises SettingsError if it cannot be used."""
     try:
         chosen = torch.device(device)
-        torch.empty(1, device=chosen)
+        torch.empty(1, device=chosen)  # names of devices that are not there are accepted above
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
@@ -113,26 +113,33 @@ def import_model(name: str | None, checkpoint: Path | str | None) -> Build | Non
 
 
 def _read_origin(path: Path) -> CheckpointOrigin:
+    """Return what a bundle records of a checkpoint.
+
+    Raises:
+        BadInputError: The checkpoint is missing or damaged.
+        SchemaError: It is not a checkpoint of this program.
+    """
     file, record = path / MODEL_FILE, CheckpointRecord.read(path)
     remedy = "the checkpoint is damaged: copy it again"
-    before, settings = (
-        parse(dict[str, Any], record.training.get(key) or {}, file, remedy)
-        for key in ("continued_from", "settings")
-    )
-    known = {key: record.training.get(key) for key in ("steps", "samples", "generation", "days")}
-    value = {
-        **known,
+    training = record.training
+    before = parse(dict[str, Any], training.get("continued_from") or {}, file, remedy)
+    settings = parse(dict[str, Any], training.get("settings") or {}, file, remedy)
+    # Paths mean nothing on another machine.
+    for key, value in list(settings.items()):
+        if isinstance(value, str) and "/" in value:
+            del settings[key]
+    content = {
         "digest": digest_of(path),
-        "workflow_digest": record.training.get("workflow_digest") or "",
+        "steps": training.get("steps"),
+        "samples": training.get("samples"),
+        "workflow_digest": training.get("workflow_digest") or "",
+        "generation": training.get("generation"),
+        "days": training.get("days"),
         "continued_from": before.get("digest"),
-        "settings": {  # without paths, which mean nothing on another machine
-            key: item
-            for key, item in settings.items()
-            if not (isinstance(item, str) and "/" in item)
-        },
+        "settings": settings,
         "versions": record.versions,
     }
-    return parse(CheckpointOrigin, value, file, remedy)
+    return parse(CheckpointOrigin, content, file, remedy)
 
 
 def check_pair(
@@ -174,10 +181,14 @@ def check_pair(
         raise SchemaError(
             f"columns of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
         )
-    dataclasses.replace(schema, histories=config.histories)  # checks their columns
-    taken = config.own.id_columns if config.own else ()
-    if several := sorted({*taken} & {*schema.multi_hot}):
-        raise SchemaError(f"{model} takes ids of {several[0]}, in {workflow} a list", remedy)
+    dataclasses.replace(schema, histories=config.histories)  # its own check is for their columns
+    if config.own:
+        for name in sorted(config.own.id_columns):
+            if name in schema.multi_hot:
+                raise SchemaError(
+                    f"{model} takes the ids of {name}, which is a column of lists in {workflow}",
+                    remedy,
+                )
     for name, needed, rows in zip(
         schema.categorical, schema.table_sizes, config.num_embeddings, strict=True
     ):
@@ -201,8 +212,8 @@ def check_same_interface(
         what: The new bundle, in errors.
 
     Raises:
-        SchemaError: A column is missing, new, in another place, of another type or read otherwise;
-            or the labels are others, and either predicts several.
+        SchemaError: A column is missing, new, at another position, of another type or read in
+            another way; or the labels are others, and either bundle predicts several.
     """
     if labels[0] != labels[1] and any(len(names) > 1 for names in labels):
         raise SchemaError(
@@ -211,19 +222,20 @@ def check_same_interface(
             "answers would have another form: serve it at another address, from a directory of its "
             "own",
         )
-    here, there = (_as_clients_see(spec) for spec in (now, new))
-    if here == there:
-        return
-    names = [a or b for a, b in itertools.zip_longest(here, there) if a != b]
-    raise SchemaError(
-        f"{what}: its columns are not those of the bundle that is served: {names[0][1]} is in "
-        "another place, of another type or read otherwise, or one of both lacks it",
-        "clients send the columns of the bundle that is served, in its formats: serve the new one "
-        "at another address, from a directory of its own",
-    )
+    for column, other in itertools.zip_longest(_list_columns(now), _list_columns(new)):
+        if column == other:
+            continue
+        name = (column or other)[1]
+        raise SchemaError(
+            f"{what}: its columns are not those of the bundle that is served: {name} is at another "
+            "position, of another type or read in another way, or only one of both has it",
+            "clients send the columns of the bundle that is served, in its formats: serve the new "
+            "one at another address, from a directory of its own",
+        )
 
 
-def _as_clients_see(spec: FeatureSpec) -> list[tuple]:
+def _list_columns(spec: FeatureSpec) -> list[tuple]:
+    """Return what clients have to know of the columns of a spec."""
     columns: list[tuple] = [("dense", c.name, c.raw) for c in spec.dense]
     columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
     reads = {("read", read.source, repr(read)) for read in spec.read_plan(label=False).reads}

@@ -67,6 +67,8 @@ class PublishSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.bundle is None) != self.rollback:
-            what = "nothing to publish" if self.bundle is None else "a bundle and --rollback"
-            raise SettingsError(what, "give the directory of a bundle, or --rollback")
+        remedy = "give the directory of a bundle, or --rollback"
+        if self.bundle is None and not self.rollback:
+            raise SettingsError("nothing to publish", remedy)
+        if self.bundle is not None and self.rollback:
+            raise SettingsError("a bundle and --rollback", remedy)

@@ -1,7 +1,8 @@
 """A directory of published bundles: what is in it, its history, and the steps that change it.
 
-An entry of the history is written before the link is switched. If the command was ended between the
-two, the last entry is of a switch that never happened: it is recognized by the link, and left out.
+An entry of the history is written before the link is switched. If the command ends between the
+two, the last entry tells of a switch that never happened. The link shows that, and the entry is
+left out.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bund
 
 log = logging.getLogger(__name__)
 
-CURRENT, BUNDLES, HISTORY_FILE, _LOCK = "current", "bundles", "history.json", ".lock"
+CURRENT = "current"
+BUNDLES = "bundles"
+HISTORY_FILE = "history.json"
+_LOCK = ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
-#: What :func:`inference.model.bundle.bundle_name` returns.
+#: Names of bundles, as :func:`inference.model.bundle.bundle_name` returns them.
 _NAME = re.compile("[0-9a-f]{12}")
 _FORMAT = Format(
     "nvt-torchrec published bundles", 1, "the history of `python -m inference publish`"
 )
 _REMEDY = "copy the file again from a backup, or publish to a new directory"
-#: By publish; by publish --rollback; a link that was switched by hand.
-PUBLISH, ROLLBACK, _FOUND = "publish", "rollback", "found"
+#: The actions of entries.
+PUBLISH = "publish"
+ROLLBACK = "rollback"
+#: Somebody switched the link by hand.
+_FOUND = "found"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,37 +90,43 @@ class _History:
 
 
 def served_in_turn(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of the bundle that is served, last, and of those to roll back to."""
+    """Return the entries of the bundles that can be rolled back to; the last one is served."""
     turn: list[Entry] = []
     for entry in entries:
-        if entry.action == ROLLBACK:
-            del turn[-1:]
-        else:
+        if entry.action != ROLLBACK:
             turn.append(entry)
+        elif turn:
+            turn.pop()
     return turn
 
 
 def reconcile(entries: Sequence[Entry], current: str | None) -> list[Entry]:
-    """Return the entries as far as they happened, given the name of the bundle that is served.
+    """Return the history with what the link shows of it.
+
+    The last entry is left out if its switch did not happen. A link that somebody switched by hand
+    gets an entry.
 
     Args:
         entries: The history.
-        current: Where the link leads to; None if there is none.
+        current: The name of the bundle that the link leads to; None if there is no link.
     """
     for happened in (entries, entries[:-1]):
         turn = served_in_turn(happened)
-        if (turn[-1].name if turn else None) == current:
+        served = turn[-1].name if turn else None
+        if served == current:
             return list(happened)
     if current is None:  # somebody removed the link
         return list(entries)
-    known = {entry.name: entry for entry in entries}.get(current)
-    bundle, generation = (known.bundle, known.generation) if known else (current, None)
+    bundle, generation = current, None
+    for entry in entries:
+        if entry.name == current:
+            bundle, generation = entry.bundle, entry.generation
     return [*entries, Entry.now(_FOUND, bundle, generation=generation)]
 
 
 @contextlib.contextmanager
 def open_store(root: Path, *, create: bool) -> Iterator[Store]:
-    """Open a directory of published bundles; meanwhile no other command can.
+    """Open a directory of published bundles, and lock it against other commands meanwhile.
 
     Args:
         root: The directory.
@@ -123,12 +136,15 @@ def open_store(root: Path, *, create: bool) -> Iterator[Store]:
         OutputError: It holds something else, cannot be written, or another command works on it.
         BadInputError: It does not exist or is a file, or its history is missing or damaged.
     """
-    if not root.is_dir() and (root.exists() or not create):
-        what = "not a directory" if root.exists() else "no such directory"
-        raise BadInputError(f"{root}: {what}", "give the directory that `publish` wrote to")
+    remedy = "give the directory that `publish` wrote to"
+    if root.exists() and not root.is_dir():
+        raise BadInputError(f"{root}: not a directory", remedy)
+    if not root.exists() and not create:
+        raise BadInputError(f"{root}: no such directory", remedy)
     with contextlib.ExitStack() as stack:
         with output_errors(root):
             root.mkdir(parents=True, exist_ok=True)
+            # A first `publish` that was killed leaves the lock and temporary files alone.
             names = [name for name in os.listdir(root) if not name.endswith(TEMPORARY)]
             if HISTORY_FILE not in names and set(names) - {_LOCK}:
                 raise OutputError(
@@ -141,7 +157,7 @@ def open_store(root: Path, *, create: bool) -> Iterator[Store]:
 
 
 class Store:
-    """See :func:`open_store`.
+    """A directory of published bundles, which :func:`open_store` has locked.
 
     Attributes:
         root: The directory.
@@ -158,7 +174,10 @@ class Store:
         self.entries = reconcile(entries, self.served_name())
         with output_errors(root):
             self._bundles.mkdir(exist_ok=True)
-            _remove_left(self._bundles, f".{'[0-9a-f]' * 12}*{TEMPORARY}")
+            # Commands that were killed left what they had made or removed in part.
+            for path in self._bundles.glob(f".*{TEMPORARY}"):
+                if _NAME.match(path.name, 1) and _is_own(path):
+                    shutil.rmtree(path)
 
     def served_name(self) -> str | None:
         """Return the name of the bundle that is served; None if none is.
@@ -166,17 +185,18 @@ class Store:
         Raises:
             OutputError: ``current`` is something else than a link to a bundle of this directory.
         """
-        target = ""  # it is no link
         try:
             target = os.readlink(self.current)
         except FileNotFoundError:
             return None
-        except OSError:
-            pass
+        except OSError:  # it is a file or a directory
+            target = ""
         bundles, _, name = target.partition("/")
         if bundles != BUNDLES or not _NAME.fullmatch(name):
-            what = f"{self.current}: not a link to a bundle in {self._bundles}"
-            raise OutputError(what, "move it away, or " + _ELSEWHERE)
+            raise OutputError(
+                f"{self.current}: not a link to a bundle in {self._bundles}",
+                f"move it away, or {_ELSEWHERE}",
+            )
         return name
 
     def path(self, name: str) -> Path:
@@ -191,8 +211,10 @@ class Store:
         """
         turn = served_in_turn(self.entries)[-2:]
         if self.served_name() is None or len(turn) < 2 or not self.path(turn[0].name).exists():
-            what = f"{self.root}: nothing to roll back to: no earlier bundle is there"
-            raise OutputError(what, "publish a bundle")
+            raise OutputError(
+                f"{self.root}: nothing to roll back to: no earlier bundle is there",
+                "publish a bundle",
+            )
         return turn[0]
 
     def add(self, bundle: Path) -> Path:
@@ -209,7 +231,7 @@ class Store:
             try:
                 describe(path, check=True)
                 return path
-            except ClickLogError:  # a copy that was damaged, and is not served
+            except ClickLogError:  # this copy was damaged; it is not the one that is served
                 remove_bundle(path)
         description = describe(bundle)
         with new_directory(path) as temporary:
@@ -217,13 +239,16 @@ class Store:
             for name in (*description.files, BUNDLE_FILE):
                 target = temporary / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if not _link(bundle / name, target) and name in description.files:
+                is_link = _link(bundle / name, target)
+                if not is_link and name in description.files:
                     copied[name] = description.files[name]
             check_digests(temporary, copied, f"{bundle} has changed meanwhile: publish it again")
         return path
 
     def switch(self, entry: Entry) -> None:
         """Serve the bundle of an entry from now on. Raises OutputError."""
+        # The history first: an entry too many is recognized by the link, one that is missing would
+        # be lost. A rename replaces the link at once, so that servers always find a bundle.
         self.entries.append(entry)
         content = {"entries": [dataclasses.asdict(entry) for entry in self.entries]}
         _FORMAT.write(self.root / HISTORY_FILE, content)
@@ -235,33 +260,36 @@ class Store:
             fsync_directory(self.root)
 
     def prune(self, keep: int) -> list[str]:
-        """Remove published bundles but the last ``keep`` that were served; return their names.
+        """Remove all published bundles except the last ``keep`` that were served.
 
-        The one that is served and the one to roll back to are never removed, nor is anything that
-        is not in the history.
+        The bundle that is served and the one to roll back to are never removed, nor is anything
+        that is not in the history.
+
+        Returns:
+            The names of the bundles that were removed.
         """
         needed: list[str] = []
         for entry in reversed(served_in_turn(self.entries)):
             if entry.name not in needed and len(needed) < max(keep, 2):
                 needed.append(entry.name)
         published = {entry.name for entry in self.entries if _NAME.fullmatch(entry.name)}
-        there = {path.name for path in self._bundles.iterdir() if path.name[0] != "."}
-        removed = sorted(name for name in there & published - {*needed} if _is_own(self.path(name)))
-        for name in removed:
-            remove_bundle(self.path(name))
-        if left := sorted(there - {*needed, *removed}):
-            log.warning("%s: left %s, which was not published", self._bundles, ", ".join(left))
+        removed, unknown = [], []
+        for path in sorted(self._bundles.iterdir()):
+            if path.name.startswith(".") or path.name in needed:
+                continue
+            if path.name in published and _is_own(path):
+                remove_bundle(path)
+                removed.append(path.name)
+            else:
+                unknown.append(path.name)
+        if unknown:
+            log.warning("%s: left %s, which was not published", self._bundles, ", ".join(unknown))
         return removed
 
 
 def _is_own(path: Path) -> bool:
+    """Return whether a path is a directory; this program makes no links to directories here."""
     return path.is_dir() and not path.is_symlink()
-
-
-def _remove_left(directory: Path, pattern: str) -> None:
-    """Remove the directories that commands that were killed left half made or half removed."""
-    for left in filter(_is_own, directory.glob(pattern)):
-        shutil.rmtree(left)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -270,13 +298,16 @@ def _link(source: Path, target: Path) -> bool:
         os.link(source.resolve(), target)
         return True
     except OSError:  # another file system, or one without hard links
-        pass
-    shutil.copy2(source, target)  # with its time, which is that of the training
-    return False
+        # With the file's time: that of bundle.json says when the model was trained.
+        shutil.copy2(source, target)
+        return False
 
 
 def remove_bundle(path: Path) -> None:
-    """Remove a bundle; it is gone as a whole before its files are. Raises OutputError."""
+    """Remove a bundle. Raises OutputError.
+
+    It is renamed first, so that no name of a bundle ever leads to a part of one.
+    """
     temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
     with output_errors(path):
         os.rename(path, temporary)

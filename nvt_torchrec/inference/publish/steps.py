@@ -1,4 +1,4 @@
-"""Publishing a bundle, compared with the one that is served, and going back to the one before."""
+"""Publish a bundle, compared with the one that is served, or go back to the one before."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
+#: Bytes of the sample that are read at once.
 _BLOCK_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What came of publishing or rolling back.
+    """The result of publishing or rolling back.
 
     Attributes:
         name: The name of the bundle.
@@ -60,10 +61,12 @@ def publish(settings: PublishSettings) -> Published:
     assert settings.bundle is not None
     bundle = settings.bundle
     generation, digest = describe(bundle).generation, bundle_digest(bundle)
+    name = bundle_name(digest)
     with open_store(settings.to, create=True) as store:
-        before, name = store.served_name(), bundle_name(digest)
+        before = store.served_name()
         if before != name:
-            try_bundle(Path(bundle))  # before this process opens it
+            # In a process of its own, before this one opens it: it may be a stranger's.
+            try_bundle(bundle)
         new = Predictor.load(bundle, check=True)
         metrics: dict[str, dict[str, Metrics]] = {}
         if before == name:
@@ -73,21 +76,21 @@ def publish(settings: PublishSettings) -> Published:
             refusals = [] if before is None else _check_successor(store, before, new, settings)
             if settings.sample is not None and not refusals:
                 metrics = _compare(store, before, new, settings)
-                refusals = _refusals(metrics, settings)
+                refusals = _list_refusals(metrics, settings)
             if refusals:
                 return Published(name, before, metrics, tuple(refusals))
             del new
             if bundle_digest(store.add(bundle)) != digest:
                 raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-            of_new = {label: models["new"] for label, models in metrics.items()}
-            measured = to_json(of_new)
+            new_metrics = {label: models["new"] for label, models in metrics.items()}
+            measured = to_json(new_metrics)
             store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
         removed = () if settings.keep is None else tuple(store.prune(settings.keep))
         return Published(name, before, metrics, removed=removed)
 
 
 def rollback(to: Path) -> Published:
-    """Serve the bundle again that was served before, once its digests are compared.
+    """Compare the digests of the bundle that was served before, and serve it again.
 
     Raises:
         OutputError: There is none, or ``to`` cannot be written.
@@ -102,6 +105,7 @@ def rollback(to: Path) -> Published:
 
 @contextlib.contextmanager
 def _errors_of_served() -> Iterator[None]:
+    """Raise errors of the bundle that is served as OutputError, with a remedy of their own."""
     try:
         yield
     except (BadInputError, SchemaError) as error:
@@ -115,19 +119,30 @@ def _errors_of_served() -> Iterator[None]:
 def _check_successor(
     store: Store, before: str, new: Predictor, settings: PublishSettings
 ) -> list[str]:
-    """Check that a bundle has the columns of the one that is served; return why it is too old."""
+    """Check that a bundle has the columns of the one that is served, and return why it is too old.
+
+    Returns:
+        Why it is too old; empty if it is not, or if that does not matter.
+
+    Raises:
+        SchemaError: Its columns or labels are others.
+    """
     try:
         served = inspect(store.path(before) / WORKFLOW)
         labels = describe(store.path(before)).model.labels
-    except ClickLogError as error:  # it cannot be compared; servers have it in memory
+    except ClickLogError as error:
+        # Servers have the damaged bundle in memory; a good one must be able to replace it.
         log.warning("the bundle is not compared with %s, which is served: %s", before, error.what)
         return []
     check_same_interface(served.spec, new.spec, (labels, new.labels), str(settings.bundle))
     ancestor = served.ancestor(new.workflow.digest)
     if ancestor is None or settings.allow_older:
         return []
-    # the digest is that of what encodes, which a day may leave as it is, but not the events
-    number = describe(str(settings.bundle)).generation if served.spec.events else ancestor.number
+    # The digest stands for what encodes. A further day may leave that as it is and yet change the
+    # events; then the number of the generation tells which bundle is older.
+    number = ancestor.number
+    if served.spec.events:
+        number = describe(str(settings.bundle)).generation
     if number >= served.generation:
         return []
     return [
@@ -139,6 +154,12 @@ def _check_successor(
 def _compare(
     store: Store, before: str | None, new: Predictor, settings: PublishSettings
 ) -> dict[str, dict[str, Metrics]]:
+    """Return the metrics of the bundle that is served, if any, and of the new one on the sample.
+
+    Raises:
+        BadInputError, SchemaError: The sample cannot be read, or has one label alone.
+        OutputError: The bundle that is served is damaged.
+    """
     predictors = {"new": new}
     if before is not None:
         with _errors_of_served():
@@ -148,49 +169,50 @@ def _compare(
     for label, models in metrics.items():
         if models["new"].auroc is None:
             raise BadInputError(
-                f"{sample}: its first {models['new'].samples} rows have the same label {label}: "
-                "they tell nothing about a model",
+                f"{sample}: its first {models['new'].samples} rows have the same value of {label}, "
+                "which tells nothing about a model",
                 "pass more rows (--sample_rows), or others",
             )
     return metrics
 
 
-def _refusals(metrics: dict[str, dict[str, Metrics]], settings: PublishSettings) -> list[str]:
-    """Say by what the new bundle breaks the limits; nothing if it does not."""
-    return [
-        f"of {label}, {refusal}" if len(metrics) > 1 else refusal
-        for label, models in metrics.items()
-        if "served" in models
-        for refusal in _worse(models["served"], models["new"], settings)
-    ]
+def _list_refusals(metrics: dict[str, dict[str, Metrics]], settings: PublishSettings) -> list[str]:
+    """Return by what the new bundle breaks the limits; empty if it does not."""
+    refusals = []
+    for label, models in metrics.items():
+        if "served" not in models:
+            continue
+        for refusal in _find_losses(models["served"], models["new"], settings):
+            refusals.append(f"of {label}, {refusal}" if len(metrics) > 1 else refusal)
+    return refusals
 
 
-def _worse(served: Metrics, new: Metrics, settings: PublishSettings) -> list[str]:
+def _find_losses(served: Metrics, new: Metrics, settings: PublishSettings) -> list[str]:
+    """Return by what the metrics of the new bundle are worse than the settings allow."""
+    losses = []
     drop = (served.auroc or 0.0) - (new.auroc or 0.0)
+    if drop > settings.max_auroc_drop:
+        limit = f"--max_auroc_drop {settings.max_auroc_drop:g}"
+        losses.append(f"AUROC falls by {drop:.6f}, more than {limit}")
     growth = abs((new.calibration or 0.0) - 1) - abs((served.calibration or 0.0) - 1)
-    limits = (
-        ("AUROC falls by", drop, "max_auroc_drop"),
-        ("the calibration error grows by", growth, "max_calibration_change"),
-    )
-    return [
-        f"{what} {change:.6f}, more than --{flag} {getattr(settings, flag):g}"
-        for what, change, flag in limits
-        if change > getattr(settings, flag)
-    ]
+    if growth > settings.max_calibration_change:
+        limit = f"--max_calibration_change {settings.max_calibration_change:g}"
+        losses.append(f"the calibration error grows by {growth:.6f}, more than {limit}")
+    return losses
 
 
 def score_labelled(
-    predictors: Mapping[str, Predictor], path: str, file_format: str | None, maximum: int
+    predictors: Mapping[str, Predictor], path: str, file_format: str | None, max_rows: int
 ) -> dict[str, dict[str, Metrics]]:
-    """Return the metrics of predictors of the same labels on the same labelled rows.
+    """Return the metrics of predictors on the same labelled rows.
 
     It takes about 60 bytes of memory a row.
 
     Args:
-        predictors: Predictors of the same columns, by name.
+        predictors: Predictors of the same columns and labels, by name.
         path: Path of the log: TSV, CSV or parquet.
         file_format: Its format; None for that of the training log, or parquet if the path ends so.
-        maximum: The number of rows to read, from the first on.
+        max_rows: How many rows to read at most, from the first on.
 
     Returns:
         The metrics by label and name.
@@ -212,43 +234,52 @@ def score_labelled(
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
-    taken = 0
+    num_rows = 0
     with show_progress("evaluate") as bar:
-        while taken < maximum and (piece := next(pieces, None)) is not None:
+        for piece in pieces:
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
-            count = min(maximum - taken, len(rows))
+            count = min(max_rows - num_rows, len(rows))
             labels.append(first.labels_of(rows)[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
                 scores[name].append(predictor.predict_rows(rows, piece.first)[:count])
             bar.update(count)
-            taken += count
-    if not taken:
+            num_rows += count
+            if num_rows >= max_rows:
+                break
+    if not num_rows:
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
-    truth, weight = np.concatenate(labels, 1), np.concatenate(weights) if weights else None
-    by_name = {name: np.concatenate(p).T for name, p in scores.items()}
-    return {
-        label: {name: metrics_of(p[t], truth[t], weight) for name, p in by_name.items()}
-        for t, label in enumerate(first.labels)
-    }
+    truth = np.concatenate(labels, 1)
+    weight = np.concatenate(weights) if weights else None
+    metrics: dict[str, dict[str, Metrics]] = {label: {} for label in first.labels}
+    for name, parts in scores.items():
+        probabilities = np.concatenate(parts)
+        for t, label in enumerate(first.labels):
+            metrics[label][name] = metrics_of(probabilities[:, t], truth[t], weight)
+    return metrics
 
 
 def table(metrics: Mapping[str, Metrics], title: str = "") -> str:
-    """Format a line for each model by its name, and one for each change from the one before."""
-
-    def line(name: str, rows: str, values: Sequence[float | None], sign: str = "") -> str:
-        cells = ["-" if value is None else f"{value:{sign}.6f}" for value in values]
-        return f"{name:8}{rows:>12}{cells[0]:>12}{cells[1]:>12}{cells[2]:>14}"
-
-    figures = [(model.auroc, model.log_loss, model.calibration) for model in metrics.values()]
+    """Return a table: a line for each model, and one for each change from a model to the next."""
     lines = [f"{title:8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
-    for (name, model), values in zip(metrics.items(), figures, strict=True):
-        lines.append(line(name, f"{model.samples:,}", values))
+    figures: list[list[float | None]] = []
+    for name, model in metrics.items():
+        values = [model.auroc, model.log_loss, model.calibration]
+        lines.append(_format_line(name, f"{model.samples:,}", values))
+        figures.append(values)
     for before, after in itertools.pairwise(figures):
-        pairs = zip(before, after, strict=True)  # None if all labels are equal
-        changes = [None if old is None or new is None else new - old for old, new in pairs]
-        lines.append(line("change", "", changes, "+"))
+        changes: list[float | None] = []
+        for old, new in zip(before, after, strict=True):
+            # A figure may be unknown: there is no AUROC if all labels are equal.
+            changes.append(None if old is None or new is None else new - old)
+        lines.append(_format_line("change", "", changes, "+"))
     return "\n".join(lines)
+
+
+def _format_line(name: str, rows: str, values: Sequence[float | None], sign: str = "") -> str:
+    """Return a line of a table; with the sign "+" the signs of all values are shown."""
+    cells = ["-" if value is None else f"{value:{sign}.6f}" for value in values]
+    return f"{name:8}{rows:>12}{cells[0]:>12}{cells[1]:>12}{cells[2]:>14}"

@@ -1,4 +1,4 @@
-"""A bundle is tried in a process of its own before it is served.
+"""Try a bundle in a process of its own before it is served.
 
 A bundle may hold a model of a stranger (:mod:`models.onnx_head`), which may take any time and
 memory, or end the process. ``python -m nvt_torchrec.inference.publish.trial BUNDLE`` opens it and
@@ -17,16 +17,18 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 
-#: Memory beside the files of the bundle: PyTorch takes 0.3 GiB.
+#: The memory that the process may take, without that for the files: PyTorch takes 0.3 GiB.
 _MEMORY_BYTES = 4 << 30
-#: How often the bytes of the files: a table may be mapped and converted.
+#: The files may take this many times their size: a table may be mapped and converted.
 _MEMORY_FACTOR = 3
-#: CPU seconds, and for each GiB of the bundle, whose digests are compared, so many more.
-_CPU_S, _CPU_S_PER_GIB = 120, 30
-#: A process that waits for ever takes no CPU: after so many times these seconds it is ended.
+#: The CPU seconds that the process may take, without those for the digests of the files.
+_CPU_S = 120
+#: The CPU seconds that it may take in addition for each GiB of the files.
+_CPU_S_PER_GIB = 30
+#: A process that waits for ever takes no CPU. It is ended after this many times its CPU seconds.
 _WAIT_FACTOR = 10
-#: Why a process ended, by the signal that ended it beyond its limits.
-_ENDINGS = {
+#: Why a process ended, by the signal that ended it.
+_REASONS = {
     signal.SIGXCPU: "it takes too long",
     signal.SIGKILL: "it takes too long, or the machine's memory",
 }
@@ -37,14 +39,14 @@ def try_bundle(bundle: Path) -> None:
     """Score a bundle's reference rows in a process of its own, with limits of memory and time.
 
     Raises:
-        BadInputError: It is damaged, ends the process, takes too much, or scores otherwise than
-            when it was made.
+        BadInputError: It is damaged, ends the process, takes too much time or memory, or gives
+            other scores than when it was made.
     """
     size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
     seconds = _CPU_S + _CPU_S_PER_GIB * (size >> 30)
     limits = {"memory": _MEMORY_BYTES + _MEMORY_FACTOR * size, "seconds": seconds}
     command = [sys.executable, "-m", __name__, str(bundle), json.dumps(limits)]
-    # it finds what this process finds, whatever the directory and Python's flags
+    # The process imports from where this one does, whatever its directory and Python's flags are.
     paths = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
@@ -60,12 +62,14 @@ def try_bundle(bundle: Path) -> None:
             f"{bundle}: scoring its reference rows does not end in {_WAIT_FACTOR * seconds} s",
             _REMEDY,
         ) from None
-    if not done.returncode:
+    if done.returncode == 0:
         return
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        why = _ENDINGS.get(signal.Signals(-done.returncode), "it ends the process that opens it")
-        raise BadInputError(f"{bundle}: scoring its reference rows: {why} ({name})", _REMEDY)
+        ended_by = signal.Signals(-done.returncode)
+        reason = _REASONS.get(ended_by, "it ends the process that opens it")
+        raise BadInputError(
+            f"{bundle}: scoring its reference rows: {reason} ({ended_by.name})", _REMEDY
+        )
     try:
         error = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
@@ -76,7 +80,7 @@ def try_bundle(bundle: Path) -> None:
 def main(argv: list[str]) -> int:
     """Score the reference rows of a bundle; print why it cannot be served."""
     bundle, limits = Path(argv[0]), json.loads(argv[1])
-    # of private memory alone: PyTorch reserves far more addresses than it uses
+    # A limit of private memory, not of addresses: PyTorch reserves far more than it uses.
     resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"], limits["memory"]))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -43,13 +43,13 @@ _Parse: TypeAlias = Callable[[Predictor, ServerSettings], Parsed]
 #: Memory is given back to the system after bodies of this size or more.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
-#: Bodies of the largest size that are held at once, while they arrive and until they are answered.
-_BODIES = 8
+#: How many bodies of the largest size may be held at once, from their arrival to their answer.
+_MAX_BODIES = 8
 #: A body beyond the limit is read on, and dropped, up to this many times the limit: a client that
 #: still sends when its connection is closed does not see the answer that says why.
-_DROPPED = 4
-#: The endpoint of rows, which is not looked for among the others: Starlette's middleware and routes
-#: take as long as the model does for a row.
+_DROPPED_LIMITS = 4
+#: The endpoint of rows. It is answered before Starlette looks for a route: its middleware and
+#: routes take as long as the model does for a row.
 _PREDICT = "POST", "/predict"
 #: Seconds between two times at which gauges are set, which any worker may read at any time.
 _GAUGES_S = 1.0
@@ -58,9 +58,9 @@ _GAUGES_S = 1.0
 class Service:
     """A model that is served over HTTP.
 
-    A model that is put in its place later has the same columns
-    (:func:`inference.model.weights.check_same_interface`). All else may differ, so a request
-    takes ``served`` once, and nothing here keeps the first one.
+    Its successors have the same columns (:func:`inference.model.weights.check_same_interface`).
+    Everything else of them may differ, so a request reads ``served`` once and uses that model to
+    its end, and nothing here keeps the first one.
 
     Args:
         served: The model. The caller must not keep it, so that its successor can replace it.
@@ -74,14 +74,19 @@ class Service:
     """
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
-        self.served, self._settings, self.draining = served, settings, False
+        self.served = served
+        self.draining = False
+        self._settings = settings
         columns = tuple(served.predictor.spec.categorical_names)
         self.metrics = ServerMetrics(columns, served.predictor.labels)
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
-        self._body_bytes, self._trim_due = 0, False
+        #: The size of all bodies that are held now.
+        self._body_bytes = 0
+        #: Whether a large body was read since memory was given back.
+        self._trim_due = False
         self._reloader: Reloader | None = None
-        self._endpoints = _endpoints(self)
+        self._endpoints = _build_endpoints(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, as ASGI defines it; while draining, close its connection after it."""
@@ -111,7 +116,10 @@ class Service:
         self.metrics.reloads.inc()
 
     def drain(self, end: Callable[[], object]) -> None:
-        """Ask clients to go elsewhere, and call ``end`` when they had time to; at once if again."""
+        """Ask clients to go elsewhere, and call ``end`` when they had the time to do so.
+
+        A second call ends at once.
+        """
         seconds = 0.0 if self.draining else self._settings.drain_s
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, end)
@@ -119,15 +127,17 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run until the server has answered its last request."""
-        setting = asyncio.create_task(self._set_gauges())
+        task = asyncio.create_task(self._set_gauges())
         yield
-        setting.cancel()
+        task.cancel()
         if self._reloader is not None:
             self._reloader.close()
         self.batcher.close()
 
     async def _set_gauges(self) -> None:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what is freed
+        """Set gauges every second, and give memory back after large bodies."""
+        # glibc keeps what is freed for the process. Other C libraries lack the function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         while True:
             if trim and self._trim_due and not self._body_bytes:
                 self._trim_due = False
@@ -142,9 +152,9 @@ class Service:
             response = await self._score_in_time(request, parser)
         except RefusedError as error:
             response = error.answer()
-        except ClickLogError as error:  # of a batch, which was logged
+        except ClickLogError as error:  # raised for the whole batch, and logged there
             response = RefusedError(500, error.what, remedy=error.remedy).answer()
-        except ClientDisconnect:  # nobody reads an answer
+        except ClientDisconnect:  # nobody reads the answer
             return Response(status_code=400)
         except Exception:
             log.exception("a request could not be answered")
@@ -153,7 +163,10 @@ class Service:
         return response
 
     async def _score_in_time(self, request: Request, parser: Parser) -> Response:
-        seconds, body, complete = self._settings.timeout_s, bytearray(), False
+        """Read and score a request within the time limit. Raises RefusedError."""
+        seconds = self._settings.timeout_s
+        body = bytearray()
+        complete = False
         try:
             async with asyncio.timeout(seconds):
                 await self._read_body(request, body)
@@ -170,18 +183,25 @@ class Service:
             self._body_bytes -= len(body)
 
     async def _read_body(self, request: Request, body: bytearray) -> None:
-        limit, size = self._settings.max_body_bytes, 0
+        """Append the parts of a body as they arrive.
+
+        Raises:
+            RefusedError: It is too large or compressed, or there are too many bodies.
+        """
+        limit = self._settings.max_body_bytes
+        size = 0
         async for part in request.stream():
             size += len(part)
-            if size > _DROPPED * limit:
+            if size > _DROPPED_LIMITS * limit:
                 break
             if size > limit:
                 continue
             body += part
             self._body_bytes += len(part)
             self._trim_due |= len(body) >= _LARGE_BODY_BYTES
+            # A body may take half of the room that others leave, so that small ones have some.
             others = self._body_bytes - len(body)
-            if 2 * len(body) > _BODIES * limit - others:
+            if 2 * len(body) > _MAX_BODIES * limit - others:
                 raise RefusedError(503, "too many bodies are being read", remedy="try again later")
         if size > limit:
             raise RefusedError(
@@ -195,8 +215,11 @@ class Service:
             raise RefusedError(415, f"content encoding {encoding!r:.60}", remedy=remedy)
 
     async def _score(self, parse: _Parse, small: bool) -> Response:
+        """Parse a body, score its rows and return the answer. Raises RefusedError."""
+        # The bundle may be replaced meanwhile: rows are scored by the model that encoded them.
         now = self.served
         if small:
+            # A thread would have to be woken, which takes longer than the work.
             parsed = self._parse(parse, now.predictor)
         else:
             loop = asyncio.get_running_loop()
@@ -219,8 +242,8 @@ class Service:
     def _parse(self, parse: _Parse, predictor: Predictor) -> Parsed | Response:
         """Return the rows, or the answer that refuses them.
 
-        An error that were raised further would keep all values of the body, which its traceback
-        has, until the next garbage collection.
+        The error is not raised further: its traceback refers to all values of the body, and would
+        keep them until the next garbage collection.
         """
         try:
             self._check_queue(1)  # under overload, refuse before the work of parsing
@@ -229,7 +252,9 @@ class Service:
             return error.answer()
 
     def _check_queue(self, rows: int) -> None:
-        """Refuse rows that are more than half of the room left, so that small requests have some.
+        """Refuse a request that takes more than half of the room left in the queue.
+
+        So small requests find room when large ones no longer do.
 
         Raises:
             RefusedError: There are too many rows.
@@ -247,7 +272,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return error.answer()
 
 
-def _endpoints(service: Service) -> Starlette:
+def _build_endpoints(service: Service) -> Starlette:
+    """Return the application of all endpoints but ``POST /predict``."""
+
     async def version(request: Request) -> Response:
         now = service.served
         about = {
@@ -269,7 +296,8 @@ def _endpoints(service: Service) -> Starlette:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     routes = [
-        Route("/predict", _refuse_method, methods=["POST"]),  # other methods: 405
+        # It makes Starlette answer 405 to other methods; POST does not get here.
+        Route("/predict", _refuse_method, methods=["POST"]),
         Route("/version", version),
         Route("/health", health),
         Route("/ready", ready),

@@ -9,8 +9,8 @@ Waking a thread and the event loop again takes longer than a quick model takes f
 rows of small requests, which arrived in the same turn of the event loop, are scored by it, up to
 ``SMALL_ROWS`` of them; the thread scores what is more.
 
-Each request names the model that scores it, that of the bundle which encoded it. A batch is of one
-model: when another bundle is put in place, requests that were encoded before are scored by the old.
+Each request names the model that scores it: that of the bundle which encoded it. A batch is of one
+model. When another bundle is put in place, the old one scores the requests that it has encoded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: The largest number of rows that go through the model at once. Larger batches are not faster.
 BATCH_ROWS = 1024
-#: Requests of up to so many rows are small: even 16 of them make one batch.
+#: Requests of up to this many rows are small: even 16 of them make one batch.
 SMALL_ROWS = 64
 
 #: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n, labels].
@@ -61,6 +61,8 @@ class RequestBatch:
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
+    """A request that waits, or a part of a large one, and the future of its probabilities."""
+
     model: Model
     rows: EncodedRows
     future: asyncio.Future[np.ndarray]
@@ -83,7 +85,8 @@ class Batcher:
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
         self._large_first = False
-        self._this_turn: list[_Waiting] = []  # of the event loop, which alone uses it
+        #: What arrived in this turn of the event loop. The loop alone uses it, without the lock.
+        self._this_turn: list[_Waiting] = []
         self._rows = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -95,7 +98,7 @@ class Batcher:
         return self._rows
 
     async def score(self, model: Model, rows: EncodedRows, *, at_once: bool = False) -> np.ndarray:
-        """Return the probabilities of rows; raise what the model raises.
+        """Return the probabilities of rows, float32 [n, labels]; raise what the model raises.
 
         Args:
             model: The model.
@@ -105,16 +108,16 @@ class Batcher:
         if not len(rows):
             return model(rows.dense, rows.ids)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
-        parts = [
-            _Waiting(model, part, loop.create_future(), now)
-            for part in split(rows, self._batch_rows)
-        ]
-        if at_once and len(rows) <= SMALL_ROWS:
+        parts = []
+        for part in split(rows, self._batch_rows):
+            parts.append(_Waiting(model, part, loop.create_future(), now))
+        is_small = len(rows) <= SMALL_ROWS
+        if is_small and at_once:
             if not self._this_turn:
                 loop.call_soon(self._end_turn)
             self._this_turn += parts
         else:
-            self._put(self._small if len(rows) <= SMALL_ROWS else self._large, parts)
+            self._put(self._small if is_small else self._large, parts)
         if len(parts) == 1:
             return await parts[0].future
         return np.concatenate(await asyncio.gather(*(part.future for part in parts)))
@@ -144,15 +147,18 @@ class Batcher:
         self._thread.join()
 
     def _run(self) -> None:
+        """Score batches until :meth:`close`, in the model's thread."""
         while (batch := self._take()) is not None:
-            batch = [part for part in batch if not part.future.cancelled()]  # timed out
+            batch = [part for part in batch if not part.future.cancelled()]  # by a time limit
             if batch:
                 answers = self._score(batch)
                 loop = batch[0].future.get_loop()
-                # once: waking the loop takes time
+                # One call for the whole batch: waking the loop takes time.
                 loop.call_soon_threadsafe(_answer, batch, answers)
                 del answers
-            del batch  # while waiting for the next one, keep no model that is not served any more
+            # While this thread waits for the next batch, it must not keep the model of this one: a
+            # bundle that was replaced could not be let go.
+            del batch
 
     def _take(self) -> list[_Waiting] | None:
         """Wait for the next batch; None after :meth:`close`."""
@@ -162,6 +168,7 @@ class Batcher:
                     return None
                 self._changed.wait()
             queues = [self._small, self._large]
+            # Both kinds begin batches in turn: neither waits for the other one's queue to end.
             if self._large_first:
                 queues.reverse()
             self._large_first = not self._large_first
@@ -187,10 +194,11 @@ class Batcher:
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
             self._observe(RequestBatch(requests, probabilities, waited, done - begin))
-            answers, begin_row = [], 0
+            answers = []
+            first_row = 0
             for rows in requests:
-                answers.append(probabilities[begin_row : begin_row + len(rows)])
-                begin_row += len(rows)
+                answers.append(probabilities[first_row : first_row + len(rows)])
+                first_row += len(rows)
         except Exception as error:  # for example memory: the next batch may succeed
             traceback = not isinstance(error, ClickLogError)
             log.error("a batch could not be scored: %s", error, exc_info=traceback)
@@ -199,6 +207,7 @@ class Batcher:
 
 
 def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> None:
+    """Set the results of the futures, in the event loop."""
     for part, answer in zip(batch, answers, strict=True):
         if part.future.done():  # cancelled meanwhile
             continue
@@ -209,20 +218,27 @@ def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> Non
 
 
 def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
-    """Split rows into parts of up to ``size`` rows; the first keeps the counts of all."""
+    """Split rows into parts of up to ``size`` rows.
+
+    The first part keeps the counts of missing and unknown values of all rows, so that each value is
+    counted once.
+    """
     if len(rows) <= size:
         return [rows]
     zeros = np.zeros_like(rows.null)
-    return [
-        EncodedRows(
-            rows.labels[:, at : at + size],
-            rows.dense[:, at : at + size],
-            rows.ids.slice(at, at + size),
-            zeros if at else rows.null,
-            zeros if at else rows.oov,
+    parts = []
+    for begin in range(0, len(rows), size):
+        end = begin + size
+        parts.append(
+            EncodedRows(
+                rows.labels[:, begin:end],
+                rows.dense[:, begin:end],
+                rows.ids.slice(begin, end),
+                rows.null if begin == 0 else zeros,
+                rows.oov if begin == 0 else zeros,
+            )
         )
-        for at in range(0, len(rows), size)
-    ]
+    return parts
 
 
 def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:

@@ -21,21 +21,25 @@ from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
-#: The rows of a request, and a function of their probabilities that makes its answer.
+#: The rows of a request, and a function that makes the answer of their probabilities.
 Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
-#: Of a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
+#: Takes a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
 Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSettings], Parsed]
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
-#: Bytes that a value of JSON takes as a Python object, and how many more a list or an object takes.
-_VALUE_BYTES, _CONTAINER_BYTES = 64, 128
-#: Bytes that a value takes for each row that shares it, besides its text.
+#: Bytes that a value of JSON takes as a Python object.
+_VALUE_BYTES = 64
+#: Bytes that a list or an object takes in addition.
+_CONTAINER_BYTES = 128
+#: Bytes that a shared value takes for each row, in addition to its text.
 _SHARED_BYTES = 16
-#: How often --max_body_mb the values of a body may take, by these.
+#: The values of a body may take this many times --max_body_mb, by the estimates above.
 _EXPANSION = 16
-#: Bodies with fewer bytes and separators than these are parsed and encoded in about a millisecond,
-#: whatever they hold: a row takes a separator, and the events that rows share are bounded.
-_SMALL_BYTES, _SMALL_SEPARATORS = 16 << 10, 1024
+#: A body up to this size, with up to this many separators, is parsed and encoded in about a
+#: millisecond, whatever it holds: each row needs a separator, and the events that rows share are
+#: bounded.
+_SMALL_BYTES = 16 << 10
+_SMALL_SEPARATORS = 1024
 
 
 class RefusedError(Exception):
@@ -55,7 +59,8 @@ class RefusedError(Exception):
         headers = {"Retry-After": "1"} if self.status == 503 else {}
         if self.status in (408, 413):  # the rest of the request is not read
             headers["Connection"] = "close"
-        body = json.dumps(self.details)  # ASCII: half a surrogate pair cannot be encoded as UTF-8
+        # In ASCII: a text of the request may hold half a surrogate pair, which UTF-8 cannot encode.
+        body = json.dumps(self.details)
         return Response(body, self.status, headers, media_type="application/json")
 
 
@@ -65,13 +70,13 @@ def parse_body(
     """Return the rows of a request of ``POST /predict``.
 
     Raises:
-        RefusedError: The body is not JSON by its header or content, breaks the feature spec, or is
-            beyond the limits.
+        RefusedError: The body is not JSON by its header or content, does not fit the feature spec,
+            or is beyond the limits.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
-    rows, shared = _rows(read_json(body, limits), predictor, limits)
+    rows, shared = _take_rows(read_json(body, limits), predictor, limits)
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
@@ -83,7 +88,7 @@ def parse_body(
 
 
 def is_small(body: bytearray) -> bool:
-    """Return whether a body is so little work that the event loop need not be free meanwhile."""
+    """Return whether parsing a body is so little work that the event loop may do it."""
     if len(body) > _SMALL_BYTES:
         return False
     return body.count(b",") + body.count(b"{") + body.count(b"[") <= _SMALL_SEPARATORS
@@ -93,17 +98,19 @@ def read_json(body: bytearray, limits: ServerSettings) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        RefusedError: It is not JSON, or has so many values that they would take too much memory;
-            they are counted before they are made.
+        RefusedError: It is not JSON, or its values would take too much memory.
     """
+    # Separators are counted before anything is parsed: a body of "[[],[],…]" takes a hundred times
+    # its size as objects.
     values = body.count(b",") + body.count(b":")
     containers = body.count(b"[") + body.count(b"{")
     size = _VALUE_BYTES * values + _CONTAINER_BYTES * containers
-    if size > (maximum := _EXPANSION * limits.max_body_bytes):
+    max_size = _EXPANSION * limits.max_body_bytes
+    if size > max_size:
         raise RefusedError(
             413,
             f"the body's values may take {size >> 20} MiB of memory; the limit is "
-            f"{maximum >> 20} MiB",
+            f"{max_size >> 20} MiB",
             remedy="send fewer rows in a request, or raise the server's --max_body_mb",
         )
     try:
@@ -119,41 +126,59 @@ def encode(
     *,
     may_have_booleans: bool = False,
 ) -> EncodedRows:
-    """Encode rows, a list or columns, with fields that all share. Raises :class:`RefusedError`."""
+    """Encode the rows of a request.
+
+    Args:
+        rows: A list of rows, or columns by name.
+        shared: The fields that all rows share.
+        predictor: Encodes them.
+        may_have_booleans: Whether true or false may be among the values.
+
+    Raises:
+        RefusedError: A row does not fit the feature spec.
+    """
     try:
         if may_have_booleans:
             _refuse_booleans(rows, shared, predictor.row_spec)
         return predictor.encode(rows, shared)
     except (InvalidRowError, MissingColumnError) as error:
-        known = {key: getattr(error, key) for key in ("row", "column", "reason", "remedy")}
-        where = {key: value for key, value in known.items() if value not in (None, "")}
-        raise RefusedError(422, "invalid row", **where) from None
+        details = {}
+        for key in ("row", "column", "reason", "remedy"):
+            value = getattr(error, key)
+            if value not in (None, ""):
+                details[key] = value
+        raise RefusedError(422, "invalid row", **details) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
 
 
 def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) -> None:
-    """Refuse true and false in columns of other raw types: to Python they are the numbers 1 and 0.
+    """Refuse true and false in columns that are not ``bool``: in Python, True is the integer 1.
 
     Raises:
         InvalidRowError: There is one.
     """
     reads = spec.drop_tables().read_plan(label=False).reads
     fields = open_rows(rows, reads, shared)
-    given = [Read(column.name, "float") for column in spec.aggregates]
-    for read in (*reads, *given):
-        field = fields.find(read.source) if read.raw != "bool" else None
-        for position, value in enumerate(field.values if field else ()):
-            if bool in map(type, value if isinstance(value, list) else [value]):
+    aggregates = [Read(column.name, "float") for column in spec.aggregates]
+    for read in (*reads, *aggregates):
+        if read.raw == "bool":
+            continue
+        field = fields.find(read.source)
+        if not field:
+            continue
+        for position, value in enumerate(field.values):
+            items = value if isinstance(value, list) else [value]
+            if bool in map(type, items):
                 reason = f"{value!r:.60}: {RAW_TYPES[read.raw].syntax}"
-                row = field.row_of(position) if field else 0
-                raise InvalidRowError(row, read.source, reason, "true is 1, false 0")
+                row = field.row_of(position)
+                raise InvalidRowError(row, read.source, reason, "write 1 for true and 0 for false")
 
 
-def _rows(
+def _take_rows(
     value: Any, predictor: Predictor, limits: ServerSettings
 ) -> tuple[list[dict] | dict[str, list], dict[str, Any]]:
-    """Return the rows of a body, and the fields that they share."""
+    """Return the rows of a body, and the fields that they share. Raises :class:`RefusedError`."""
     shared = value.pop("shared", {}) if isinstance(value, dict) else {}
     if not isinstance(shared, dict):
         raise RefusedError(422, "'shared' is not an object of the fields that all rows share")
@@ -170,7 +195,7 @@ def _rows(
         case _:
             raise RefusedError(
                 422,
-                "the body is no object with a list 'rows' or an object 'columns'",
+                "the body is not an object with a list 'rows' or an object 'columns'",
                 remedy='send {"rows": [{"COLUMN": VALUE}]} or {"columns": {"COLUMN": [VALUE]}}, '
                 'and perhaps "shared": {"COLUMN": VALUE} beside them',
             )
@@ -182,26 +207,35 @@ def _rows(
 def check_shared(
     shared: Mapping[str, Any], count: int, predictor: Predictor, limits: ServerSettings
 ) -> None:
-    """Check that so many rows can share fields: each takes their values, and the newest events.
+    """Check that the fields that rows share do not take too much memory when each row has them.
+
+    Args:
+        shared: The fields, or objects of fields.
+        count: The number of rows.
+        predictor: Takes the rows; of a history it takes the newest events alone.
+        limits: The limits.
 
     Raises:
-        RefusedError: The values would take too much memory.
+        RefusedError: They would take too much memory.
     """
-    workflow, size = predictor.workflow, 0
+    workflow = predictor.workflow
+    row_size = 0
     for name, value in shared.items():
-        nested = isinstance(value, Mapping)
-        fields = {f"{name}.{inner}": v for inner, v in value.items()} if nested else {name: value}
+        fields = {name: value}
+        if isinstance(value, Mapping):
+            fields = {f"{name}.{inner}": item for inner, item in value.items()}
         for field, values in fields.items():
             if isinstance(values, list) and field in workflow.optional:
                 values = values[-workflow.max_events :]
             number = len(values) if isinstance(values, list) else 1
-            size += len(json.dumps(values, default=str)) + _SHARED_BYTES * number
-    size *= count
-    if size > (maximum := _EXPANSION * limits.max_body_bytes):
+            row_size += len(json.dumps(values, default=str)) + _SHARED_BYTES * number
+    size = row_size * count
+    max_size = _EXPANSION * limits.max_body_bytes
+    if size > max_size:
         raise RefusedError(
             413,
             f"the fields that {count} rows share may take {size >> 20} MiB of memory; the limit is "
-            f"{maximum >> 20} MiB",
+            f"{max_size >> 20} MiB",
             remedy="send fewer rows or shorter lists, or raise the server's --max_body_mb",
         )
 

@@ -1,10 +1,12 @@
-"""Several processes that serve, forked of a parent that has imported what they need.
+"""Worker processes of the server, forked from a parent that has imported what they need.
 
-What is imported takes far more memory than a model: 145 MB for PyTorch alone. A fork shares the
-pages of its parent, as long as nobody writes to them, so each worker has only what it makes itself.
-For this, the parent does nothing but import. It opens no model, computes nothing with PyTorch and
-starts no thread of its own, because a thread that holds a lock at the fork leaves it locked in the
-child for ever. (The threads that NumPy's OpenBLAS and Arrow's jemalloc start prepare themselves for
+Imported modules take far more memory than a model: 145 MB for PyTorch alone. A fork shares the
+pages of its parent for as long as nobody writes to them, so a worker takes memory only for what it
+makes itself.
+
+The parent imports, and does nothing else: it opens no model, computes nothing with PyTorch and
+starts no thread. A thread that holds a lock at the moment of a fork would leave it locked in the
+child for ever. (NumPy's OpenBLAS and Arrow's jemalloc start threads too, and prepare them for
 forks.) A worker that ends is replaced by another fork, without importing again.
 """
 
@@ -28,7 +30,7 @@ from uvicorn.supervisors.multiprocess import SIGNALS, Process
 
 log = logging.getLogger(__name__)
 
-#: What a worker imports to open and score a model: with these, also all that they need.
+#: The modules that open and score a model; with them everything that they import.
 _IMPORTED = (
     "nvt_torchrec.inference.server.app",
     "nvt_torchrec.inference.server.reload",
@@ -40,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedWorkers(Multiprocess):
-    """The parent of workers: uvicorn's, but that it forks them.
+    """The parent of the workers: uvicorn's, except that it forks them.
 
     Args:
         config: The server of each worker.
@@ -57,12 +59,16 @@ class ForkedWorkers(Multiprocess):
         import_application()
         super().__init__(config, [listener])
         self.status = 0
-        self._ready, self._started = ready, False
+        self._ready = ready
+        #: Whether all workers have listened once.
+        self._started = False
 
     def init_processes(self) -> None:
         """Start the workers."""
+        # A garbage collection writes to each object that it visits, which would copy the shared
+        # pages. It leaves frozen objects alone.
         gc.collect()
-        gc.freeze()  # a worker's collector would write to all objects, and so copy their pages
+        gc.freeze()
         self.processes = [self._start_worker() for _ in range(self.processes_num)]
 
     def _start_worker(self) -> Process:
@@ -71,11 +77,11 @@ class ForkedWorkers(Multiprocess):
         return worker
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that ended; before all of them listen, end instead."""
+        """Replace workers that ended. Before all of them have listened once, end the server."""
         if self._started:
             self._replace_ended()
         elif any(worker.exitcode is not None for worker in self.processes):
-            # if nobody ended it, another one would fail in the same way
+            # A worker that ended by itself could not open the model, and neither could another.
             if not self.signal_queue and not self.should_exit.is_set():
                 self.status = 2
                 self.should_exit.set()
@@ -89,7 +95,7 @@ class ForkedWorkers(Multiprocess):
         for index, worker in enumerate(self.processes):
             if worker.is_alive(timeout=self.config.timeout_worker_healthcheck):
                 continue
-            worker.kill()  # it may have hung
+            worker.kill()  # it may hang
             worker.join()
             if self.should_exit.is_set():
                 return
@@ -99,11 +105,18 @@ class ForkedWorkers(Multiprocess):
 
     def terminate_all(self) -> None:
         """Ask the workers to end."""
-        for listener in self.sockets:  # so that it is closed when the last worker closes it
+        # The address accepts connections until its last holder closes the socket, which is to be
+        # the last worker.
+        for listener in self.sockets:
             listener.close()
         super().terminate_all()
-        # a second signal ends a drain, as it does without workers
-        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])  # type: ignore[func-returns-value]
+
+        # A second signal ends a drain at once, as it does without workers.
+        def terminate_again(*_: object) -> None:
+            for worker in self.processes:
+                worker.process.terminate()
+
+        signal.signal(signal.SIGTERM, terminate_again)
 
     def handle_int(self) -> None:
         """End, after Ctrl-C."""
@@ -113,7 +126,7 @@ class ForkedWorkers(Multiprocess):
     def handle_hup(self) -> None:
         """Let the workers look for another bundle."""
         for worker in self.processes:
-            if worker.is_ready():  # others read the bundle in a moment anyway
+            if worker.is_ready():  # one that still starts will open the bundle anyway
                 os.kill(worker.pid, signal.SIGHUP)  # type: ignore[arg-type]
 
     def handle_ttin(self) -> None:
@@ -138,8 +151,8 @@ class _ForkedWorker(Process):
 
     def start(self) -> None:
         """Fork."""
-        # A signal that arrives in the child before it has let go of the parent's handlers would be
-        # noted there and forgotten.
+        # Until the child has reset them, it has the parent's handlers, which note a signal for the
+        # parent's loop: in the child it would be lost. So signals wait until _run has reset them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             super().start()
@@ -153,7 +166,7 @@ class _ForkedWorker(Process):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before the kernel was asked
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(0)
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the parent's to report
+        with contextlib.suppress(KeyboardInterrupt):  # the parent reports Ctrl-C
             self.target(sockets)

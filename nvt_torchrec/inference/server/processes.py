@@ -1,4 +1,4 @@
-"""The processes that serve a model: their start and their orderly end."""
+"""Start the processes that serve a model, and end them in order."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES, ModelSou
 if TYPE_CHECKING:
     from nvt_torchrec.inference.server.app import Service
 
-#: Seconds that a thread may hold the interpreter's lock. Python's default of 5 ms is longer than a
-#: request takes, and the model's thread needs the lock between any two kernels.
+#: Seconds that a thread may hold the interpreter's lock while another one waits for it. Python's
+#: default of 5 ms is longer than a request takes, and the model's thread needs the lock between any
+#: two kernels.
 _SWITCH_S = 0.0005
 #: Seconds that an idle connection stays open: longer than proxies keep theirs (60 s usually), so
 #: that the proxies close them.
 _KEEP_ALIVE_S = 75
-#: Seconds in which a worker must react; imports in C may take the interpreter's lock for long.
+#: Seconds in which a worker must answer its parent. Imports of extensions may hold the
+#: interpreter's lock for long.
 _REACTION_S = 60
 
 
@@ -57,7 +59,8 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
         workers=settings.workers,
         log_config=None,
         access_log=False,
-        loop="asyncio",  # uvloop accepts one connection between requests: under load, too few
+        # uvloop accepts one connection between two requests: under load, too few.
+        loop="asyncio",
         http="httptools",
         ws="none",
         proxy_headers=False,
@@ -68,19 +71,21 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
     )
     with _bound_socket(settings) as listener:
         if settings.workers == 1:
-            # at its end, uvicorn raises the signal again for the handler that was there before
+            # At its end, uvicorn raises the signal again for the handler that was there before.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _Server(config).run(sockets=[listener])
             return 0
-        # both are read when the libraries are imported
+        # The libraries read both when they are imported. NumPy multiplies no matrices here.
         threads = max(1, count_cores() // settings.workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy multiplies no matrices here
-        # takes seconds, in which SIGTERM ends the process at once: it would leave the directory
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # This import takes seconds, and until it is done SIGTERM ends the process at once, without
+        # removing the temporary directory. So it comes before the directory.
         import nvt_torchrec.inference.server.reload  # noqa: F401
 
         with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
-            os.environ[SHARED_VALUES] = values  # before prometheus_client is imported
+            # prometheus_client reads it when it is imported, which the next line does.
+            os.environ[SHARED_VALUES] = values
             workers = ForkedWorkers(config, listener, functools.partial(_print_address, listener))
             workers.run()
             return workers.status
@@ -89,7 +94,7 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
 def _bound_socket(settings: ServerSettings) -> socket.socket:
     """Return a socket with the address; it listens once the first process can answer."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio sets TCP_NODELAY on connections only if the protocol is given
+    # asyncio sets TCP_NODELAY on connections only if the socket names its protocol.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -105,7 +110,9 @@ def _bound_socket(settings: ServerSettings) -> socket.socket:
 
 def _print_address(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
+    print(f"serving on http://{host}:{port}", flush=True)
 
 
 class _Server(uvicorn.Server):
@@ -117,7 +124,10 @@ class _Server(uvicorn.Server):
 
 
 def _open_in_worker(source: ModelSource, settings: ServerSettings) -> Service:
-    """Return the application of a worker, which prints why there is none: its parent is silent."""
+    """Return the application of a worker; print the error if the model cannot be opened.
+
+    The parent only sees that the worker ended.
+    """
     services: list[Service] = []
     status = run_command(lambda: services.append(_open(source, settings)))
     if status:
@@ -127,7 +137,8 @@ def _open_in_worker(source: ModelSource, settings: ServerSettings) -> Service:
 
 def _open(source: ModelSource, settings: ServerSettings) -> Service:
     """Return the application of this process. Uvicorn calls this in its event loop."""
-    # until the model is open there is nothing to end in order; imports may swallow SystemExit
+    # Until the model is open there is nothing to end in order, and imports may swallow the
+    # SystemExit of the handler that was there before.
     end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if source.bundle is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -135,8 +146,9 @@ def _open(source: ModelSource, settings: ServerSettings) -> Service:
     from nvt_torchrec.inference.server.reload import open_served
 
     service = Service(open_served(source), settings)
+    # The garbage collector would visit again and again what exists now and stays.
     gc.collect()
-    gc.freeze()  # what exists now would be visited again and again
+    gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
     loop = asyncio.get_running_loop()
     if source.bundle is not None:

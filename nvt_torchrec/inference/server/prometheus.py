@@ -21,8 +21,9 @@ from nvt_torchrec.inference.server.batching import RequestBatch
 from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES
 
+#: Upper bounds of the buckets of histograms.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_ROWS = tuple(4**k for k in range(8))
+_ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 
 
 class ServerMetrics:
@@ -87,7 +88,7 @@ class ServerMetrics:
         self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
         # fmt: on
         self._sums = [probability_sum.labels(label) for label in labels]
-        # found once: to find the counter of a label takes longer than to count
+        # Looked up once: to find the counter of a label takes longer than to count.
         self._null_of = [null.labels(column) for column in columns]
         self._oov_of = [oov.labels(column) for column in columns]
         self.shared = SHARED_VALUES in os.environ
@@ -102,14 +103,15 @@ class ServerMetrics:
 
     def serves(self, now: Served, before: Served | None = None) -> None:
         """Record which bundle is served from now on, and that the one before is not."""
-        if before is not None:  # set, as a value that processes share cannot be removed
+        if before is not None:
+            # Set to 0, because a value that processes share cannot be removed.
             self._bundle_info.labels(*before.metric_labels).set(0)
         self._bundle_info.labels(*now.metric_labels).set(1)
         self._trained.set(now.trained)
         self._published.set(now.published)
 
     def page(self) -> bytes:
-        """Return the text for Prometheus: the sums over all processes."""
+        """Return the text for Prometheus, with the sums over all processes."""
         registry = self.registry
         if self.shared:
             registry = CollectorRegistry()
@@ -125,12 +127,18 @@ class ServerMetrics:
         self._rows.inc(len(batch.probabilities))
         sums = batch.probabilities.sum(0, dtype=np.float64).tolist()
         if not all(map(math.isfinite, sums)):
+            # A counter that is NaN once stays NaN. The request gets an error elsewhere.
             finite = np.where(np.isfinite(batch.probabilities), batch.probabilities, 0)
             sums = finite.sum(0, dtype=np.float64).tolist()
-        for of_label, value in zip(self._sums, sums, strict=True):
-            of_label.inc(value)
+        for counter, value in zip(self._sums, sums, strict=True):
+            counter.inc(value)
         for rows in batch.requests:
-            for counters, values in ((self._null_of, rows.null), (self._oov_of, rows.oov)):
-                for counter, value in zip(counters, values.tolist(), strict=True):
-                    if value:  # most are 0
-                        counter.inc(value)
+            _count_values(self._null_of, rows.null)
+            _count_values(self._oov_of, rows.oov)
+
+
+def _count_values(counters: list[Counter], values: np.ndarray) -> None:
+    """Add the values of columns, int64 [columns], to their counters."""
+    for counter, value in zip(counters, values.tolist(), strict=True):
+        if value:  # most are 0
+            counter.inc(value)

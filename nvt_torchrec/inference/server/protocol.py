@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,11 @@ from nvt_torchrec.inference.server.bodies import (
 )
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
-#: Of a body whose first bytes are JSON and the rest tensors, the number of the first.
+#: The header with the number of bytes of JSON at the beginning of a body; tensors follow them.
 BINARY_HEADER = "inference-header-content-length"
 #: The only version of the model, as in the repository of :mod:`inference.export.triton`.
 _VERSION = "1"
+#: The protocol's names of the kinds of tensors.
 _DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
 
 
@@ -80,22 +81,32 @@ def routes(service: Any) -> list[Route]:
 
 
 def _check_name(request: Request) -> None:
-    for what, known in (("name", MODEL_NAME), ("version", _VERSION)):
-        if (given := request.path_params.get(what, known)) != known:
-            raise RefusedError(404, f"no model of {what} {given!r}", remedy=known)
+    """Refuse a path with another name or version than the model's. Raises RefusedError."""
+    name = request.path_params.get("name", MODEL_NAME)
+    if name != MODEL_NAME:
+        raise RefusedError(404, f"no model of name {name!r}", remedy=MODEL_NAME)
+    version = request.path_params.get("version", _VERSION)
+    if version != _VERSION:
+        raise RefusedError(404, f"no model of version {version!r}", remedy=_VERSION)
 
 
 def metadata(predictor: Predictor) -> dict[str, Any]:
     """Return the description of the model: its inputs and its outputs."""
-    inputs = [
-        {"name": name, "datatype": _DATATYPES[kind], "shape": [-1, 1 if rank == 1 else -1]}
-        for column in _inputs(predictor)
-        for name, (kind, rank) in column.tensors.items()
-    ]
-    names = name_by_label(OUTPUT, predictor.labels)
-    outputs = [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in names]
-    about = {"name": MODEL_NAME, "versions": [_VERSION], "platform": "nvt-torchrec"}
-    return about | {"inputs": inputs, "outputs": outputs}
+    inputs = []
+    for column in _list_inputs(predictor):
+        for name, (kind, rank) in column.tensors.items():
+            shape = [-1, 1 if rank == 1 else -1]
+            inputs.append({"name": name, "datatype": _DATATYPES[kind], "shape": shape})
+    outputs = []
+    for name in name_by_label(OUTPUT, predictor.labels):
+        outputs.append({"name": name, "datatype": "FP32", "shape": [-1, 1]})
+    return {
+        "name": MODEL_NAME,
+        "versions": [_VERSION],
+        "platform": "nvt-torchrec",
+        "inputs": inputs,
+        "outputs": outputs,
+    }
 
 
 def parse_tensors(
@@ -106,88 +117,136 @@ def parse_tensors(
     Raises:
         RefusedError: The body is not valid, breaks the feature spec, or is beyond the limits.
     """
+    names = name_by_label(OUTPUT, predictor.labels)
     try:
-        size = int(headers.get(BINARY_HEADER, len(body)))
-        request, binary = read_json(body[:size], limits), memoryview(body)[size:]
-        given, at = {}, 0
-        for tensor in request["inputs"]:
-            length = tensor.get("parameters", {}).get("binary_data_size", 0)
-            given[tensor["name"]] = tensor, binary[at : at + length]
-            at += length
-        asked = {output["name"]: output for output in request.get("outputs", ())}
-        names = name_by_label(OUTPUT, predictor.labels)
-        if asked.keys() - {*names}:
-            raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
-        for name, output in asked.items():
-            if unknown := output.get("parameters", {}).keys() - {"binary_data"}:
-                raise ValueError(f"output {name} has the unknown parameter {min(unknown)!r}")
-        all_binary = request.get("parameters", {}).get("binary_data_output", False)
-        as_binary = {
-            name: asked.get(name, {}).get("parameters", {}).get("binary_data", all_binary)
-            for name in names
-            if name in asked or not asked
-        }
-        optional = {*predictor.workflow.optional, *(c.name for c in _optional_inputs(predictor))}
-        columns = [c for c in _inputs(predictor) if c.name not in optional - given.keys()]
-        tensors = {
-            name: _tensor(name, kind, rank, *given[name])
-            for column in columns
-            for name, (kind, rank) in column.tensors.items()
-        }
-        rows = max(map(len, tensors.values()))
-        check_count(rows, limits.max_rows)
-        own, shared = _to_rows(columns, tensors, rows)
-        check_shared(shared, rows, predictor, limits)
+        json_size = int(headers.get(BINARY_HEADER, len(body)))
+        request = read_json(body[:json_size], limits)
+        given = _find_tensors(request, memoryview(body)[json_size:])
+        is_binary = _find_outputs(request, names)
+        columns = _choose_inputs(predictor, given)
+        tensors: dict[str, np.ndarray] = {}
+        for column in columns:
+            for name, (kind, rank) in column.tensors.items():
+                tensors[name] = _read_tensor(name, kind, rank, *given[name])
+        num_rows = max(map(len, tensors.values()))
+        check_count(num_rows, limits.max_rows)
+        own, shared = _to_rows(columns, tensors, num_rows)
+        check_shared(shared, num_rows, predictor, limits)
         encoded = encode(own, shared, predictor)
-        answered_id = {"id": request["id"]} if "id" in request else {}
+        request_id = {"id": request["id"]} if "id" in request else {}
     except KeyError as error:
         raise RefusedError(400, f"the request has no {error}") from None
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise RefusedError(400, f"not a request of tensors with the same rows: {error}") from None
 
     def respond(probabilities: np.ndarray) -> Response:
-        columns = dict(zip(names, probabilities.T, strict=True))
-        outputs, binary = [], b""
-        for name, binary_output in as_binary.items():
-            values = columns[name]
+        values_of = dict(zip(names, probabilities.T, strict=True))
+        outputs = []
+        binary = b""
+        for name, as_binary in is_binary.items():
+            values = values_of[name]
             output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values), 1]}
-            if binary_output:
+            if as_binary:
                 output["parameters"] = {"binary_data_size": values.nbytes}
                 binary += values.tobytes()
             else:
                 output["data"] = values.tolist()
             outputs.append(output)
         answer = {"model_name": MODEL_NAME, "model_version": _VERSION, "outputs": outputs}
-        answer |= answered_id
-        head = json.dumps(answer).encode()
+        text = json.dumps(answer | request_id).encode()
         if not binary:
-            return Response(head, media_type="application/json")
-        headers = {BINARY_HEADER: str(len(head))}
-        return Response(head + binary, media_type="application/octet-stream", headers=headers)
+            return Response(text, media_type="application/json")
+        headers = {BINARY_HEADER: str(len(text))}
+        return Response(text + binary, media_type="application/octet-stream", headers=headers)
 
     return encoded, respond
 
 
-def _inputs(predictor: Predictor) -> list[Input]:
-    """Return the columns of the log, and what a request may give besides."""
-    return [*inputs_of(predictor.row_spec), *_optional_inputs(predictor)]
+def _find_tensors(request: Any, binary: memoryview) -> dict[str, tuple[Any, memoryview]]:
+    """Return the tensors of a request by name, each with its bytes of the binary part of the body.
+
+    Raises:
+        KeyError, TypeError, AttributeError: The request has another form.
+    """
+    tensors = {}
+    begin = 0
+    for tensor in request["inputs"]:
+        end = begin + tensor.get("parameters", {}).get("binary_data_size", 0)
+        tensors[tensor["name"]] = tensor, binary[begin:end]
+        begin = end
+    return tensors
 
 
-def _optional_inputs(predictor: Predictor) -> list[Input]:
-    """Return the time of rows, if no column is made of it, aggregates, and columns of tables."""
+def _find_outputs(request: Any, names: Sequence[str]) -> dict[str, bool]:
+    """Return the outputs that a request asks for, and whether each is to be binary.
+
+    A request that names none asks for all of them.
+
+    Raises:
+        ValueError: It asks for outputs or parameters that do not exist.
+        KeyError, TypeError, AttributeError: The request has another form.
+    """
+    asked = {output["name"]: output for output in request.get("outputs", ())}
+    if asked.keys() - {*names}:
+        raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
+    all_binary = request.get("parameters", {}).get("binary_data_output", False)
+    is_binary = {}
+    for name, output in asked.items():
+        parameters = output.get("parameters", {})
+        unknown = parameters.keys() - {"binary_data"}
+        if unknown:
+            raise ValueError(f"output {name} has the unknown parameter {min(unknown)!r}")
+        is_binary[name] = parameters.get("binary_data", all_binary)
+    if not asked:
+        return dict.fromkeys(names, all_binary)
+    return {name: is_binary[name] for name in names if name in is_binary}
+
+
+def _list_inputs(predictor: Predictor) -> list[Input]:
+    """Return the columns of the log, and what a request may give in addition."""
+    return [*inputs_of(predictor.row_spec), *_list_optional_inputs(predictor)]
+
+
+def _list_optional_inputs(predictor: Predictor) -> list[Input]:
+    """Return what a request may leave out.
+
+    These are the time of rows, if no column is made of it; aggregates; and the columns of tables.
+    """
     spec = predictor.spec
-    reads = spec.read_plan(label=False).reads
-    times = [Input(r.source, kind_of(r), False) for r in reads if r.source == spec.optional_time]
-    aggregates = [Input(column.name, "float64", False) for column in spec.aggregates]
+    optional = []
+    for read in spec.read_plan(label=False).reads:
+        if read.source == spec.optional_time:
+            optional.append(Input(read.source, kind_of(read), multi_hot=False))
+    for aggregate in spec.aggregates:
+        optional.append(Input(aggregate.name, "float64", multi_hot=False))
     needed = {column.name for column in inputs_of(spec)}
-    joined = [column for column in inputs_of(spec.drop_tables()) if column.name not in needed]
-    return [*times, *aggregates, *joined]
+    for column in inputs_of(spec.drop_tables()):
+        if column.name not in needed:
+            optional.append(column)
+    return optional
+
+
+def _choose_inputs(predictor: Predictor, given: Mapping[str, Any]) -> list[Input]:
+    """Return the inputs to read: those that are needed, and optional ones that were given."""
+    optional = {*predictor.workflow.optional}
+    optional.update(column.name for column in _list_optional_inputs(predictor))
+    chosen = []
+    for column in _list_inputs(predictor):
+        if column.name in given or column.name not in optional:
+            chosen.append(column)
+    return chosen
 
 
 def _to_rows(
     columns: list[Input], tensors: dict[str, np.ndarray], rows: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return columns for :func:`encode`, and what tensors of one row have for all rows."""
+    """Return columns for :func:`encode`, and the values that all rows share.
+
+    A tensor of one row, in a request of several, is shared by all rows.
+
+    Raises:
+        ValueError: A tensor has another number of rows.
+    """
     shared = {}
     for column in columns:
         sizes = {len(tensors[name]) for name in column.tensors}
@@ -200,7 +259,7 @@ def _to_rows(
     return to_columns(own, tensors), shared
 
 
-def _tensor(
+def _read_tensor(
     name: str, kind: str, rank: int, tensor: Mapping[str, Any], binary: memoryview
 ) -> np.ndarray:
     """Return an input. Raises ValueError if it is not of its kind and shape."""
@@ -209,26 +268,33 @@ def _tensor(
         raise ValueError(f"{name} is {tensor['datatype']} {shape}, not {datatype} of [rows, 1]")
     values: Any = tensor.get("data")
     if values is None and kind == "string":
-        values = _strings(binary)
+        values = _read_strings(binary)
     elif values is None:
         values = np.frombuffer(binary, DTYPES[kind])
-    array = np.array(values, object if kind == "string" else None).reshape(shape)
     if kind == "string":
-        good = all(isinstance(text, str) for text in array.flat)
-    else:  # null is NaN
-        good = array.dtype.kind in ("i" if kind == "int64" else "ifO") or not array.size
-        array = array.astype(DTYPES[kind])
-    if not good:
+        array = np.array(values, object).reshape(shape)
+        is_valid = all(isinstance(text, str) for text in array.flat)
+    else:
+        array = np.array(values).reshape(shape)
+        # Of the kinds of NumPy: integers, floats, and objects, which numbers are beside a null of
+        # JSON. An empty list is float64, whatever it stands for.
+        allowed = "i" if kind == "int64" else "ifO"
+        is_valid = array.dtype.kind in allowed or not array.size
+        array = array.astype(DTYPES[kind])  # null becomes NaN
+    if not is_valid:
         raise ValueError(f"{name} has values that are not {datatype}")
     return array.reshape(len(array)) if rank == 1 else array
 
 
-def _strings(binary: memoryview) -> list[str]:
-    texts, at = [], 0
-    while at < len(binary):
-        (length,) = struct.unpack_from("<I", binary, at)
-        at += 4 + length
-        if at > len(binary):
+def _read_strings(binary: memoryview) -> list[str]:
+    """Return texts, each of which follows its length as an unsigned integer of 4 bytes."""
+    texts = []
+    offset = 0
+    while offset < len(binary):
+        (length,) = struct.unpack_from("<I", binary, offset)
+        begin = offset + 4
+        offset = begin + length
+        if offset > len(binary):
             raise ValueError("a string is cut off")
-        texts.append(str(binary[at - length : at], "utf-8"))
+        texts.append(str(binary[begin:offset], "utf-8"))
     return texts

@@ -1,11 +1,11 @@
-"""The model that is served, and following a bundle.
+"""The model that is served, and the thread that follows a bundle.
 
-A thread looks every second whether another bundle is at the path, and at once after SIGHUP. It
+The thread looks every second whether another bundle is at the path, and at once after SIGHUP. It
 opens the new bundle beside the one that is served, compares its digests and scores rows with it.
-Then it puts the new one in place: requests that were parsed before are scored by the old one to
-their end, all others by the new one. The next switch begins when the old bundle has been let go, so
-that no more than two are in memory. A bundle that cannot be opened is logged, counted and tried
-again every minute, and the one before is served.
+Then it puts the new one in place: the old one scores the requests that were parsed before, the new
+one all others. The next switch begins when the old bundle has been let go, so that no more than two
+are in memory. A bundle that cannot be opened is logged, counted and tried again every minute, and
+the one before is served.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ _INTERVAL_S = 1.0
 _RETRY_S = 60.0
 #: Seconds between two looks at whether the old bundle has been let go.
 _RELEASE_S = 0.05
-#: A model is quick if :data:`.batching.SMALL_ROWS` rows take it no longer than this: so long may
-#: other requests, such as those for /health, wait for the event loop. The best of some times.
-_QUICK_S, _TIMED = 0.005, 5
-#: Looks after which reference cycles, such as those of exceptions, are collected.
+#: A model is quick if :data:`.batching.SMALL_ROWS` rows take it no longer than this many seconds.
+#: Other requests, such as those for /health, may wait for the event loop for as long.
+_QUICK_S = 0.005
+#: How often that is timed; the shortest time counts.
+_NUM_TIMED = 5
+#: Reference cycles, such as those of exceptions, are collected after this many looks.
 _COLLECT_AFTER = 20
-
 
 #: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
 Stamp: TypeAlias = tuple[str, int, int, int, int]
@@ -61,8 +62,7 @@ class Served:
         bundle: The digest of the bundle; "" for a workflow and a checkpoint.
         generation: The generation of the workflow; None if it has none.
         stamp: The bundle's stamp when it was opened; None for a workflow and a checkpoint.
-        published: When the path that is followed was changed, in seconds since 1970; 0 if
-            unknown.
+        published: When the path that is followed was changed, in seconds since 1970; 0 if unknown.
         is_quick: Whether a few rows are scored so fast that the event loop can do it.
     """
 
@@ -111,7 +111,7 @@ class Served:
         self.predictor.predict([row])
         encoded = self.predictor.encode([row] * SMALL_ROWS)
         times = []
-        for _ in range(_TIMED):
+        for _ in range(_NUM_TIMED):
             begin = time.perf_counter()
             self.predictor.predict_encoded(encoded.dense, encoded.ids)
             times.append(time.perf_counter() - begin)
@@ -138,14 +138,15 @@ def open_served(source: ModelSource) -> Served:
     Raises:
         ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
     """
-    path, stamp, published, digest = None, None, 0.0, ""
+    path = stamp = None
+    published = 0.0
     if source.bundle is not None:
         path = Path(os.path.realpath(source.bundle))
-        with contextlib.suppress(OSError):  # load says what is missing
-            published, stamp = os.lstat(source.bundle).st_mtime, read_stamp(path)
+        with contextlib.suppress(OSError):  # `load` says what is missing
+            published = os.lstat(source.bundle).st_mtime
+            stamp = read_stamp(path)
     predictor = source.load(bundle=path)
-    if path is not None:
-        digest = bundle_digest(path)
+    digest = "" if path is None else bundle_digest(path)
     generation = inspect(predictor.workflow.path).generation
     return Served(predictor, digest, generation, stamp, published).warm_up()
 
@@ -167,8 +168,10 @@ class Reloader:
         serve: Callable[[Served], object],
         failed: Callable[[], object],
     ) -> None:
-        self._source, self._served, self._serve, self._failed = source, served, serve, failed
-        self._seen = served.stamp  # of the last bundle that was tried; None: there was none
+        self._source, self._served = source, served
+        self._serve, self._failed = serve, failed
+        #: The stamp of the last bundle that was tried; None if there was none.
+        self._tried = served.stamp
         self._retry_at = math.inf
         self._wake = threading.Event()
         self._closed = False
@@ -185,15 +188,16 @@ class Reloader:
 
     def _run(self) -> None:
         while not self._closed:
-            asked = self._wake.wait(_INTERVAL_S)
+            is_asked = self._wake.wait(_INTERVAL_S)
             self._wake.clear()
-            stamp = None  # there is none
+            stamp = None  # no bundle is there
             with contextlib.suppress(OSError):
                 stamp = read_stamp(self._source.bundle)  # type: ignore[arg-type]
-            tried, self._seen = stamp == self._seen, stamp
+            was_tried = stamp == self._tried
+            self._tried = stamp
             if stamp and stamp == self._served.stamp:
                 continue
-            if tried and not asked and time.monotonic() < self._retry_at:
+            if was_tried and not is_asked and time.monotonic() < self._retry_at:
                 continue
             try:
                 if stamp is None:
@@ -206,25 +210,32 @@ class Reloader:
                 log.error("still serving bundle %s: %s", self._served.name, problem)
 
     def _switch(self) -> None:
+        """Open the bundle that is at the path, serve it, and wait until the old one is let go.
+
+        Raises:
+            ClickLogError: It cannot be opened, or has other columns or labels.
+        """
         begin, before = time.monotonic(), self._served
         new = open_served(self._source)
-        was, now = before.predictor, new.predictor
-        labels, what = (was.labels, now.labels), str(self._source.bundle)
-        check_same_interface(was.spec, now.spec, labels, what)
-        del was
+        labels = before.predictor.labels, new.predictor.labels
+        check_same_interface(
+            before.predictor.spec, new.predictor.spec, labels, str(self._source.bundle)
+        )
         if self._closed:
             return
-        self._served, self._seen = new, new.stamp
+        self._served, self._tried = new, new.stamp
         self._serve(new)
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
             new.name, new.generation, time.monotonic() - begin, before.name, before.generation,
         )  # fmt: skip
+        # Requests that the old bundle has encoded keep it until they are answered, at the latest by
+        # their time limit. This frame must not keep it as well.
         old = weakref.ref(before.predictor)
         del before
-        looks = 0
-        while old() is not None and not self._closed:  # each request has a time limit
-            looks += 1
-            if looks % _COLLECT_AFTER == 0:
+        num_looks = 0
+        while old() is not None and not self._closed:
+            num_looks += 1
+            if num_looks % _COLLECT_AFTER == 0:
                 gc.collect()
             time.sleep(_RELEASE_S)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: Environment variable of prometheus_client: the directory of the values of several processes.
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
-#: Largest number of seconds that a setting may have.
-_LONG = 1e6
+#: The largest number of seconds that a setting may have.
+_MAX_SECONDS = 1e6
 
 
 class ModelSource(Protocol):
@@ -55,11 +55,12 @@ class ServerSettings(Settings):
     )
     timeout_s: float = flag(
         "time from a request's headers to its answer; 408 or 503 beyond it", 5.0, minimum=0,
-        maximum=_LONG
+        maximum=_MAX_SECONDS
     )
     drain_s: float = flag(
         "after SIGTERM, serve for this long while /ready returns 503 and answers close their "
-        "connections, so that balancers and clients go elsewhere", 1.0, minimum=0, maximum=_LONG
+        "connections, so that balancers and clients go elsewhere", 1.0, minimum=0,
+        maximum=_MAX_SECONDS
     )
     # fmt: on
 
@@ -67,9 +68,9 @@ class ServerSettings(Settings):
         super().__post_init__()
         if 2 * self.max_rows > self.max_waiting_rows:
             raise SettingsError(
-                f"--max_rows {self.max_rows} with --max_waiting_rows {self.max_waiting_rows}",
-                "the largest request would always be refused; --max_waiting_rows must be at least "
-                "twice as large",
+                f"--max_rows {self.max_rows} with --max_waiting_rows {self.max_waiting_rows}: the "
+                "largest request would always be refused",
+                "give --max_waiting_rows at least twice --max_rows",
             )
 
     @functools.cached_property

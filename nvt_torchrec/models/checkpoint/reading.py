@@ -1,9 +1,9 @@
-"""The model of a checkpoint, read into one process; and its files compared with their digests.
+"""Read the model of a checkpoint into one process, and compare its files with their digests.
 
 :func:`read_model` takes a checkpoint of any world size and sharding plan, without TorchRec;
-:mod:`training.checkpoint.restoring` reads all of it back into a training run. Both compare the
-digests first, so that a byte that changed on disk is never trained on or served: that reads each
-file once more, at 0.5 to 1 GB/s a rank. Values that are not finite are not loaded.
+:mod:`training.checkpoint.restoring` reads the whole checkpoint back into a training run. Both
+compare the digests first, so that a byte that changed on disk is never trained on or served: that
+reads each file once more, at 0.5 to 1 GB/s a rank. Values that are not finite are not loaded.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ from nvt_torchrec.models.layers import fold_layers
 #: The names of weights in a checkpoint, those of :class:`training.sharding.train_model.TrainModel`.
 _TABLE = "model.model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 _HEAD = "model.model.head."
+#: Errors that reading a checkpoint may raise: of the system, and of torch.load.
+_READ_ERRORS = (
+    OSError,
+    MemoryError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    pickle.UnpicklingError,
+)
 
 
 def check_contents(
@@ -40,8 +53,8 @@ def check_contents(
 
     Args:
         path: The checkpoint.
-        files: Those of its record.
-        rank, world_size: Each rank checks a share of the files, all ranks together every file.
+        files: The files of its record.
+        rank, world_size: Each rank checks a share of the files; all ranks together check each file.
 
     Raises:
         BadInputError: A file is not the one that was written.
@@ -49,13 +62,14 @@ def check_contents(
     """
     with errors_of(path):
         for name in sorted(files)[rank::world_size]:
-            if difference := files[name].difference(path / name):
+            difference = files[name].difference(path / name)
+            if difference:
                 raise BadInputError(difference, AGAIN)
 
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Name the checkpoint in errors, and tell damage from errors of this moment.
+    """Name the checkpoint in errors, and tell damage from errors that may be gone the next time.
 
     Raises:
         BadInputError: The checkpoint is damaged.
@@ -63,10 +77,7 @@ def errors_of(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
-        *(LookupError, AttributeError, AssertionError, pickle.UnpicklingError),  # of torch.load
-    ) as error:
+    except _READ_ERRORS as error:
         if is_momentary(error):
             raise not_read(path, error) from error
         raise BadInputError(
@@ -77,11 +88,14 @@ def errors_of(path: Path) -> Iterator[None]:
 def is_momentary(error: BaseException | None) -> bool:
     """Return whether an error says nothing against a checkpoint: memory is short, or reading fails.
 
-    A missing file is an error of the checkpoint.
+    A missing file is an error of the checkpoint. Causes of the error are looked at as well.
     """
     while error is not None:
-        gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+        if is_out_of_memory(error):
+            return True
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        # Python's own OSErrors, such as those of damaged archives, have no errno.
+        if isinstance(error, OSError) and error.errno and not is_missing:
             return True
         error = error.__cause__
     return False
@@ -96,10 +110,10 @@ def not_read(path: Path, error: BaseException) -> ClickLogError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error; torch's CheckpointException holds those of ranks."""
+    """Return the first line of an error; of torch's CheckpointException, that of a rank's error."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()), (error,))[0]
-    if "enforce fail at inline_container" in str(error):  # of torch's writer
+    if "enforce fail at inline_container" in str(error):  # torch's writer says no more than that
         return "a file of it could not be written whole: the disk is full, or fails"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -112,9 +126,9 @@ def read_model(
     Nothing of TorchRec is needed.
 
     Args:
-        path: A directory that :func:`save_checkpoint` wrote.
-        device: Where the model goes; it must hold all tables.
-        build: Makes the module of an own model; of another one it is not called.
+        path: A directory that :func:`training.checkpoint.saving.save_checkpoint` wrote.
+        device: The device of the model, which must hold all tables.
+        build: Makes the module of an own model; it is not called for other models.
 
     Returns:
         The rows of all tables, one table after the other, float32 [rows, D]; what follows the
@@ -132,20 +146,21 @@ def read_model(
     with _errors_of_model(path):
         config = ModelConfig.from_dict(record.model)
         build = build if config.own else None
-        # on the meta device first: memory is only allocated for tensors that are really stored
-        wanted = _weights(*_allocate(config, "meta", build), config)
+        # On the meta device first: no memory is taken for tensors that the files do not hold.
+        wanted = _name_weights(*_allocate(config, "meta", build), config)
     check_contents(path, record.files)
     with errors_of(path):
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
-    # outside of the blocks around: too little memory on the device is no damage of the files
+    # Not within `errors_of`: too little memory on the device is no damage of the files.
     with _errors_of_model(path):
         rows, head = _allocate(config, device, build)
-    weights = _weights(rows, head, config)
+    weights = _name_weights(rows, head, config)
     with errors_of(path):
         windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
         read_windows(path, tensors, windows)
-    if diverged := not_finite(weights):
+    diverged = not_finite(weights)
+    if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training diverged, and scores "
             "would be NaN",
@@ -159,6 +174,7 @@ def read_model(
 
 @contextlib.contextmanager
 def _errors_of_model(path: Path) -> Iterator[None]:
+    """Name ``model.json`` in errors of its configuration."""
     try:
         yield
     except SchemaError as error:
@@ -168,18 +184,24 @@ def _errors_of_model(path: Path) -> Iterator[None]:
 def _allocate(
     config: ModelConfig, device: torch.device | str, build: Build | None
 ) -> tuple[torch.Tensor, Head]:
+    """Return memory for the rows of all tables, float32 [rows, D], and the head."""
     rows = torch.empty(sum(config.tables.values()), config.embedding_dim, device=device)
     return rows, build_head(config, device=device, build=build).requires_grad_(False)
 
 
-def _weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:
+def _name_weights(rows: torch.Tensor, head: Head, config: ModelConfig) -> dict[str, torch.Tensor]:
     """Return the weights by their names in a checkpoint; tables are parts of ``rows``."""
-    tables = zip(config.tables, rows.split([*config.tables.values()]), strict=True)
-    weights = {_TABLE.format(name): part for name, part in tables}
-    return weights | {_HEAD + name: tensor for name, tensor in head.state_dict().items()}
+    weights: dict[str, torch.Tensor] = {}
+    parts = rows.split([*config.tables.values()])
+    for name, part in zip(config.tables, parts, strict=True):
+        weights[_TABLE.format(name)] = part
+    for name, tensor in head.state_dict().items():
+        weights[_HEAD + name] = tensor
+    return weights
 
 
 def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:
+    """Check that a checkpoint holds the weights of a model and no others. Raises SchemaError."""
     for name, tensor in wanted.items():
         if name not in stored:
             raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} requires")

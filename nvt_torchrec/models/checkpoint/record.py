@@ -1,6 +1,6 @@
 """``model.json`` of a checkpoint: what the model is, where it comes from, and which files hold it.
 
-Imports no PyTorch, so programs can ask a checkpoint about itself at once.
+This module imports no PyTorch, so programs can ask a checkpoint about itself at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes, holds_only
 from nvt_torchrec.base.files.atomic import read_json
 
-MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
+MODEL_FILE = "model.json"
+TENSORS_FILE = "tensors.json"
 FORMAT = Format(
     "nvt-torchrec DLRM checkpoint",
     4,
@@ -50,9 +51,9 @@ class CheckpointRecord:
 
     @classmethod
     def read(cls, path: Path | str) -> CheckpointRecord:
-        """Read the record of a checkpoint; its files are all there and of the right size.
+        """Read the record of a checkpoint, and check that all files are there with the right sizes.
 
-        :func:`models.checkpoint.reading.check_contents` checks the content of these files.
+        :func:`models.checkpoint.reading.check_contents` checks what is in them.
 
         Raises:
             BadInputError: There is no checkpoint, a file of it is missing or truncated, or
@@ -80,7 +81,7 @@ class CheckpointRecord:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that the model was trained on; () for the data's main one alone."""
+        """The labels that the model was trained on; () if it was the main label of the data."""
         return words(str(self.training["settings"].get("label") or ""))
 
     def write(self, directory: Path) -> None:
@@ -90,7 +91,7 @@ class CheckpointRecord:
 
 
 def is_checkpoint_alone(path: Path) -> bool:
-    """Whether a directory is a checkpoint by its record, without other files: it may be removed."""
+    """Return whether a directory holds a checkpoint and nothing else, so that it may be removed."""
     try:
         return holds_only(path, [*CheckpointRecord.read(path).files, MODEL_FILE])
     except ClickLogError:

@@ -1,8 +1,9 @@
-"""Where the tensors of a checkpoint are, ``tensors.json``, and reading parts of them.
+"""``tensors.json``: where the tensors of a checkpoint lie in its files; and how they are read.
 
-torch.distributed.checkpoint keeps what is where in ``.metadata``, a pickle, and unpickling runs the
-code that a pickle names. So ``tensors.json`` holds the same, and ``.metadata`` is left to torch's
-tools.
+torch.distributed.checkpoint describes its files in ``.metadata``, which is a pickle, and unpickling
+runs the code that a pickle names. So ``tensors.json`` says the same, and ``.metadata`` is left to
+torch's tools.
+
 Tensors are read by ``torch.load(weights_only=True)``, whatever the world size and the sharding plan
 that they were written with: a rank reads the chunks that its own parts overlap, each once.
 """
@@ -25,13 +26,20 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.models.checkpoint.record import AGAIN, TENSORS_FILE
 
+#: The types that tensors may have, by the names that ``tensors.json`` has for them.
 _DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-    )
-}  # fmt: skip
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+#: The names of torch's files. Others may lead out of the checkpoint's directory.
 _FILE_NAME = re.compile(r"__\d+_\d+\.distcp")
 
 
@@ -70,39 +78,45 @@ class StoredTensor:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES or min(self.size, default=0) < 0:
             raise ValueError(f"a tensor {self.dtype!r:.60} {list(self.size)}")
+        total = 0
         for chunk in self.chunks:
-            inside = len(chunk.offsets) == len(chunk.sizes) == len(self.size) and all(
-                0 <= at <= at + n <= size
-                for at, n, size in zip(chunk.offsets, chunk.sizes, self.size, strict=True)
-            )
-            minimum = math.prod(chunk.sizes) * _DTYPES[self.dtype].itemsize
-            if not inside or chunk.length < minimum:
+            numbers = math.prod(chunk.sizes)
+            is_stored = chunk.length >= numbers * _DTYPES[self.dtype].itemsize
+            if not self._contains(chunk) or not is_stored:
                 raise ValueError(
                     f"{chunk} is not a part of a tensor {self.dtype} {list(self.size)}"
                 )
-        together = sum(math.prod(chunk.sizes) for chunk in self.chunks)
-        if together != math.prod(self.size):
-            raise ValueError(f"its parts have {together} numbers, not those of {list(self.size)}")
+            total += numbers
+        if total != math.prod(self.size):
+            raise ValueError(f"its parts have {total} numbers, not those of {list(self.size)}")
+
+    def _contains(self, chunk: Chunk) -> bool:
+        """Return whether a chunk lies inside of the tensor, in each dimension."""
+        if not len(chunk.offsets) == len(chunk.sizes) == len(self.size):
+            return False
+        for offset, length, size in zip(chunk.offsets, chunk.sizes, self.size, strict=True):
+            if not 0 <= offset <= offset + length <= size:
+                return False
+        return True
 
 
 Tensors = dict[str, StoredTensor]
 
 
 def write_tensors(directory: Path, metadata: Metadata) -> None:
-    """Write ``tensors.json`` for what torch has written and describes by ``metadata``."""
-    stored = {
-        (index.fqn, tuple(index.offset or ())): where
-        for index, where in metadata.storage_data.items()
-    }
+    """Write ``tensors.json`` for the files that torch has written, which ``metadata`` describes."""
+    storage: dict[tuple[str, tuple[int, ...]], Any] = {}
+    for index, info in metadata.storage_data.items():
+        storage[index.fqn, tuple(index.offset or ())] = info
     tensors = {}
     described: dict[str, Any] = metadata.state_dict_metadata
     for name, tensor in described.items():
         chunks = []
         for chunk in tensor.chunks:
             offsets = tuple(chunk.offsets)
-            where = stored[name, offsets]
-            sizes, file = tuple(chunk.sizes), where.relative_path
-            chunks.append(Chunk(offsets, sizes, file, where.offset, where.length))
+            info = storage[name, offsets]
+            sizes, file = tuple(chunk.sizes), info.relative_path
+            chunks.append(Chunk(offsets, sizes, file, info.offset, info.length))
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         tensors[name] = StoredTensor(dtype, tuple(tensor.size), tuple(chunks))
     content = {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}
@@ -110,7 +124,7 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
 
 
 def read_tensors(directory: Path) -> Tensors:
-    """Return the tensors of a checkpoint by name, checked: each has bytes of its own.
+    """Return the tensors of a checkpoint by name, once :func:`check_places` has checked them.
 
     Raises:
         BadInputError: The checkpoint is damaged, or holds other things than tensors.
@@ -123,13 +137,17 @@ def read_tensors(directory: Path) -> Tensors:
 
 
 def check_places(directory: Path, tensors: Tensors) -> None:
-    """Check that each chunk has bytes of its own, so that no tensor is larger than what is stored.
+    """Check that each chunk has bytes of its own.
+
+    So the tensors together are no larger than the files, whatever ``tensors.json`` says.
 
     Raises:
         BadInputError: A file is missing or too short, or two chunks share bytes.
     """
+    chunks: list[Chunk] = []
+    for tensor in tensors.values():
+        chunks += tensor.chunks
     ends: dict[str, int] = {}
-    chunks = [chunk for tensor in tensors.values() for chunk in tensor.chunks]
     shared = None
     for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.begin, chunk.length)):
         if chunk.begin < ends.get(chunk.file, 0):
@@ -139,13 +157,14 @@ def check_places(directory: Path, tensors: Tensors) -> None:
         if not (directory / file).is_file() or (directory / file).stat().st_size < end:
             raise BadInputError(f"{directory / file}: missing or too short", AGAIN)
     if shared:
-        what = f"{directory / shared.file}: two chunks share the bytes from {shared.begin} on"
-        raise BadInputError(what, AGAIN)
+        raise BadInputError(
+            f"{directory / shared.file}: two chunks share the bytes from {shared.begin} on", AGAIN
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A rectangle of a stored tensor, and where it is read to.
+    """A rectangle of a stored tensor, and the tensor that it is read into.
 
     Attributes:
         name: The name of the tensor in the checkpoint.
@@ -159,7 +178,7 @@ class Window:
 
 
 def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
-    """Read windows of a checkpoint's tensors; each chunk is read once.
+    """Read windows of a checkpoint's tensors, each chunk of the files once.
 
     Raises:
         BadInputError: The checkpoint is damaged: chunks do not cover a window, or hold other
@@ -168,6 +187,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
     """
     wanted: dict[Chunk, list[Window]] = {}
     for window in windows:
+        # Chunks do not overlap each other: the numbers that they share with the window add up.
         covered = 0
         for chunk in tensors[window.name].chunks:
             sizes = [end - begin for begin, end in _overlap(chunk, window)]
@@ -189,7 +209,7 @@ def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
 
 
 def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
-    """Read a part of a tensor to main memory; see :func:`read_windows` for errors."""
+    """Read a part of a tensor into main memory. Raises what :func:`read_windows` raises."""
     with open(path / chunk.file, "rb") as stream:
         part: Any = _create_file_view(stream, chunk.begin, chunk.length)
         tensor = torch.load(part, map_location="cpu", weights_only=True)
@@ -203,10 +223,13 @@ def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
 
 
 def _overlap(chunk: Chunk, window: Window) -> list[tuple[int, int]]:
-    """Return the indices that a chunk and a window have in common, by dimension."""
-    return [
-        (max(a, b), min(a + m, b + n))
-        for a, m, b, n in zip(
-            chunk.offsets, chunk.sizes, window.offsets, window.target.shape, strict=True
-        )
-    ]
+    """Return the first and the last common index of a chunk and a window, in each dimension.
+
+    The last one is exclusive; it is not above the first if there is no common index.
+    """
+    overlap = []
+    for dim, size in enumerate(window.target.shape):
+        begin = max(chunk.offsets[dim], window.offsets[dim])
+        end = min(chunk.offsets[dim] + chunk.sizes[dim], window.offsets[dim] + size)
+        overlap.append((begin, end))
+    return overlap

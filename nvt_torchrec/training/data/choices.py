@@ -1,4 +1,7 @@
-"""What a run takes from its data and its checkpoint: labels, sizes, order, days, names."""
+"""Fill in what the settings of a run leave open: labels, sizes, order of rows, days.
+
+These come from the data and from the checkpoint that the run starts from.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from nvt_torchrec.formats.day_names import days_text, parse_days
@@ -30,7 +34,7 @@ from nvt_torchrec.training.settings.train_settings import (
 
 log = logging.getLogger(__name__)
 
-#: Splits of which no part is later than another one.
+#: Ways to divide a log of which no split is later than another one.
 _NOT_BY_TIME = ("share", "column", "files")
 
 
@@ -49,8 +53,8 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 def check_histories(settings: TrainSettings) -> None:
     """Compare the stores of histories that a run reads with the digests in the ETL's manifest.
 
-    The loader checks that what it reads is inside of stores and tables; other ids that are inside
-    would be trained on.
+    The loader only checks that ids are inside of their tables. Wrong ids that are inside would be
+    trained on.
 
     Raises:
         BadInputError: A store differs, or the manifest is damaged.
@@ -65,11 +69,11 @@ def check_histories(settings: TrainSettings) -> None:
 
 
 def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
-    """Return the settings with the labels that the run trains or evaluates; None for the main one.
+    """Return the settings with the labels that the run trains or evaluates.
 
-    So checkpoints of data with one label do not depend on its name.
-
-    A run that only evaluates a checkpoint takes the checkpoint's labels unless it names some.
+    The main label of the data alone is None in them, so that checkpoints of data with one label do
+    not depend on its name. A run that only evaluates a checkpoint takes the checkpoint's labels
+    unless it names some.
 
     Raises:
         SettingsError: The data have no such label, or the checkpoint that the run continues from
@@ -83,14 +87,15 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
                 f"--label {name}: the data have no such label", did_you_mean(name, schema.labels)
             )
     labels = () if given == (schema.label,) else given
-    # with one label there is nothing to choose
+    # With one label there is nothing to choose.
     path = _checkpoint_of(settings) if len(schema.labels) > 1 else None
     if path is not None:
-        then = CheckpointRecord.read(path).labels
+        trained = CheckpointRecord.read(path).labels
         if settings.mode != "train" and not given:
-            labels = then
-        if then != labels:
-            before, now = (",".join(names or (schema.label,)) for names in (then, labels))
+            labels = trained
+        if trained != labels:
+            before = ",".join(trained or (schema.label,))
+            now = ",".join(labels or (schema.label,))
             if settings.mode == "train" and settings.continue_from:
                 raise SettingsError(
                     f"--continue_from {path}: trained on label {before}, now it is {now}",
@@ -105,7 +110,7 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
     """Check that ``--gauc_column`` has one id in each row.
 
     Raises:
-        SettingsError: It is another column, or none.
+        SettingsError: There is no such column, or it is one of lists.
     """
     name = settings.gauc_column
     known = [column for column in schema.categorical if column not in schema.multi_hot]
@@ -117,6 +122,7 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
 
 
 def _checkpoint_of(settings: TrainSettings) -> Path | None:
+    """Return the checkpoint that the settings name to start from; None if they name none."""
     if settings.continue_from:
         return resolve(Path(settings.continue_from))
     return Path(settings.load_checkpoint_path) if settings.load_checkpoint_path else None
@@ -126,7 +132,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     """Fill in the sizes of model and batch, and the optimizer, that ``settings`` do not have.
 
     They are those of the checkpoint that the run starts from, if there is one, else those of
-    ``--size``. A run that resumes keeps its learning rates, too.
+    ``--size``. A run that resumes keeps its learning rates as well.
 
     Args:
         settings: The settings of the run.
@@ -138,68 +144,108 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
     """
     directory = settings.checkpoint_dir
     resumed = newest_record(checkpoints_in(directory)) if directory else None
-    path = None if resumed else _checkpoint_of(settings)
-    if resumed or path:
-        record = resumed[1] if resumed else CheckpointRecord.read(path or "")
-        then = record.training["settings"]
-        model = ModelConfig.from_dict(record.model)
-        if model.model != settings.model:
-            raise SchemaError(
-                f"{path or directory}: a checkpoint of --model {model.model}, and this run's is "
-                f"{settings.model}",
-                f"add --model {model.model}, or train from scratch",
-            )
-        taken = flags_of(settings.model)
-        regularization = {"batch_norm": False, "dropout": 0.0} if taken else {}
-        of_layers = {k: v for k, v in model.settings.items() if k in taken}
-        sizes = {**regularization, **of_layers, **vars(model)}
-        kept = {
-            name: tuple(sizes[name]) if isinstance(sizes[name], list) else sizes[name]
-            for name in MODEL_SIZES
-            if name in sizes
-        }
-        if "over_arch_layer_sizes" in kept:  # with other labels it is refused as another model
-            *layers, _ = kept["over_arch_layer_sizes"]
-            kept["over_arch_layer_sizes"] = (*layers, settings.label_count)
-        if resumed or settings.continue_from:
-            batch = then.get("batch_size", 1) * record.world_size // ranks
-            kept |= {"batch_size": max(1, batch), "eps": then.get("eps")}
-            if settings.mode == "train":  # a CPU may test what a GPU has trained
-                kept["optimizer"] = table_optimizer(then)
-                kept["embedding_l2"] = then.get("embedding_l2") or 0.0
-                if then.get("sharding") == "data_parallel":  # its optimizer state is another one
-                    kept["sharding"] = "data_parallel"
-        if resumed and not (settings.learning_rate or settings.dense_learning_rate):
-            kept |= {"dense_decay": 0.0, **{name: then.get(name) for name in RATES}}
-        if resumed:
-            same = "shuffle_training_set", "epochs", "early_stopping"
-            kept |= {name: then.get(name) for name in same}
-        sized = any(getattr(settings, name) for name in TABLE_SIZES)
-        if model.hash_indices and not sized:  # with others, ids would move to other rows
-            sizes = {name: then.get(name) for name in TABLE_SIZES}
-            kept |= {k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()}
-        if model.model == settings.model and settings.model not in MODELS:
-            kept["model_settings"] = model.settings
-        known = {name: value for name, value in kept.items() if value not in (None, ())}
-        settings = settings.filled(known)
+    if resumed:
+        kept = _find_settings(settings, str(directory), resumed[1], ranks, is_resumed=True)
+        settings = settings.filled(kept)
+    else:
+        path = _checkpoint_of(settings)
+        if path:
+            record = CheckpointRecord.read(path)
+            kept = _find_settings(settings, str(path), record, ranks, is_resumed=False)
+            settings = settings.filled(kept)
     rows = read_dataset(settings.split_path("train"), schema).rows
     return fill_sizes(settings, int(rows.sum()), ranks)
+
+
+def _find_settings(
+    settings: TrainSettings, path: str, record: CheckpointRecord, ranks: int, *, is_resumed: bool
+) -> dict[str, Any]:
+    """Return the settings of a checkpoint that a run takes over unless it has its own.
+
+    Args:
+        settings: The settings of the run.
+        path: The checkpoint, for errors.
+        record: Its record.
+        ranks: The number of ranks of the run.
+        is_resumed: Whether the run resumes from it, rather than starts from its weights.
+
+    Raises:
+        SchemaError: It is a checkpoint of another model.
+    """
+    model = ModelConfig.from_dict(record.model)
+    if model.model != settings.model:
+        raise SchemaError(
+            f"{path}: a checkpoint of --model {model.model}, and this run's is {settings.model}",
+            f"add --model {model.model}, or train from scratch",
+        )
+    then = record.training["settings"]
+    kept = _find_model_sizes(settings, model)
+    if is_resumed or settings.continue_from:
+        batch_size = then.get("batch_size", 1) * record.world_size // ranks
+        kept["batch_size"] = max(1, batch_size)
+        kept["eps"] = then.get("eps")
+        # An evaluation needs no optimizer: a CPU may test what a GPU has trained.
+        if settings.mode == "train":
+            kept["optimizer"] = table_optimizer(then)
+            kept["embedding_l2"] = then.get("embedding_l2") or 0.0
+            # The optimizer's state of replicated tables is stored in another form.
+            if then.get("sharding") == "data_parallel":
+                kept["sharding"] = "data_parallel"
+    if is_resumed:
+        if not (settings.learning_rate or settings.dense_learning_rate):
+            kept["dense_decay"] = 0.0
+            for name in RATES:
+                kept[name] = then.get(name)
+        for name in ("shuffle_training_set", "epochs", "early_stopping"):
+            kept[name] = then.get(name)
+    gives_table_sizes = any(getattr(settings, name) for name in TABLE_SIZES)
+    if model.hash_indices and not gives_table_sizes:
+        # With tables of other sizes, ids would be at other rows.
+        for name in TABLE_SIZES:
+            value = then.get(name)
+            kept[name] = tuple(value) if isinstance(value, list) else value
+    if settings.model not in MODELS:
+        kept["model_settings"] = model.settings
+    return {name: value for name, value in kept.items() if value not in (None, ())}
+
+
+def _find_model_sizes(settings: TrainSettings, model: ModelConfig) -> dict[str, Any]:
+    """Return the flags that are sizes of a checkpoint's model."""
+    flags = flags_of(settings.model)
+    sizes: dict[str, Any] = {}
+    if flags:  # checkpoints of earlier versions know neither
+        sizes = {"batch_norm": False, "dropout": 0.0}
+    for name, value in model.settings.items():
+        if name in flags:
+            sizes[name] = value
+    sizes.update(vars(model))
+    kept: dict[str, Any] = {}
+    for name in MODEL_SIZES:
+        if name in sizes:
+            value = sizes[name]
+            kept[name] = tuple(value) if isinstance(value, list) else value
+    if "over_arch_layer_sizes" in kept:
+        # The last layer has the labels of this run. A run with others is refused later, as one of
+        # another model, with a better message.
+        *layers, _ = kept["over_arch_layer_sizes"]
+        kept["over_arch_layer_sizes"] = (*layers, settings.label_count)
+    return kept
 
 
 def choose_order(settings: TrainSettings) -> TrainSettings:
     """Fill in whether the training rows are shuffled, if ``settings`` do not say it.
 
-    They are unless the data are divided by time or days, where the order of the log is that of time
-    and the newest rows should be trained last; nothing is known; or Merlin's loader reads them,
-    which cannot.
+    They are shuffled where the log was divided at random. Where it was divided by time or days, its
+    order is that of time, and the newest rows should be trained last. Data of other programs are
+    read as they lie, and so are all data by Merlin's loader, which cannot shuffle.
     """
     try:
         manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
     except ClickLogError:  # data of another program
         return settings.filled({"shuffle_training_set": False})
-    by = (manifest.split or {}).get("by")
-    shuffled = by in _NOT_BY_TIME and settings.loader != "merlin"
-    return settings.filled({"shuffle_training_set": shuffled})
+    is_random = (manifest.split or {}).get("by") in _NOT_BY_TIME
+    shuffle = is_random and settings.loader != "merlin"
+    return settings.filled({"shuffle_training_set": shuffle})
 
 
 def describe_data(settings: TrainSettings) -> dict[str, str]:
@@ -207,7 +253,7 @@ def describe_data(settings: TrainSettings) -> dict[str, str]:
     label = ", ".join(settings.labels) or TableSchema.read(settings.binary_path).label
     try:
         manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
-    except ClickLogError:  # data made elsewhere
+    except ClickLogError:  # data of another program
         return {"log": "", "label": label, "split": ""}
     return {"log": manifest.log_name, "label": label, "split": manifest.split_text}
 
@@ -225,8 +271,14 @@ class TrainingDays:
     files: tuple[Path, ...] | None = None
 
     def add_earlier(self, days: Sequence[int] | None) -> list[int] | None:
-        """Return all days that a model has seen; ``days`` are those before this run."""
-        return None if days is None or self.days is None else sorted({*days, *self.days})
+        """Return all days that a model has seen after this run; None if some are unknown.
+
+        Args:
+            days: The days that it has seen before this run; None if they are unknown.
+        """
+        if days is None or self.days is None:
+            return None
+        return sorted({*days, *self.days})
 
 
 def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> TrainingDays:
@@ -253,22 +305,28 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
     if everything:
         return TrainingDays(tuple(known))
     if settings.days == "new":
-        days = _new_days(settings, known, trained)
+        days = _find_new_days(settings, known, trained)
     else:
-        days = _listed_days(settings, known)
-    files = tuple(Path(settings.binary_path) / p.file for p in parts if p.day in days)
-    return TrainingDays(tuple(days), files)
+        days = _read_days(settings, known)
+    files = [Path(settings.binary_path) / part.file for part in parts if part.day in days]
+    return TrainingDays(tuple(days), tuple(files))
 
 
 def log_days(chosen: TrainingDays, rows: int) -> None:
     """Log which days a run reads, if it does not read all."""
     if chosen.files and chosen.days:
-        log.info("training on %s: %s rows", _text(chosen.days), f"{rows:,}")
+        log.info("training on %s: %s rows", _describe_days(chosen.days), f"{rows:,}")
 
 
-def _new_days(
+def _find_new_days(
     settings: TrainSettings, known: list[int], trained: Sequence[int] | None
 ) -> list[int]:
+    """Return the known days that a checkpoint was not trained on.
+
+    Raises:
+        SettingsError: There is none, or the checkpoint does not say what it was trained on.
+        BadInputError: The manifest is missing or damaged.
+    """
     if trained is None:
         raise SettingsError(
             f"--days new: {settings.continue_from} does not say which days it was trained on",
@@ -278,15 +336,16 @@ def _new_days(
     new = sorted(set(known) - set(trained))
     if new:
         return new
-    seen = f"--days new: {settings.continue_from} has been trained on {_text(trained)}"
+    seen = f"--days new: {settings.continue_from} has been trained on {_describe_days(trained)}"
     output = EtlOutput.from_splits(settings.binary_path)
     manifest = Manifest.read(output.manifest)
     added = {extension.day for extension in manifest.extensions}
     no_rows = sorted(added - set(known) - set(trained))
-    # split by days, the newest day is for training once the next one is there
+    # A log that is split by days has no [split]; its newest day is for training as soon as a
+    # further one is there. Divided by cuts in time, rows of later days never are.
     if no_rows and manifest.split is not None:
         raise SettingsError(
-            f"{seen}, and no row of {_text(no_rows)} is for training",
+            f"{seen}, and no row of {_describe_days(no_rows)} is for training",
             "this checkpoint needs no training: bundle it with the workflow of now, `python -m "
             f"inference bundle --workflow {output.workflow} --checkpoint {settings.continue_from} "
             "--output BUNDLE`; to train on newer rows, run the ETL again with later cuts in the "
@@ -297,17 +356,19 @@ def _new_days(
     )
 
 
-def _listed_days(settings: TrainSettings, known: list[int]) -> list[int]:
+def _read_days(settings: TrainSettings, known: list[int]) -> list[int]:
+    """Return the days that ``--days`` lists. Raises SettingsError if one is not known."""
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))
     if missing:
         raise SettingsError(
-            f"--days {settings.days}: the training set has no {_text(missing)}",
-            f"it has {_text(known)}",
+            f"--days {settings.days}: the training set has no {_describe_days(missing)}",
+            f"it has {_describe_days(known)}",
         )
     return days
 
 
-def _text(days: Sequence[int]) -> str:
+def _describe_days(days: Sequence[int]) -> str:
     """Describe ascending days, for example ``days 0-3, 7``."""
-    return f"{'day' if len(days) == 1 else 'days'} {days_text(days)}"
+    noun = "day" if len(days) == 1 else "days"
+    return f"{noun} {days_text(days)}"

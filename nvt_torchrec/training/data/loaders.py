@@ -24,7 +24,7 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 if TYPE_CHECKING:
     from nvt_torchrec.nvt_loader.merlin import MerlinLoader
 
-#: What reads a split.
+#: The loaders that may read a split.
 Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
@@ -44,52 +44,59 @@ class TrainBatch(LoaderBatch):
 
     @classmethod
     def pad(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
-        """Pad ``batch`` to ``size`` rows, so that all ranks have equally many.
+        """Pad a batch to ``size`` rows.
 
-        Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
-        reads no table; :class:`training.sharding.train_model.TrainModel` leaves it out of the loss.
+        All ranks must have equally many: row-wise sharded tables scatter their sums in equal parts.
+        A padding row has no ids, so it reads no table, and the loss leaves it out
+        (:class:`training.sharding.train_model.TrainModel`).
         """
         rows, weights = len(batch.labels), getattr(batch, "weights", None)
-        counts = rows, global_size
-        if rows == size:
-            return cls(batch.dense_features, batch.sparse_features, batch.labels, weights, *counts)
-        ids = batch.sparse_features
-        more = size - rows
-        pad = functional.pad
-        padded = KeyedJaggedTensor(
-            keys=ids.keys(),
-            values=ids.values(),
-            weights=ids.weights_or_none(),
-            lengths=pad(ids.lengths().view(len(ids.keys()), rows), (0, more)).flatten(),
-            stride=size,
-        )
-        dense = pad(batch.dense_features, (0, 0, 0, more))
-        if weights is not None:
-            weights = pad(weights, (0, more))
-        labels = pad(batch.labels, (0, 0, 0, more))
-        return cls(dense, padded, labels, weights, *counts)
+        dense, ids, labels = batch.dense_features, batch.sparse_features, batch.labels
+        num_padding = size - rows
+        if num_padding:
+            lengths = ids.lengths().view(len(ids.keys()), rows)
+            ids = KeyedJaggedTensor(
+                keys=ids.keys(),
+                values=ids.values(),
+                weights=ids.weights_or_none(),
+                lengths=functional.pad(lengths, (0, num_padding)).flatten(),
+                stride=size,
+            )
+            dense = functional.pad(dense, (0, 0, 0, num_padding))
+            labels = functional.pad(labels, (0, 0, 0, num_padding))
+            if weights is not None:
+                weights = functional.pad(weights, (0, num_padding))
+        return cls(dense, ids, labels, weights, rows, global_size)
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
-    """Return a batch of features as one of ``config.lookups``: a key for each event of a list."""
-    ids, lists = batch.sparse_features, config.lists
+    """Return a batch in which each of the newest events of a list has a key of its own.
+
+    The keys are those of ``config.lookups``. A lookup sums the embeddings of a key in each row; of
+    a key for each event the sums are the embeddings themselves, which the model takes.
+    """
+    ids = batch.sparse_features
     values, lengths = [], []
     for name, column in ids.to_dict().items():
-        own, counts = column.values(), column.lengths()
-        if name in lists:
+        column_ids, counts = column.values(), column.lengths()
+        if name in config.lists:
+            # [max_events, rows]: how many places each event lies before the end of its list, the
+            # oldest event first, and whether the list is as long as that.
             back = torch.arange(config.max_events, 0, -1, device=counts.device).unsqueeze(1)
-            present = back <= counts
-            own = own[(counts.cumsum(0) - back)[present]]
-            counts = present.flatten().to(counts.dtype)
-        values.append(own)
+            is_present = back <= counts
+            ends = counts.cumsum(0)
+            column_ids = column_ids[(ends - back)[is_present]]
+            counts = is_present.flatten().to(counts.dtype)
+        values.append(column_ids)
         lengths.append(counts)
-    keys, whole = [*config.lookups], torch.cat(values)
-    spread = KeyedJaggedTensor(keys, whole, lengths=torch.cat(lengths), stride=ids.stride())
+    spread = KeyedJaggedTensor(
+        [*config.lookups], torch.cat(values), lengths=torch.cat(lengths), stride=ids.stride()
+    )
     return dataclasses.replace(batch, sparse_features=spread)
 
 
 def fold_batch(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
-    """Return a batch whose ids are rows of the tables, which have fewer rows than there are ids."""
+    """Return a batch whose ids are rows of their tables, which have fewer rows than ids."""
     ids = batch.sparse_features
     rows = torch.tensor(config.feature_rows, dtype=ids.values().dtype)
     rows = rows.repeat_interleave(torch.tensor(ids.length_per_key())).to(ids.values().device)
@@ -113,7 +120,7 @@ def make_loader(
     Raises:
         SettingsError, BadInputError, SchemaError: As the loaders raise them.
     """
-    training = split == "train"
+    is_training = split == "train"
     limits = {
         "train": settings.limit_train_batches,
         "valid": settings.limit_val_batches,
@@ -123,8 +130,8 @@ def make_loader(
     common: dict[str, Any] = {
         "data": files or settings.split_path(split),
         "batch_size": settings.batch_size_of(split),
-        "drop_last": settings.drop_last_training_batch and training,
-        # where ids share rows, the loader checks them by the data's own sizes
+        "drop_last": settings.drop_last_training_batch and is_training,
+        # Where ids share rows, the loader checks ids by the sizes of the data's own tables.
         "table_sizes": None if config.hash_indices else config.num_embeddings,
         "label": config.labels,
         "limit_batches": limits[split],
@@ -132,7 +139,7 @@ def make_loader(
         "world_size": group.world_size,
         "device": group.device,
     }
-    if settings.loader == "merlin" and training:
+    if settings.loader == "merlin" and is_training:
         from nvt_torchrec.nvt_loader.merlin import MerlinLoader
 
         return MerlinLoader.from_split(**common)
@@ -143,9 +150,9 @@ def make_loader(
         functions.append(functools.partial(spread_events, config=config))
     return KJTLoader(
         **common,
-        shuffle=bool(settings.shuffle_training_set and training),
+        shuffle=bool(settings.shuffle_training_set and is_training),
         seed=settings.seed,
-        undersampling_rate=settings.undersampling_rate if training else None,
+        undersampling_rate=settings.undersampling_rate if is_training else None,
         loader_memory=None if memory is None else memory << 20,
         strict_gpu=settings.strict_gpu,
         cpu_decoding=settings.cpu_decoding,
@@ -163,14 +170,25 @@ def make_sample(
     batch_rows: int,
     files: tuple[Path, ...] | None = None,
 ) -> KJTLoader:
-    """Return this rank's loader of some batches of a split, of so many rows on all ranks.
+    """Return this rank's loader of a sample of a split.
 
     Training rows are drawn at random.
+
+    Args:
+        settings: The settings of the run.
+        config: The model.
+        split: The split.
+        group: This rank.
+        batches: How many batches there are at most.
+        batch_rows: The rows of a batch, of all ranks together.
+        files: The files to read; None for all of the split.
     """
     size = max(1, batch_rows // group.world_size)
-    changes: dict[str, Any] = {**dict.fromkeys(_LIMITS, batches), "loader": None}
-    changes |= {"batch_size": size, "test_batch_size": size, "loader_memory": None}
-    changes |= {"shuffle_training_set": True, "drop_last_training_batch": False}
+    changes: dict[str, Any] = dict.fromkeys(_LIMITS, batches)
+    changes["batch_size"] = changes["test_batch_size"] = size
+    changes["loader"] = changes["loader_memory"] = None
+    changes["shuffle_training_set"] = True
+    changes["drop_last_training_batch"] = False
     settings = dataclasses.replace(settings, **changes)
     return make_loader(settings, config, split, group, files)  # type: ignore[return-value]
 
@@ -184,7 +202,8 @@ def check_length(settings: TrainSettings, total_steps: int) -> None:
 def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
     """Yield the batches of a pass, in each step padded to the same size on all ranks.
 
-    A loader that ends early is a RuntimeError, so that no other rank waits for this one.
+    The number of steps is that of the loader's plan. A loader that ends early raises RuntimeError:
+    otherwise the other ranks would wait for this one.
 
     Args:
         loader: The loader, which begins at step ``first``.
@@ -195,4 +214,4 @@ def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[Tra
     for step in range(first, len(loader)):
         sizes = loader.step_rows(step)
         yield TrainBatch.pad(next(batches), max(sizes), sum(sizes))
-    next(batches, None)  # the loader compares the rows with its plan
+    next(batches, None)  # at its end, the loader compares the rows with its plan

@@ -45,7 +45,7 @@ def process_group() -> Iterator[Group]:
 
     It uses nccl with one GPU per process if there are GPUs, else gloo. After an error the group is
     not destroyed: its other members may be waiting in a collective, and the launcher ends them.
-    What PyTorch was set to before, such as its threads, it is set to afterwards.
+    At the end, settings of PyTorch such as the number of threads are what they were before.
 
     Raises:
         SettingsError: Another process uses the same GPU, or this one has a group already.
@@ -65,7 +65,7 @@ def process_group() -> Iterator[Group]:
     else:
         shared = next(dist.rendezvous("env://", rank, world_size))[0]
         store = store_of_this_attempt(shared, rank, world_size)
-    where: dict[str, Any] = {"store": store, "rank": rank, "world_size": world_size}
+    members: dict[str, Any] = {"store": store, "rank": rank, "world_size": world_size}
     restore = _remember_torch()
     if torch.cuda.is_available():
         device = choose_gpu(store, rank)
@@ -73,21 +73,21 @@ def process_group() -> Iterator[Group]:
         # CUDA's default stream and all blocking streams, such as those of libcudf's reads, wait for
         # each other; so training has a stream of its own.
         torch.cuda.set_stream(torch.cuda.Stream(device))
-        dist.init_process_group("nccl", device_id=device, **where)
+        dist.init_process_group("nccl", device_id=device, **members)
         cpu = dist.new_group(backend="gloo")
     else:
         device = torch.device("cpu")
-        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle; another number is the user's
+        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle. Another number is the user's.
         if os.environ.get("OMP_NUM_THREADS", "1") == "1":
             torch.set_num_threads(max(1, count_cores() // local_world_size))
-        dist.init_process_group("gloo", **where)
+        dist.init_process_group("gloo", **members)
         cpu = dist.GroupMember.WORLD
-    finished = False
+    succeeded = False
     try:
         yield Group(rank, world_size, local_world_size, device, cpu)
-        finished = True
+        succeeded = True
     finally:
-        if finished or world_size == 1:
+        if succeeded or world_size == 1:
             dist.destroy_process_group()
         if device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.default_stream(device))
@@ -95,25 +95,26 @@ def process_group() -> Iterator[Group]:
 
 
 def _remember_torch() -> Callable[[], None]:
-    """Return a function that sets PyTorch to what it is set to now.
+    """Return a function that restores the settings of PyTorch that a run changes.
 
-    It is about what a run sets for the whole process: a notebook goes on with its own.
+    They hold for the whole process, such as a notebook, which goes on with its own.
     """
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    threads = torch.get_num_threads()
+    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    random = torch.get_rng_state()
-    of_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cpu_random = torch.get_rng_state()
+    gpu_random = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
 
     def restore() -> None:
         torch.set_num_threads(threads)
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_rng_state(random)
-        if of_gpu is not None:
-            torch.cuda.set_rng_state(of_gpu)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.set_rng_state(cpu_random)
+        if gpu_random is not None:
+            torch.cuda.set_rng_state(gpu_random)
 
     return restore
 
@@ -121,7 +122,7 @@ def _remember_torch() -> Callable[[], None]:
 def choose_gpu(store: dist.Store, rank: int) -> torch.device:
     """Return the GPU of this process, which no other one uses.
 
-    A process sees all GPUs of its machine, or its own one only, whatever ``LOCAL_RANK`` is. Without
+    A process sees all GPUs of its machine, or only its own one, whatever ``LOCAL_RANK`` is. Without
     ``LOCAL_RANK`` the ranks of a machine are taken to be consecutive.
 
     Raises:
@@ -150,29 +151,32 @@ def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist
         SettingsError: A rank did not ask, or rank 0 did not answer, within the store's timeout.
     """
     deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]
-    token = uuid.uuid4().hex  # rank 0's is the prefix
+    token = uuid.uuid4().hex
     if rank:
         store.set(f"ask/{rank}", token)
         try:
-            prefix = store.get(f"answer/{token}").decode()  # waits for it
+            prefix = store.get(f"answer/{token}").decode()  # waits until rank 0 has answered
         except dist.DistStoreError:
-            raise _absent([0], world_size, store) from None
+            raise _make_absence_error([0], world_size, store) from None
         store.set(f"known/{prefix}/{rank}", "")
         return dist.PrefixStore(prefix, store)
+    # Rank 0's token is the prefix. It answers whatever question is there, even one that an earlier
+    # start left, until each rank says that it knows the prefix.
     waiting = set(range(1, world_size))
     while waiting:
         for other in list(waiting):
-            if store.check([f"ask/{other}"]):  # perhaps of an earlier start, which reads no answer
-                store.set(f"answer/{store.get(f'ask/{other}').decode()}", token)
+            if store.check([f"ask/{other}"]):
+                question = store.get(f"ask/{other}").decode()
+                store.set(f"answer/{question}", token)
             if store.check([f"known/{token}/{other}"]):
                 waiting.remove(other)
         if waiting and time.monotonic() > deadline:
-            raise _absent(sorted(waiting), world_size, store)
+            raise _make_absence_error(sorted(waiting), world_size, store)
         time.sleep(0.01)
     return dist.PrefixStore(token, store)
 
 
-def _absent(ranks: list[int], world_size: int, store: dist.Store) -> SettingsError:
+def _make_absence_error(ranks: list[int], world_size: int, store: dist.Store) -> SettingsError:
     return SettingsError(
         f"rank {', '.join(map(str, ranks))} of {world_size} did not start within "
         f"{store.timeout.total_seconds():g} s",  # type: ignore[attr-defined]
@@ -223,11 +227,10 @@ def gathered(group: Group, value: Any) -> list[Any]:
 
 
 def was_restarted(group: Group) -> bool:
-    """Return whether torchrun has started this job before (collective).
-
-    Of several machines' agents only those whose own ranks failed count a restart.
-    """
-    return reduce_sum(group, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))[0] > 0
+    """Return whether torchrun has started this job before (collective)."""
+    # On several machines, only the agents whose own ranks failed count a restart.
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return reduce_sum(group, restarts)[0] > 0
 
 
 def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:

@@ -17,17 +17,20 @@ from nvt_torchrec.training.launch.distributed import Group
 #: 128 + SIGTERM, the status of a process that the signal ended: torchrun counts it as a failure,
 #: which --max-restarts restarts; Kubeflow's restartPolicy ExitCode retries it.
 EXIT_STATUS = 128 + signal.SIGTERM
-#: The ranks exchange their requests about this often, and at least after so many steps.
-_INTERVAL_SECONDS, _MAX_STEPS = 0.25, 16
+#: The ranks exchange their requests about this often.
+_INTERVAL_SECONDS = 0.25
+#: They exchange them after this many steps at the latest.
+_MAX_STEPS = 16
 
 
 class StopRequests:
     """Turn SIGTERM into a stop that all ranks agree on. Use it as a context manager.
 
-    Python lets the main thread alone handle signals: in another one SIGTERM is left as it is.
+    Python lets the main thread alone handle signals. In another thread SIGTERM is left as it is.
 
-    The ranks exchange their requests by an all-reduce that runs during the next steps, so no step
-    waits for it. A rank that waits for one that is gone cannot agree: the launcher ends it.
+    The ranks exchange their requests by an all-reduce that runs during the next steps, so that no
+    step waits for it. A rank that waits for another one that is gone cannot agree with it; the
+    launcher ends it.
 
     Args:
         group: This rank. The constructor is collective.
@@ -37,15 +40,21 @@ class StopRequests:
         self._alone = group.world_size == 1
         self._world_size = group.world_size
         self._requested = False
-        self._decided = False  # from here on no rank waits for another one
+        #: Whether all is decided: no rank waits for another one any more.
+        self._decided = False
         if not self._alone:
             self._process_group = dist.new_group(backend="gloo")
+        #: The all-reduce that is under way, and since when.
         self._work: dist.Work | None = None
-        self._last_exchange, self._steps_measured = time.monotonic(), 1
-        self._steps, self._steps_between = 0, 1
+        self._last_exchange = time.monotonic()
+        #: The steps since the last exchange, those before the next one, and those that the time
+        #: in the all-reduce is about.
+        self._steps = 0
+        self._steps_between = 1
+        self._steps_measured = 1
 
     def __enter__(self) -> StopRequests:
-        self._before: Any = None  # None: the signal is not handled here
+        self._before: Any = None  # the handler before; None if SIGTERM is not handled here
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._request) or signal.SIG_DFL
         return self
@@ -53,19 +62,21 @@ class StopRequests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        decided = self._decided
+        was_decided = self._decided
         if kind is None:
             self.finish()
         self._decided = True
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
-        if isinstance(error, Exception) and self._requested and not (self._alone or decided):
-            # The launcher ends this rank because another one failed: the error only follows from
-            # that, so it is not reported.
+        if self._alone or was_decided or not self._requested:
+            return
+        if isinstance(error, Exception):
+            # The launcher ends this rank because another one failed. The error here only follows
+            # from that, so the process ends by the signal instead of reporting it.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def asked(self, failed: bool = False) -> bool:
-        """Return whether to stop now, the same on all ranks (collective; call it after each step).
+        """Return whether to stop now, the same on all ranks (collective). Call it after each step.
 
         Args:
             failed: Whether this rank has another reason to stop.
@@ -83,7 +94,8 @@ class StopRequests:
             if requests:
                 self._decided = True
                 return True
-            # computed from integers, so that all ranks get the same number
+            # The next exchange must come after the same step on all ranks, so its number follows
+            # from sums of integers, which are the same on all of them.
             seconds_per_step = milliseconds / 1000 / self._world_size / self._steps_measured
             steps = round(_INTERVAL_SECONDS / max(seconds_per_step, 1e-9))
             self._steps_between = min(max(steps, 1), _MAX_STEPS)
@@ -98,7 +110,7 @@ class StopRequests:
     def finish(self) -> None:
         """Let SIGTERM change nothing from here on (collective).
 
-        Call it when all that takes other ranks is done: a rank may then outlive the others.
+        Call it when nothing is left that needs other ranks: a rank may then outlive the others.
         """
         if self._work is not None:
             self._work.wait()

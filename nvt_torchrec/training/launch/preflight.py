@@ -1,7 +1,7 @@
-"""An own model is tried before its first step: what trains for a day must be kept and served.
+"""Try a user's own model before its first step, so that what trains for a day can be served.
 
-A few random rows go forward and backward; the weights are saved and loaded; what follows the
-lookup is exported as for a bundle (:mod:`models.onnx_head`), and its logits are compared.
+A few random rows go forward and backward; the weights are saved and loaded; the head is exported as
+for a bundle (:mod:`models.onnx_head`), and its logits are compared.
 """
 
 from __future__ import annotations
@@ -31,19 +31,28 @@ from nvt_torchrec.models.onnx_head import (
 )
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0
 
-_ROWS, _TOLERANCE = 4, 1e-4
-#: Times that it goes forward and backward: a layer may be left out at random.
+#: How many rows the model is tried with.
+_ROWS = 4
+#: The largest difference of logits that is right, as a share of the largest logit above 1.
+_TOLERANCE = 1e-4
+#: How often the rows go forward and backward: a layer may be left out at random.
 _PASSES = 8
-#: What is not the user's code, in tracebacks.
-_OTHERS = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+#: The beginnings of names of files in tracebacks that are not the user's: PyTorch's, ours, and
+#: code that is in no file.
+_OTHER_CODE = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def trace_own_model(
     config: ModelConfig, build: Build, seed: int, group: Group, lists: Collection[str] = ()
 ) -> ModelConfig:
-    """Try an own model on rank 0, and return its configuration with what is known (collective).
+    """Try an own model on rank 0, and return its configuration with what was found (collective).
 
-    ``lists`` are the columns of lists.
+    Args:
+        config: The configuration.
+        build: Builds the module.
+        seed: The seed of the initial weights.
+        group: This rank.
+        lists: The columns of lists.
 
     Raises:
         SettingsError: A stage failed, on all ranks.
@@ -53,6 +62,7 @@ def trace_own_model(
 
 
 def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -> OwnModel:
+    """Try a model, stage by stage, and return what a configuration records of it."""
     name = config.model
     with torch.random.fork_rng(devices=[]):
         with _stage(name, "build"):
@@ -67,8 +77,10 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         vectors.requires_grad_()
         module.train()
         with _stage(name, "forward", module):
-            every = (module(dense, vectors, **raw) for _ in range(_PASSES))
-            outputs = [_checked_logits(logits, len(config.labels)) for logits in every]
+            outputs = []
+            for _ in range(_PASSES):
+                logits = module(dense, vectors, **raw)
+                outputs.append(_check_logits(logits, len(config.labels)))
         with _stage(name, "backward", module):
             _go_backward(module, outputs, vectors)
         with _stage(name, "save", module):
@@ -77,13 +89,13 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
             again = build_head(config, seed=seed, build=build).module
             _check_same(again.state_dict(), before)
             again.load_state_dict(before)
-        taken: dict[str, tuple[str, ...]] = {
-            RAW_COLUMNS[argument]: names for argument, names in find_raw_columns(module).items()
-        }
+        raw_columns: dict[str, tuple[str, ...]] = {}
+        for argument, names in find_raw_columns(module).items():
+            raw_columns[RAW_COLUMNS[argument]] = names
         with _stage(name, "export", module):
             content = export_head(head, config)
             widest = find_widest(module, find_lookups(content))
-            own = OwnModel(**taken, widest=widest, digest=digest_graph(content))
+            own = OwnModel(**raw_columns, widest=widest, digest=digest_graph(content))
         with _stage(name, "score", module), torch.no_grad():
             exported = OnnxHead(content, dataclasses.replace(config, own=own))
             _check_scores(head, exported, len(config.features), inputs)
@@ -93,24 +105,34 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
 def _random_inputs(
     module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return some rows: of the raw ids the first and the largest ones, and an empty list."""
+    """Return the inputs of some rows.
+
+    Row i has the id i of each raw column, the last row the largest id, and lists of i ids or
+    events: those of the first row are empty.
+
+    Raises:
+        ValueError: The module takes the ids of a column of lists, or of no categorical column.
+    """
     dense, vectors, raw = make_example_inputs(module, columns, _ROWS)
-    taken = find_raw_columns(module).get("ids", ())
-    if several := [name for name in taken if name in lists]:
-        raise ValueError(f"ids of {several[0]!r}: it is a column of lists")
+    id_columns = find_raw_columns(module).get("ids", ())
+    for name in id_columns:
+        if name in lists:
+            raise ValueError(f"ids of {name!r}: it is a column of lists")
     rows = torch.arange(_ROWS).unsqueeze(1)
-    if taken:
+    if id_columns:
         sizes = dict(zip(columns.categorical, columns.num_embeddings, strict=True))
-        largest = torch.tensor([sizes[name] - 1 for name in taken])
+        largest = torch.tensor([sizes[name] - 1 for name in id_columns])
         raw["ids"] = torch.where(rows < _ROWS - 1, rows.minimum(largest), largest)
     if "lengths" in raw:
         raw["lengths"] += rows
-    if "present" in raw:  # of the first row none
-        positions = torch.arange(raw["present"].shape[2], 0, -1)
-        raw["present"] = (positions <= rows.unsqueeze(2)).expand_as(raw["present"]).contiguous()
-        lists = torch.randn(raw["lists"].shape, generator=generator)
-        raw["lists"] = lists * raw["present"].unsqueeze(3)
-    dense, vectors = (torch.randn(x.shape, generator=generator) for x in (dense, vectors))
+    if "present" in raw:
+        places_before_end = torch.arange(raw["present"].shape[2], 0, -1)
+        present = places_before_end <= rows.unsqueeze(2)
+        raw["present"] = present.expand_as(raw["present"]).contiguous()
+        embeddings = torch.randn(raw["lists"].shape, generator=generator)
+        raw["lists"] = embeddings * raw["present"].unsqueeze(3)
+    dense = torch.randn(dense.shape, generator=generator)
+    vectors = torch.randn(vectors.shape, generator=generator)
     return dense, vectors, raw
 
 
@@ -121,21 +143,36 @@ def _stage(name: str, stage: str, module: nn.Module | None = None) -> Iterator[N
         yield
     except Exception as error:
         text = (str(error).strip() or "it failed").splitlines()[0]
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OTHERS)]
-        if not lines and module is not None:
-            forward = inspect.unwrap(type(module).forward).__code__
-            lines = [f"{forward.co_filename}:{forward.co_firstlineno}"]
-        where = f" ({lines[-1]})" if lines else ""
-        known = (remedy for pattern, remedy in _BY_TEXT.items() if re.search(pattern, text))
+        line = _find_line(error, module)
+        where = f" ({line})" if line else ""
         remedy = _REMEDIES.get(stage, "correct the model; docs/models.md says what it is given")
+        for pattern, special_remedy in _REMEDIES_BY_TEXT.items():
+            if re.search(pattern, text):
+                remedy = special_remedy
+                break
         raise SettingsError(
-            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}", next(known, remedy)
+            f"--model {name}: {stage}{where}: {type(error).__name__}: {text}", remedy
         ) from error
 
 
-#: Remedies by what an error says, and by its stage.
-_BY_TEXT = {
+def _find_line(error: Exception, module: nn.Module | None) -> str:
+    """Return the last line of the user's code that an error passed through, as FILE:LINE.
+
+    If there is none, as in an error of the exporter, it is that of the module's ``forward``; ""
+    without a module.
+    """
+    line = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(_OTHER_CODE):
+            line = f"{frame.filename}:{frame.lineno}"
+    if not line and module is not None:
+        forward = inspect.unwrap(type(module).forward).__code__
+        line = f"{forward.co_filename}:{forward.co_firstlineno}"
+    return line
+
+
+#: Remedies by what the text of an error has; the first that fits.
+_REMEDIES_BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
     "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
@@ -151,6 +188,7 @@ _BY_TEXT = {
     "of dense and vectors together; --dense_bins 0 leaves out vectors of dense columns",
     "BatchNorm": "normalize by nn.BatchNorm1d, which is synchronized over ranks, or nn.LayerNorm",
 }
+#: Remedies of other errors, by their stage.
 _REMEDIES = {
     "build": "correct the function, or --model_settings, its keyword arguments",
     "export": "a bundle holds the model for any number of rows: use tensor.shape[0], "
@@ -160,12 +198,18 @@ _REMEDIES = {
 
 
 def _check_kind(module: nn.Module) -> None:
+    """Refuse lazy layers, whose weights have no shape before the first rows. Raises TypeError."""
     for name, value in module.state_dict(keep_vars=True).items():
         if is_lazy(value):
             raise TypeError(f"{name} has no shape yet: give the width, nn.Linear for LazyLinear")
 
 
-def _checked_logits(logits: object, labels: int) -> torch.Tensor:
+def _check_logits(logits: object, labels: int) -> torch.Tensor:
+    """Return what a module returned, once it is found to be logits.
+
+    Raises:
+        TypeError, ValueError: It is something else.
+    """
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"forward returns {type(logits).__name__}, not a tensor of logits")
     shapes = [[_ROWS], [_ROWS, 1]] if labels == 1 else [[_ROWS, labels]]
@@ -180,10 +224,15 @@ def _checked_logits(logits: object, labels: int) -> torch.Tensor:
 
 
 def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.Tensor) -> None:
-    own = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
+    """Compute gradients by the model's own loss, or by any other one; check where they arrive.
+
+    Raises:
+        ValueError: The loss has another shape, or a parameter gets no gradient or a sparse one.
+    """
+    loss = getattr(module, "loss", lambda logits, labels, weights: logits.reshape(_ROWS, -1).sum(1))
     for logits in outputs:
         labels = torch.arange(logits.numel(), dtype=torch.float32) % 2
-        losses = own(logits, labels.reshape(logits.shape), None)
+        losses = loss(logits, labels.reshape(logits.shape), None)
         if tuple(losses.shape) != (_ROWS,):
             raise ValueError(f"loss returns {list(losses.shape)} for {_ROWS} rows, not [{_ROWS}]")
         losses.sum().backward()
@@ -197,12 +246,16 @@ def _go_backward(module: nn.Module, outputs: list[torch.Tensor], vectors: torch.
 
 
 def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
-    synchronized = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, part in module.named_modules()
-        if type(part) is nn.BatchNorm1d
-        for name, _ in part.named_buffers()
-    }
+    """Check that training changes no buffers but BatchNorm1d's, which ranks synchronize.
+
+    Raises:
+        ValueError: It changes another one.
+    """
+    synchronized = set()
+    for prefix, part in module.named_modules():
+        if type(part) is nn.BatchNorm1d:
+            for name, _ in part.named_buffers():
+                synchronized.add(f"{prefix}.{name}" if prefix else name)
     for name, value in module.state_dict().items():
         if name not in synchronized and not torch.equal(value, before[name]):
             raise ValueError(
@@ -212,6 +265,7 @@ def _check_state(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
 
 
 def _check_same(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+    """Check that a module has the same initial values when it is built again. Raises ValueError."""
     for name, value in before.items():
         if name not in now or not torch.equal(now[name], value):
             raise ValueError(f"{name} has other initial values when it is built again")
@@ -223,17 +277,33 @@ def _check_scores(
     num_features: int,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ) -> None:
+    """Check that the exported head gives the module's logits, for all rows and for each alone.
+
+    Args:
+        head: The head.
+        exported: What was exported.
+        num_features: The number of vectors of features. Those of dense columns, which follow them,
+            are made in the head.
+        inputs: What :func:`_random_inputs` returned.
+
+    Raises:
+        ValueError: They differ.
+    """
     dense, vectors, raw = inputs
-    vectors = vectors[:, :num_features]  # those of dense columns are made in the head
+    vectors = vectors[:, :num_features]
     expected = head.eval()(dense, vectors, raw)
-    alone = []
+    single = []
     for row in range(_ROWS):
-        at = slice(row, row + 1)
-        alone.append(exported(dense[at], vectors[at], {k: x[at] for k, x in raw.items()}))
-    for what, scores in {
-        "the exported model's scores": exported(dense, vectors, raw),
-        "scores of a row alone": torch.cat(alone),
-    }.items():
-        difference = float((scores - expected).abs().max())
-        if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ValueError(f"{what} differ from those of {_ROWS} rows by {difference:g}")
+        part = slice(row, row + 1)
+        raw_row = {name: values[part] for name, values in raw.items()}
+        single.append(exported(dense[part], vectors[part], raw_row))
+    together = exported(dense, vectors, raw)
+    _check_close("the exported model's scores", together, expected)
+    _check_close("scores of a row alone", torch.cat(single), expected)
+
+
+def _check_close(what: str, logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Check that logits are the expected ones but for rounding. Raises ValueError."""
+    difference = float((logits - expected).abs().max())
+    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):  # NaN is no better
+        raise ValueError(f"{what} differ from those of {_ROWS} rows by {difference:g}")

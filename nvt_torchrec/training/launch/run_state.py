@@ -27,7 +27,7 @@ class RunState:
         model: The sharded model.
         optimizer: Its optimizer.
         group: This rank.
-        alone: Whether the weights alone are meant, without the optimizer's state.
+        alone: Whether only the weights are saved and loaded, without the optimizer's state.
     """
 
     config: ModelConfig
@@ -65,17 +65,22 @@ class RunState:
 
 
 def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
-    """Make the state that torch makes in the first step, and counts as one, as Adam's."""
+    """Make the state that optimizers such as Adam only make in their first step.
+
+    TorchRec's ``init_state`` takes such a step, with gradients of 0. So that it changes no weight,
+    learning rate and weight decay are 0 meanwhile; and the step is not counted.
+    """
     groups = optimizer.param_groups
-    kept = [{name: group.get(name) for name in ("lr", "weight_decay")} for group in groups]
+    before = []
     for group in groups:
-        group["lr"] = group["weight_decay"] = 0.0  # no weight changes
+        before.append({name: group.get(name) for name in ("lr", "weight_decay")})
+        group["lr"] = group["weight_decay"] = 0.0
     optimizer.init_state()
     optimizer.zero_grad()
-    for group, values in zip(groups, kept, strict=True):
+    for group, values in zip(groups, before, strict=True):
         group.update(values)
-    for values in optimizer.state.values():
-        values["step"].zero_()
+    for state in optimizer.state.values():
+        state["step"].zero_()
 
 
 def copied(state: T) -> T:
@@ -88,6 +93,6 @@ def copied(state: T) -> T:
     copies._local_shards = []
     for shard in state.local_shards():
         offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        about = ShardMetadata(offsets, sizes, f"rank:{torch.distributed.get_rank()}/cpu")
-        copies._local_shards.append(Shard(copied(shard.tensor), about))
+        metadata = ShardMetadata(offsets, sizes, f"rank:{torch.distributed.get_rank()}/cpu")
+        copies._local_shards.append(Shard(copied(shard.tensor), metadata))
     return copies

@@ -1,7 +1,7 @@
 """Text in Criteo's format → typed columns, on a card.
 
 A text in which a line breaks a rule is left to :mod:`clicklog.text.tokenizer`, which parses it
-again: so there is one place that describes errors, and rows are left out of columns in one place.
+again. So errors are described, and rows left out of columns, in one place alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RawDeviceRows:
         categorical: uint32 [categorical columns, n]; 0 where missing.
         missing: uint64 [2, n], bit j set where dense column j (in the first row) or categorical
             column j (in the second one) is missing.
-        ends: int64 [n], the place of each line's newline in the text.
+        ends: int64 [n], the offset of each line's newline in the text.
     """
 
     label: DeviceArray
@@ -70,10 +70,13 @@ def parse_on_device(
     from nvt_torchrec.clicklog.text.device import parse_kernels as kernels
 
     arrays = device.arrays
-    counts = arrays.empty(-(-len(text) // kernels.SPAN_BYTES), np.int64)
-    device.launch(kernels.count_line_ends, len(counts), text, counts)
-    until = arrays.cumsum(counts)
-    lines = int(until[-1]) if len(until) else 0
+    # Threads count the newlines of spans; their running sum tells each thread the number of its
+    # first line, so that all can write the offsets at once.
+    spans = -(-len(text) // kernels.SPAN_BYTES)
+    counts = arrays.empty(spans, np.int64)
+    device.launch(kernels.count_line_ends, spans, text, counts)
+    lines_until = arrays.cumsum(counts)
+    lines = int(lines_until[-1]) if spans else 0
     ends = arrays.empty(lines, np.int64)
     rows = RawDeviceRows(
         label=arrays.empty(lines, np.uint8),
@@ -83,7 +86,7 @@ def parse_on_device(
         ends=ends,
     )
     malformed = arrays.zeros(1, np.int32)
-    device.launch(kernels.note_line_ends, len(until), text, until, ends)
+    device.launch(kernels.write_line_ends, spans, text, lines_until, ends)
     device.launch(
         kernels.parse_lines, lines, text, ends, limit,
         rows.label, rows.dense, rows.categorical, rows.missing, malformed,

@@ -14,13 +14,19 @@ from numba import cuda
 
 from nvt_torchrec.base.device import kernel
 
-_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
-_ZERO, _NINE = 48, 57
+_TAB = 9
+_NEWLINE = 10
+_RETURN = 13
+_MINUS = 45
+_ZERO = 48
+_NINE = 57
 #: Bytes in which a thread looks for line ends.
 SPAN_BYTES = 64
-#: Numbers stop growing here, however many digits follow.
+#: Numbers stop growing here, however many digits follow: it is no int32, and ten times as much fits
+#: into int64.
 _BEYOND_INT32 = 2**40
-_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
+_MIN_INT32 = -(2**31)
+_MAX_INT32 = 2**31 - 1
 _HEX_DIGITS = 8
 
 
@@ -38,18 +44,18 @@ def count_line_ends(text, counts):
 
 
 @kernel
-def note_line_ends(text, until, ends):
-    """Write the places of the newlines.
+def write_line_ends(text, lines_until, ends):
+    """Write the offsets of the newlines.
 
     Args:
         text: uint8 [bytes].
-        until: How many newlines there are up to the end of each span: int64 [spans].
+        lines_until: How many newlines there are up to the end of each span: int64 [spans].
         ends: The result: int64 [newlines].
     """
     span = cuda.grid(1)
-    if span >= until.shape[0]:
+    if span >= lines_until.shape[0]:
         return
-    line = until[span - 1] if span > 0 else 0
+    line = lines_until[span - 1] if span > 0 else 0
     for at in range(span * SPAN_BYTES, min((span + 1) * SPAN_BYTES, text.shape[0])):
         if text[at] == _NEWLINE:
             ends[line] = at
@@ -62,7 +68,7 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
 
     Args:
         text: uint8 [bytes].
-        ends: The place of each line's newline: int64 [n].
+        ends: The offset of each line's newline: int64 [n].
         limit: How many bytes a line may have, without its newline.
         label: The result, uint8 [n].
         dense: The result, int32 [dense columns, n].
@@ -78,7 +84,9 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
     if end - at > limit:
         malformed[0] = 1
         return
-    if text[end - 1] == _RETURN:  # before an empty line there is a newline, or text[-1], one too
+    # Before the end of an empty line is the newline of the line before; before that of a first line
+    # text[-1], which is a newline too.
+    if text[end - 1] == _RETURN:
         end -= 1
     dense_count, categorical_count = dense.shape[0], categorical.shape[0]
     if text[at] != _ZERO and text[at] != _ZERO + 1:
@@ -123,7 +131,7 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
         while at < digits + _HEX_DIGITS:
             digit = np.int64(text[at]) - _ZERO
             if digit < 0 or digit > 9:
-                # 32 makes letters small; no other byte becomes one of a to f
+                # 32 makes letters small, and no other byte one of a to f; 87 is ord("a") - 10
                 digit = (np.int64(text[at]) | 32) - 87
                 if digit < 10 or digit > 15:
                     break

@@ -166,7 +166,7 @@ def merge_on_device(device: Device, several: Sequence[Counts]) -> Counts:
     return Counts(values[places], counts)
 
 
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | int) -> SortedRun:
+def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
     Returns:
@@ -180,7 +180,7 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, reject: bool | i
     with card.lane() as lane:
         rows = card.parse(lane, block, spec)
         if rows is None:
-            run = host.count_block(block, spec, reject)
+            run = host.count_block(block, spec, max_bad_rows)
             there = [
                 Counts(device.upload(counts.values), device.upload(counts.counts))
                 for counts in run.counts
@@ -267,7 +267,7 @@ def encode_unit(
     on_host: CompiledWorkflow,
     work: Path,
     *,
-    reject: bool | int,
+    max_bad_rows: int,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Encode a unit on the card, and write its part as the host does.
 
@@ -279,7 +279,7 @@ def encode_unit(
         workflow: The saved workflow, on the card.
         on_host: The same, for a block that the host must parse.
         work: The directory of the run's state.
-        reject: Whether to leave malformed rows out instead of raising.
+        max_bad_rows: How many malformed rows may be left out; 0: one is an error.
 
     Raises:
         BadRowError: A row is malformed.
@@ -292,7 +292,7 @@ def encode_unit(
             codes = workflow.transform(rows.dense, rows.categorical, rows.missing)
             raw_rows, encoded = copy_encoded(card.device, rows, codes, workflow.schema)
     if rows is None:
-        return host.encode_block((unit,), on_host, work, reject=reject)
+        return host.encode_block((unit,), on_host, work, max_bad_rows=max_bad_rows)
     return write_units([unit], [raw_rows], lambda _: encoded, work)
 
 

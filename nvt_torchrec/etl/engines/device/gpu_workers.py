@@ -103,7 +103,7 @@ def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
 def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
     """Count blocks in a worker, and write a run for each group durably; return their rows."""
     card, total = worker_card(), 0
-    count = functools.partial(count_block, card, spec=job.spec, reject=job.reject)
+    count = functools.partial(count_block, card, spec=job.spec, max_bad_rows=job.max_bad_rows)
     blocks = [block for _, block in numbered]
     # as many ahead as are merged at once, so that the lanes go on meanwhile
     counting = map_in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
@@ -122,7 +122,9 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
 
     def encode_one(unit: Unit) -> list[UnitResult]:
         log.debug("begin %s", unit.file)
-        results, written = encode_unit(card, unit, loaded, on_host, job.work, reject=job.reject)
+        results, written = encode_unit(
+            card, unit, loaded, on_host, job.work, max_bad_rows=job.max_bad_rows
+        )
         syncer.add(written, results)
         return results
 
@@ -169,11 +171,12 @@ def compare_counts(job: Job, block: Block) -> str:
 
     def compute_on_card() -> Mapping[str, np.ndarray]:
         card = worker_card()
-        counted = count_block(card, block, job.spec, reject=job.reject)
+        counted = count_block(card, block, job.spec, max_bad_rows=job.max_bad_rows)
         return _arrays(merge_runs(card, [counted]), job.spec)
 
     return _difference(
-        compute_on_card, lambda: _arrays(host.count_block(block, job.spec, job.reject), job.spec)
+        compute_on_card,
+        lambda: _arrays(host.count_block(block, job.spec, job.max_bad_rows), job.spec),
     )
 
 
@@ -198,12 +201,12 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
         def compute_on_card() -> Mapping[str, np.ndarray]:
             card = worker_card()
             there, here = load_once(card.device, *workflow)
-            publish(encode_unit(card, unit, there, here, ours, reject=job.reject)[1])
+            publish(encode_unit(card, unit, there, here, ours, max_bad_rows=job.max_bad_rows)[1])
             return _columns(ours / PARTS / unit.file)
 
         def compute_on_host() -> Mapping[str, np.ndarray]:
             loaded = compiled.load(Path(workflow[0]))
-            publish(host.encode_block((unit,), loaded, theirs, reject=job.reject)[1])
+            publish(host.encode_block((unit,), loaded, theirs, max_bad_rows=job.max_bad_rows)[1])
             return _columns(theirs / PARTS / unit.file)
 
         return _difference(compute_on_card, compute_on_host)

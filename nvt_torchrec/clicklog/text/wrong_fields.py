@@ -1,0 +1,140 @@
+"""Which field makes a row bad, and how such a row is described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nvt_torchrec.base.exact_sums import LARGEST_TERM
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.read_plan import ReadPlan
+from nvt_torchrec.formats.rows import BadRow
+
+#: Of a text that a split by values does not name.
+_ADD_TO_SPLIT = "add it to train, valid or test of [split] in the spec"
+#: Of a number that aggregates cannot sum up.
+_TOO_LARGE = "expected a number from -2^53 to 2^53, as [[aggregate]] makes sums of the column"
+_ADD_TO_NULLS = "add it to nulls of the column in [[dense]], if it stands for a missing value"
+
+
+def find_wrong_fields(
+    spec: FeatureSpec,
+    plan: ReadPlan,
+    columns: Sequence[Converted],
+    key: np.ndarray | None,
+    *,
+    rows: int,
+    needs_time: bool,
+) -> np.ndarray:
+    """Return the index in ``columns`` of each row's first wrong field, int64 [n]; -1 if none is.
+
+    Args:
+        spec: The columns of the spec.
+        plan: What was read.
+        columns: The columns that were read, in the order of ``plan.reads``.
+        key: What the split goes by, see ``RawRows.key``; -1 for a text that the split does not
+            name.
+        rows: The number of rows.
+        needs_time: Whether a time must not be missing.
+    """
+    required: set[int | None] = {plan.weight, plan.key}
+    if needs_time:
+        required |= {*plan.times, plan.join_time, plan.label_time}
+    wrong_field = np.full(rows, -1)
+
+    def mark(wrong: np.ndarray, index: int) -> None:
+        if wrong.any():  # nearly always there is none, and the next line takes longer
+            wrong_field[wrong & (wrong_field < 0)] = index
+
+    for index, column in enumerate(columns):
+        wrong = column.code != 0
+        if index in required:
+            wrong = wrong | column.missing
+        if index in plan.amounts:
+            amounts: Any = column.values
+            wrong = wrong | (np.abs(amounts) > LARGEST_TERM)
+        mark(wrong, index)
+    # Values that are well-formed, but that the spec does not allow, come after malformed ones.
+    if key is not None and plan.key is not None and spec.split.by == "values":
+        mark(key < 0, plan.key)
+    bounded, between = _find_bounds(spec, plan)
+    if bounded is not None and between is not None:
+        happened: Any = columns[bounded].values
+        mark((happened < between[0]) | (happened >= between[1]), bounded)
+    return wrong_field
+
+
+def _find_bounds(spec: FeatureSpec, plan: ReadPlan) -> tuple[int | None, tuple[int, ...] | None]:
+    """Return the index of the time of a row, and between which times it must be; None for any."""
+    if spec.events and plan.times:
+        return plan.times[0], spec.events.between
+    return plan.label_time, spec.label_times_between
+
+
+def describe_row(
+    spec: FeatureSpec,
+    plan: ReadPlan,
+    columns: Sequence[Converted],
+    row: int,
+    index: int,
+    text: bytes,
+) -> BadRow:
+    """Describe a row whose first wrong field is ``plan.reads[index]``.
+
+    Args:
+        spec: The columns of the spec.
+        plan: What was read.
+        columns: The columns that were read, in the order of ``plan.reads``.
+        row: The index of the row.
+        index: The index of the field.
+        text: The raw text of the row.
+    """
+    read = plan.reads[index]
+    column = columns[index]
+    code = int(column.code[row])
+    is_missing = bool(column.missing[row])
+    remedy = ""
+    if code:
+        what = RAW_TYPES[read.raw].message(code)
+        remedy = correct_or(value_remedy(read, code, missing=is_missing))
+    elif is_missing:
+        what = f"the {_find_role(plan, index)} must not be missing"
+    elif index == _find_bounds(spec, plan)[0]:
+        times: Any = column.values
+        what = _describe_outside(_find_bounds(spec, plan)[1], int(times[row]))
+        remedy = "correct its time"
+    elif index in plan.amounts:
+        what = _TOO_LARGE
+        remedy = correct_or(_ADD_TO_NULLS)
+    else:
+        what = "the [split] of the spec does not name it"
+        remedy = correct_or(_ADD_TO_SPLIT)
+    what = f"column {read.source}: {column.show(row)}: {what}"
+    return BadRow(row, what, read.source, text, remedy)
+
+
+def _find_role(plan: ReadPlan, index: int) -> str:
+    """Return what a field is read for that must not be missing."""
+    if index == plan.weight:
+        return "weight"
+    if index == plan.key:
+        return "column by which rows are split"
+    return "time of an event"
+
+
+def _describe_outside(between: tuple[int, ...] | None, time: int) -> str:
+    """Describe what is wrong with a time that is not between those that rows may have."""
+    assert between is not None
+    first, end = between
+    if time < first:
+        return (
+            f"a row of {format_time(time)} is older than rows of the days before, which were "
+            f"written without it; the newest is of {format_time(first)}"
+        )
+    return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"

@@ -1,0 +1,153 @@
+"""The items that can be drawn: their keys, since when there are, and the columns that are theirs.
+
+They are stored as a table is (:mod:`formats.table_files`), with one row for each item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.etl.tables.table_writer import (
+    concatenate_values,
+    save_array,
+    take_values,
+    to_arrays,
+)
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.negatives import item_columns
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
+from nvt_torchrec.formats.rows import CategoryValues, RawRows, is_missing
+from nvt_torchrec.formats.table_files import KEYS, STARTS
+from nvt_torchrec.workflows.stored_tables import StoredTable
+
+#: The name of the table in which they are stored.
+CANDIDATES = "candidates"
+
+
+def make_candidate_spec(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of the stored items: the columns that a row takes of its item alone.
+
+    Args:
+        spec: The columns of the log.
+    """
+    assert spec.negatives is not None
+    item = spec.negatives.item
+    columns = own_columns(spec, CANDIDATES)
+    categorical = [column for column in columns if isinstance(column, CategoricalColumn)]
+    if not categorical:  # a spec has at least one; this one is not of the table
+        categorical = [CategoricalColumn("item", "string")]
+    rule = TableRule(CANDIDATES, path="-", key=(item,), valid_from="-", log_time="-")
+    return FeatureSpec(
+        label=spec.label,
+        dense=tuple(column for column in columns if isinstance(column, DenseColumn)),
+        categorical=tuple(categorical),
+        dense_transform=spec.dense_transform,
+        tables=(rule,),
+    )
+
+
+def own_columns(
+    spec: FeatureSpec, table: str, source: str = ""
+) -> list[DenseColumn | CategoricalColumn]:
+    """Return the columns that a row takes of its item alone, as columns of a table.
+
+    Args:
+        spec: The columns of the log.
+        table: The name of the table.
+        source: The column of the table that they are read from; "": that of the log.
+    """
+    assert spec.negatives is not None
+    columns = []
+    for column in item_columns(spec.negatives, spec.features):
+        reading = dataclasses.replace(column.reading, sources=(source or spec.negatives.item,))
+        columns.append(dataclasses.replace(column, reading=reading, table=table))
+    return columns
+
+
+@dataclasses.dataclass(frozen=True)
+class ItemRows:
+    """Rows of items, of which one may have several.
+
+    Attributes:
+        keys: int64 [n], the hashes of the items.
+        starts: int64 [n], the times of the rows; 0 without times.
+        columns: By the name of a column, its values [n], and where they are missing, bool [n].
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    columns: Mapping[str, tuple[CategoryValues, np.ndarray]]
+
+    @classmethod
+    def from_rows(
+        cls, rows: RawRows, spec: FeatureSpec, names: Iterable[str], keys: np.ndarray
+    ) -> ItemRows:
+        """Return the items of rows of the log or of a table.
+
+        Args:
+            rows: The rows.
+            spec: By which they were read.
+            names: The columns of the items.
+            keys: int64 [n], the hashes of the items.
+        """
+        starts = rows.negative_times
+        if starts is None:
+            starts = np.zeros(len(rows), np.int64)
+        columns: dict[str, tuple[CategoryValues, np.ndarray]] = {}
+        for name in names:
+            if name in spec.dense_names:
+                j = spec.dense_names.index(name)
+                dense = rows.dense[j].astype(np.float64)
+                columns[name] = dense, is_missing(rows.dense_missing, j)
+            else:
+                j = spec.categorical_names.index(name)
+                columns[name] = rows.categorical[j], is_missing(rows.categorical_missing, j)
+        return cls(keys, starts, columns)
+
+    @classmethod
+    def concatenate(cls, parts: list[ItemRows]) -> ItemRows:
+        """Return the rows of all parts, at least one."""
+        columns = {}
+        for name in parts[0].columns:
+            values = concatenate_values([part.columns[name][0] for part in parts])
+            columns[name] = values, np.concatenate([part.columns[name][1] for part in parts])
+        keys = np.concatenate([part.keys for part in parts])
+        return cls(keys, np.concatenate([part.starts for part in parts]), columns)
+
+    def keep_oldest(self) -> ItemRows:
+        """Return the oldest row of each item, in the order of the keys; none of a missing item."""
+        order = np.lexsort((self.starts, self.keys))
+        keys = self.keys[order]
+        is_first = keys != 0
+        is_first[1:] &= keys[1:] != keys[:-1]
+        kept = order[is_first]
+        columns = {}
+        for name, (values, missing) in self.columns.items():
+            columns[name] = take_values(values, kept), missing[kept]
+        return ItemRows(self.keys[kept], self.starts[kept], columns)
+
+    def write(self, directory: Path, spec: FeatureSpec) -> None:
+        """Write the items to a directory, as :func:`open_candidates` reads them."""
+        directory.mkdir(parents=True)
+        save_array(directory / KEYS, self.keys)
+        save_array(directory / STARTS, self.starts)
+        for column in spec.columns_of(CANDIDATES):
+            values, missing = self.columns[column.name]
+            if isinstance(values, pa.Array):
+                values = values.cast(pa.large_string())
+            for kind, array in to_arrays(column, values, missing).items():
+                save_array(directory / f"{column.name}.{kind}.npy", array)
+
+    @classmethod
+    def read(cls, directory: Path, spec: FeatureSpec) -> ItemRows:
+        """Read what :meth:`write` wrote. Raises :class:`BadInputError`."""
+        table = StoredTable(directory, spec, CANDIDATES)
+        assert table.starts is not None
+        every = np.arange(len(table))
+        columns = {c.name: table.take(c.name, every) for c in spec.columns_of(CANDIDATES)}
+        return cls(table.keys, table.starts, columns)

@@ -1,0 +1,130 @@
+"""Draw items by counters: the same row gets the same items, whoever draws them and when."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from nvt_torchrec.base.hashing import mix, splitmix64
+from nvt_torchrec.base.kernels import compiled
+
+#: Added to a counter for each draw (SplitMix64; Steele, Lea and Flood, 2014).
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+#: After so many draws in vain the items are looked through: the user has nearly all of them, or
+#: the others are hardly ever drawn.
+_MAX_DRAWS = 50
+_UNIT = 2.0**-53
+
+
+@numba.njit(inline="always")
+def _pair_hash(user: int, item: int) -> np.int64:
+    """Return the hash of a user's and an item's hash; int64."""
+    return np.int64(mix(mix(np.uint64(user)) + np.uint64(item)))
+
+
+@compiled()
+def hash_pairs(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Hash the pairs of users and items, int64 [n] each; int64 [n]."""
+    hashed = np.empty(len(users), np.int64)
+    for i in range(len(users)):
+        hashed[i] = _pair_hash(users[i], items[i])
+    return hashed
+
+
+@compiled()
+def _contains(ordered: np.ndarray, value: np.int64) -> bool:
+    """Return whether a rising array has a value."""
+    begin = 0
+    end = len(ordered)
+    while begin < end:
+        middle = (begin + end) // 2
+        if ordered[middle] < value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin < len(ordered) and ordered[begin] == value
+
+
+@compiled()
+def _find_after(ordered: np.ndarray, end: int, value: float) -> int:
+    """Return the index of the first of ``end`` rising values that is greater than a value."""
+    begin = 0
+    while begin < end:
+        middle = (begin + end) // 2
+        if ordered[middle] <= value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@compiled()
+def _may_take(
+    index: int, user: int, item: int, pairs: np.ndarray, keys: np.ndarray, taken: np.ndarray
+) -> bool:
+    """Return whether a row may get an item: neither its own, nor taken before, nor its user's."""
+    if keys[index] == item:
+        return False
+    for other in taken:
+        if other == index:
+            return False
+    return not _contains(pairs, _pair_hash(user, keys[index]))
+
+
+@compiled()
+def draw_items(
+    users: np.ndarray,
+    items: np.ndarray,
+    times: np.ndarray,
+    limits: np.ndarray,
+    seed: np.uint64,
+    pairs: np.ndarray,
+    keys: np.ndarray,
+    weights: np.ndarray,
+    chosen: np.ndarray,
+) -> None:
+    """Draw different items for each row, none of which the row's user has a positive row with.
+
+    Args:
+        users: int64 [n], the hashes of the rows' users.
+        items: int64 [n], those of their own items.
+        times: int64 [n], the times of the rows; they tell the rows of a user and an item apart.
+        limits: int64 [n], how many of the items there were at the time of each row.
+        seed: Another seed draws other items.
+        pairs: int64 [pairs], rising: what :func:`hash_pairs` returns of all positive rows.
+        keys: int64 [m], the hashes of the items that can be drawn, in the order in which they
+            appeared.
+        weights: float64 [m], the sum of the weights of each item and those before; or [0], if all
+            are alike.
+        chosen: int64 [n, draws], filled with the indices of the items; -1 behind the last one of a
+            row for which there are no more.
+    """
+    for i in range(len(users)):
+        state = (
+            mix(mix(mix(np.uint64(users[i])) + np.uint64(items[i])) + np.uint64(times[i])) + seed
+        )
+        limit = limits[i]
+        chosen[i] = -1
+        for j in range(chosen.shape[1] if limit else 0):
+            index = 0
+            found = False
+            for _ in range(_MAX_DRAWS):
+                state += _STEP
+                unit = np.float64(splitmix64(state) >> np.uint64(11)) * _UNIT
+                if len(weights):
+                    index = _find_after(weights, limit, unit * weights[limit - 1])
+                else:
+                    index = int(unit * limit)
+                index = min(index, limit - 1)  # the product may be rounded up
+                found = _may_take(index, users[i], items[i], pairs, keys, chosen[i, :j])
+                if found:
+                    break
+            first = index
+            while not found:
+                index = index + 1 if index + 1 < limit else 0
+                if index == first:
+                    break
+                found = _may_take(index, users[i], items[i], pairs, keys, chosen[i, :j])
+            if not found:
+                break
+            chosen[i, j] = index

@@ -1,0 +1,115 @@
+"""What negatives are drawn by: which user has which item, and how often items occur."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.etl.labels.label_values import LabelValues
+from nvt_torchrec.etl.negatives.candidates import ItemRows, own_columns
+from nvt_torchrec.etl.negatives.draws import hash_pairs
+from nvt_torchrec.etl.units.counting import Counts, count, merge
+from nvt_torchrec.etl.units.unit_plan import DividedBlock
+from nvt_torchrec.etl.units.writing import choose
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.splits import SPLITS
+
+#: Text that is parsed at once.
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Positives:
+    """The rows with label 1 of some blocks.
+
+    Attributes:
+        rows: How many rows were read, of both labels.
+        pairs: What :func:`.draws.hash_pairs` returns of their users and items, each once, rising;
+            and how many rows have it. Rows without a user or an item are left out.
+        trained: The hashes of the items of those for training, and how many rows have it.
+        items: All items, of rows of both labels.
+    """
+
+    rows: int
+    pairs: Counts
+    trained: Counts
+    items: ItemRows
+
+    @classmethod
+    def read(
+        cls,
+        block: Block,
+        spec: FeatureSpec,
+        labels: LabelValues | None,
+        *,
+        train: bool,
+        max_bad_rows: int,
+    ) -> Positives:
+        """Read the rows of a block.
+
+        Args:
+            block: The block.
+            spec: The columns.
+            labels: The labels that are from other files; None for a spec without.
+            train: Whether its rows are for training, unless they are divided.
+            max_bad_rows: How many malformed rows may be left out; 0: one is an error.
+
+        Raises:
+            BadRowError: A row is malformed.
+            BadInputError: The block cannot be read.
+        """
+        names = [column.name for column in own_columns(spec, "")]
+        num_rows = num_lines = 0
+        pairs: list[np.ndarray] = [np.empty(0, np.int64)]
+        trained: list[np.ndarray] = [np.empty(0, np.int64)]
+        items: list[ItemRows] = []
+        pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=_CHUNK_BYTES)
+        if labels:
+            pieces = labels.add(pieces, block)
+        for rows in pieces:
+            assert rows.negative_keys is not None
+            keys, users = rows.negative_keys
+            is_positive = (rows.labels[0] == 1) & (keys != 0)
+            has_user = is_positive & (users != 0)
+            pairs.append(hash_pairs(users[has_user], keys[has_user]))
+            is_trained = _find_trained(rows, block, num_lines, train=train)
+            trained.append(keys[is_positive & is_trained])
+            items.append(ItemRows.from_rows(rows, spec, names, keys).keep_oldest())
+            num_rows += len(rows)
+            num_lines += rows.lines
+        return cls(num_rows, count(pairs), count(trained), _join_items(items))
+
+    @classmethod
+    def merge(cls, several: Iterable[Positives]) -> Positives:
+        """Return those of all blocks, at least one."""
+        parts = [*several]
+        return cls(
+            sum(part.rows for part in parts),
+            merge(part.pairs for part in parts),
+            merge(part.trained for part in parts),
+            _join_items([part.items for part in parts]),
+        )
+
+
+def _find_trained(rows: RawRows, block: Block, lines_before: int, *, train: bool) -> np.ndarray:
+    """Return which rows of a block are for training, bool [n]."""
+    if isinstance(block, DividedBlock):
+        return choose(rows, block, lines_before) == SPLITS.index("train")
+    return np.full(len(rows), train)
+
+
+def _join_items(parts: list[ItemRows]) -> ItemRows:
+    return ItemRows.concatenate(parts).keep_oldest()
+
+
+def count_of(counts: Counts, keys: np.ndarray) -> np.ndarray:
+    """Return how often each key was counted, int64 [n]; 0 for one that was not."""
+    if not len(counts):
+        return np.zeros(len(keys), np.int64)
+    values = np.asarray(counts.values)
+    index = np.minimum(np.searchsorted(values, keys), len(values) - 1)
+    return np.where(values[index] == keys, counts.counts[index], 0)

@@ -1,0 +1,184 @@
+"""Prepare the drawing of negatives: read which items there are, and who has which.
+
+The state of a run has a directory of it, and so has ``OUT/extension``, for further days::
+
+    negatives.json   size and SHA-256 of the others
+    candidates/      the items, see :mod:`.candidates`
+    counts.npy       int64 [items], how many training rows with label 1 of the first run have it
+    pairs.npy        int64 [pairs], rising: users and items, by :func:`.draws.hash_pairs`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.labels.label_values import open_labels
+from nvt_torchrec.etl.negatives.candidates import (
+    CANDIDATES,
+    ItemRows,
+    make_candidate_spec,
+    own_columns,
+)
+from nvt_torchrec.etl.negatives.positives import Positives, count_of
+from nvt_torchrec.etl.negatives.sampler import COUNTS, PAIRS, NegativeSampler
+from nvt_torchrec.etl.state.output import NEGATIVES
+from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.tables.table_writer import read_table_file
+from nvt_torchrec.etl.units.unit_plan import UnitPlan
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.table_files import table_arrays
+
+log = logging.getLogger(__name__)
+
+FORMAT = Format("nvt-torchrec negatives", 1, "what negatives are drawn by")
+_RECORD = "negatives.json"
+_COPY_AGAIN = "copy the whole output again, or run the ETL again"
+#: The least share of positive rows whose items a table must have.
+_MIN_FOUND = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """What ``negatives.json`` holds: the other files."""
+
+    files: dict[str, FileEntry]
+
+
+def prepare_negatives(
+    plan: UnitPlan,
+    spec: FeatureSpec,
+    work: Path,
+    sources: TableSources,
+    *,
+    earlier: Path | None,
+    threads: int,
+    max_bad_rows: int,
+    report: Callable[[float], object] = lambda rows: None,
+) -> None:
+    """Read all blocks, and write what negatives are drawn by to the state of a run.
+
+    What an earlier process wrote stays.
+
+    Args:
+        plan: The blocks.
+        spec: The columns.
+        work: The directory of the state.
+        sources: The files of tables.
+        earlier: Of an extension, ``OUT/extension`` of the days before. How often items occur stays
+            as it was then, so that the same item is as likely on each day.
+        threads: How many blocks are read at once.
+        max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
+        report: Called with the number of rows read since the last call.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: A file cannot be read, or one of earlier days is damaged.
+        SettingsError: The table has hardly an item of the log.
+        OutputError: The directory cannot be written.
+    """
+    directory = work / NEGATIVES
+    if directory.exists():
+        return
+    splits = {unit.block: unit.split for unit in plan.units}
+    labels = open_labels(work, spec)
+
+    def read(block: Block) -> Positives:
+        train = splits[block] == "train"
+        return Positives.read(block, spec, labels, train=train, max_bad_rows=max_bad_rows)
+
+    parts = []
+    for part in map_in_order(read, plan.blocks, threads, "negatives"):
+        report(part.rows)
+        parts.append(part)
+    positives = Positives.merge(parts)
+    assert spec.negatives is not None
+    stored_spec = make_candidate_spec(spec)
+    items, pairs = [positives.items], np.asarray(positives.pairs.values)
+    if spec.negatives.table:
+        items = _read_table(spec, sources, threads, reject=max_bad_rows > 0)
+        if items:
+            _check_found(spec, positives, items)
+    if earlier is not None:
+        check_stored(earlier)
+        before = ItemRows.read(earlier / NEGATIVES / CANDIDATES, stored_spec)
+        items.append(before)
+        pairs = np.union1d(pairs, map_array(earlier / NEGATIVES / PAIRS))
+    candidates = ItemRows.concatenate(items).keep_oldest()
+    counts = count_of(positives.trained, candidates.keys)
+    if earlier is not None:
+        counts = np.zeros(len(candidates.keys), np.int64)
+        index = np.searchsorted(candidates.keys, before.keys)
+        counts[index] = map_array(earlier / NEGATIVES / COUNTS)
+    log.info("negatives: drawn from %d items", len(candidates.keys))
+    with new_directory(directory) as temporary:
+        candidates.write(temporary / CANDIDATES, stored_spec)
+        write_array(temporary / COUNTS, counts)
+        write_array(temporary / PAIRS, pairs)
+        names = [COUNTS, PAIRS]
+        names += [f"{CANDIDATES}/{file}" for file in table_arrays(stored_spec, CANDIDATES)]
+        files = {name: FileEntry.from_file(temporary / name) for name in names}
+        FORMAT.write(temporary / _RECORD, dataclasses.asdict(_Record(files)))
+
+
+def _read_table(
+    spec: FeatureSpec, sources: TableSources, threads: int, *, reject: bool
+) -> list[ItemRows]:
+    """Read the items of a table; none of an extension without files of it."""
+    assert spec.negatives is not None
+    (rule,) = (rule for rule in spec.tables if rule.name == spec.negatives.table)
+    (source,) = rule.own_key
+    columns = own_columns(spec, rule.name, source)
+    names = [column.name for column in columns]
+    parts = []
+    for file in sources.get(rule.name, []):
+        for piece, _ in read_table_file(rule, spec, file, threads, reject, columns):
+            rows = ItemRows.from_rows(piece.rows, piece.spec, names, piece.keys)
+            parts.append(dataclasses.replace(rows, starts=piece.starts))
+    return parts
+
+
+def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows]) -> None:
+    """Raise :class:`SettingsError` if hardly an item of the log is in the table."""
+    counted = positives.items.keys
+    found = int(np.count_nonzero(np.isin(counted, np.concatenate([part.keys for part in items]))))
+    if found < _MIN_FOUND * len(counted):
+        assert spec.negatives is not None
+        raise SettingsError(
+            f"negatives: table {spec.negatives.table} has {found:,} of the {len(counted):,} items "
+            "of the log",
+            "correct the key of the table in the spec; both sides are read alike: "
+            f"{spec.negatives.item} as {spec.key_read(spec.negatives.item).raw}",
+        )
+
+
+def check_stored(extension: Path) -> None:
+    """Check that the files of ``OUT/extension`` are whole. Raises :class:`BadInputError`."""
+    directory = extension / NEGATIVES
+    record = FORMAT.read(_Record, directory / _RECORD, _COPY_AGAIN)
+    check_sizes(directory, record.files, _COPY_AGAIN)
+    check_digests(directory, record.files, _COPY_AGAIN)
+
+
+def keep_negatives(work: Path, extension: Path) -> None:
+    """Link what further days need from the state of a run. Raises OSError."""
+    shutil.copytree(work / NEGATIVES, extension / NEGATIVES, copy_function=os.link)
+
+
+@functools.lru_cache(1)
+def open_sampler(work: Path, spec: FeatureSpec) -> NegativeSampler | None:
+    """Open what negatives are drawn by in the state of a run; None for a spec without."""
+    return NegativeSampler(work / NEGATIVES, spec) if spec.negatives else None

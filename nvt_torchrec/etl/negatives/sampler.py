@@ -1,0 +1,197 @@
+"""Add the negatives of rows to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.etl.negatives.candidates import CANDIDATES, make_candidate_spec
+from nvt_torchrec.etl.negatives.draws import draw_items
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.negatives import item_columns
+from nvt_torchrec.formats.rows import (
+    CategoryValues,
+    Jagged,
+    RawRows,
+    is_missing,
+    repeat_lists,
+    set_missing,
+)
+from nvt_torchrec.workflows.event_groups import cut_times
+from nvt_torchrec.workflows.stored_tables import StoredTable
+
+#: The files beside the items.
+PAIRS, COUNTS = "pairs.npy", "counts.npy"
+#: Arrays of rows that are repeated with them, where rows have them.
+_ARRAYS = (
+    "labels",
+    "dense",
+    "dense_missing",
+    "categorical_missing",
+    "line",
+    *(field.name for field in dataclasses.fields(RawRows) if field.default is None),
+)
+
+
+class NegativeSampler:
+    """Adds negatives to rows with label 1. Thread-safe.
+
+    Args:
+        directory: What :func:`.prepare_negatives.prepare_negatives` wrote.
+        spec: The columns of the log.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, spec: FeatureSpec) -> None:
+        assert spec.negatives is not None
+        self._rule = spec.negatives
+        self._items = StoredTable(directory / CANDIDATES, make_candidate_spec(spec), CANDIDATES)
+        try:
+            self._pairs = MappedArray(directory / PAIRS, np.int64, 1).values
+            counts = MappedArray(directory / COUNTS, np.int64, 1).values
+            if len(counts) != len(self._items):
+                raise ValueError(f"{COUNTS} has {len(counts)} values, not {len(self._items)}")
+        except (OSError, ValueError) as error:
+            remedy = "copy the directory again, or run the ETL again"
+            raise BadInputError(f"{directory}: damaged: {error}", remedy) from error
+        assert self._items.starts is not None
+        # in the order in which they appeared, so that those of a time are the first ones
+        self._order = np.lexsort((self._items.keys, self._items.starts))
+        self._keys = self._items.keys[self._order]
+        self._starts = self._items.starts[self._order]
+        self._weights = np.empty(0)
+        if self._rule.popularity:
+            weights = (1.0 + counts[self._order]) ** self._rule.popularity
+            self._weights = np.cumsum(weights)
+
+    def add_all(self, pieces: Iterable[RawRows], spec: FeatureSpec) -> Iterator[RawRows]:
+        """Yield pieces of rows with their negatives; see :meth:`add`."""
+        for rows in pieces:
+            yield self.add(rows, spec)
+
+    def add(self, rows: RawRows, spec: FeatureSpec) -> RawRows:
+        """Return rows, each followed by its negatives.
+
+        A negative has label 0, another item and what a row takes of its item alone; all else is
+        that of the row. It is no event.
+
+        Args:
+            rows: The rows, as they were read.
+            spec: By which they were read.
+
+        Raises:
+            BadInputError: A file is damaged.
+        """
+        assert rows.negative_keys is not None
+        chosen = self._draw(rows, spec)
+        drawn_per_row = np.count_nonzero(chosen >= 0, axis=1)
+        index = np.repeat(np.arange(len(rows)), drawn_per_row + 1)
+        drawn = np.ones(len(index), np.bool_)
+        drawn[np.cumsum(drawn_per_row + 1) - drawn_per_row - 1] = False
+        places = chosen[chosen >= 0]
+        arrays: dict[str, Any] = {}
+        for name in _ARRAYS:
+            values = getattr(rows, name)
+            arrays[name] = None if values is None else np.take(values, index, axis=-1)
+        arrays["labels"][:, drawn] = 0
+        self._replace_keys(arrays, spec, drawn, self._keys[places])
+        if arrays["amounts"] is not None:
+            arrays["amounts"][:, drawn] = np.nan
+        stored = self._order[places]
+        own = {column.name for column in item_columns(self._rule, spec.features)}
+        for j, column in enumerate(spec.dense):
+            if column.name in own:
+                values, missing = self._items.take(column.name, stored)
+                arrays["dense"][j, drawn] = values
+                _replace_missing(arrays["dense_missing"], j, drawn, missing)
+        # the items' values stand behind those of the rows, so that both are taken at once
+        index_or_item = index.copy()
+        index_or_item[drawn] = len(rows) + np.arange(len(places))
+        categorical: list[CategoryValues] = []
+        for k, category in enumerate(spec.categorical):
+            values = rows.categorical[k]
+            if category.name in own:
+                items, missing = self._items.take(category.name, stored)
+                _replace_missing(arrays["categorical_missing"], k, drawn, missing)
+                categorical.append(_take(_append(values, items), index_or_item))
+            else:
+                categorical.append(_take(values, index))
+        arrays |= {"drawn": drawn, "negative_keys": None, "negative_times": None}
+        return dataclasses.replace(rows, categorical=categorical, **arrays)
+
+    def _draw(self, rows: RawRows, spec: FeatureSpec) -> np.ndarray:
+        """Return the indices in ``_keys`` of each row's items, int64 [n, draws]; -1 for none."""
+        assert rows.negative_keys is not None
+        items, users = rows.negative_keys
+        times = rows.negative_times
+        if times is None:
+            times = np.zeros(len(rows), np.int64)
+            limits = np.full(len(rows), len(self._keys))
+        else:
+            cuts = cut_times(spec, times) if spec.events else times
+            limits = np.searchsorted(self._starts, cuts)
+        limits[(rows.labels[0] != 1) | (items == 0)] = 0
+        chosen = np.empty((len(rows), self._rule.per_positive), np.int64)
+        draw_items(
+            np.ascontiguousarray(users),
+            np.ascontiguousarray(items),
+            np.ascontiguousarray(times),
+            limits.astype(np.int64),
+            np.uint64(self._rule.seed),
+            self._pairs,
+            self._keys,
+            self._weights,
+            chosen,
+        )
+        return chosen
+
+    def _replace_keys(
+        self, arrays: dict[str, Any], spec: FeatureSpec, drawn: np.ndarray, keys: np.ndarray
+    ) -> None:
+        """Replace the hashes of keys that have the item in rows that were drawn."""
+        item = self._rule.item
+        if arrays["table_keys"] is not None:
+            for j, table in enumerate(spec.joined_tables):
+                if table.key == (item,):
+                    arrays["table_keys"][j, drawn] = keys
+        if arrays["groups"] is not None:
+            for j, key in enumerate(spec.event_keys):
+                if key == (item,):
+                    arrays["groups"][j, drawn] = keys
+                elif item in key:  # a pair whose different values are counted, of events alone
+                    arrays["groups"][j, drawn] = 0
+
+
+def _replace_missing(mask: np.ndarray, column: int, where: np.ndarray, missing: np.ndarray) -> None:
+    """Replace where a column is missing in some rows."""
+    absent = is_missing(mask, column)
+    absent[where] = missing
+    set_missing(mask, column, absent)
+
+
+def _append(values: CategoryValues, others: CategoryValues) -> CategoryValues:
+    """Return values of one type, those of items after those of rows; they are no lists."""
+    if isinstance(values, pa.Array) and isinstance(others, pa.Array):
+        return pa.concat_arrays([values, others.cast(values.type)])
+    assert isinstance(values, np.ndarray)
+    assert isinstance(others, np.ndarray)
+    return np.concatenate([values, others])
+
+
+def _take(values: CategoryValues, index: np.ndarray) -> CategoryValues:
+    """Return the values at some positions, int64 [n]."""
+    if isinstance(values, Jagged):
+        return repeat_lists(values, index)
+    if isinstance(values, np.ndarray):
+        return values[index]
+    return values.take(to_arrow(index))

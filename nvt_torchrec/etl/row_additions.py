@@ -1,0 +1,57 @@
+"""What is added to the rows of a block as they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.labels.label_values import LabelValues, open_labels
+from nvt_torchrec.etl.negatives.prepare_negatives import open_sampler
+from nvt_torchrec.etl.negatives.sampler import NegativeSampler
+from nvt_torchrec.etl.tables.prepare_tables import open_stored
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.workflows.stored_tables import StoredTables
+
+
+@dataclasses.dataclass(frozen=True)
+class RowAdditions:
+    """What is added to the rows of a run; each is None for a spec without.
+
+    Attributes:
+        labels: The labels that are from other files.
+        sampler: Draws negatives.
+        tables: The tables that columns are joined from.
+    """
+
+    labels: LabelValues | None = None
+    sampler: NegativeSampler | None = None
+    tables: StoredTables | None = None
+
+    @classmethod
+    def open(cls, work: Path, spec: FeatureSpec) -> RowAdditions:
+        """Open what the state of a run has for a spec."""
+        return cls(open_labels(work, spec), open_sampler(work, spec), open_stored(work, spec))
+
+    def add_rows(
+        self, pieces: Iterator[RawRows], block: Block, spec: FeatureSpec
+    ) -> Iterator[RawRows]:
+        """Return the rows of a block with their labels, and with the negatives that these need.
+
+        Tables are joined after that, to negatives, too.
+
+        Args:
+            pieces: The rows, as they were read.
+            block: The block.
+            spec: By which the rows were read.
+        """
+        if self.labels:
+            pieces = self.labels.add(pieces, block)
+        if self.sampler:
+            pieces = self.sampler.add_all(pieces, spec)
+        return pieces
+
+
+NO_ADDITIONS = RowAdditions()
