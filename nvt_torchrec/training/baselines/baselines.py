@@ -20,6 +20,7 @@ from nvt_torchrec.base.auroc import bin_numbers, column_auroc
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.metrics import ByLabel, compute_metrics, find_groups
 from nvt_torchrec.models.piecewise import find_edges
+from nvt_torchrec.training.baselines.id_counts import add_count_weights
 from nvt_torchrec.training.baselines.penalties import choose_penalties
 from nvt_torchrec.training.baselines.regression import Objective, Start, fit_regression
 from nvt_torchrec.training.baselines.row_sample import BATCH, RowSample, read_sample
@@ -54,7 +55,10 @@ def compute_baselines(
         are undersampled. And the metrics by split and name. A label whose values are all the same
         has none.
     """
-    fitted = read_sample(settings, config, "train", _batches_to_fit(config), files)
+    batches = _batches_to_fit(config)
+    fitted = read_sample(settings, config, "train", batches, files)
+    # In a part of the rows, an id would occur less often than in training.
+    is_whole = len(fitted) < batches * BATCH
     clicks = {label: fitted.click_rate(label) for label in config.labels}
     offset = float(np.log(settings.undersampling_rate or 1.0))
     edges = find_edges(fitted.dense, config.dense_bins) if config.dense_bins else None
@@ -67,6 +71,9 @@ def compute_baselines(
                     trees[label] = Trees(fitted, valid, label)
             found = fit_regression(fitted, label, edges)
             found = choose_penalties(Objective(fitted, label, edges), found, valid, label, offset)
+            if is_whole:
+                rest = valid, label, config.feature_rows, offset
+                found = add_count_weights(found, fitted, *rest)
             regressions[label] = found.shift(offset)
     metrics: dict[tuple[str, str], ByLabel] = {}
     for split in ("valid", "test") if regressions else ():

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: ml-100k's loss on valid changed by less than 0.001.
 _FACTOR, _MAX_RAISES = 5.0, 4
 #: By how much the loss, summed over the rows of valid, must fall (as in :mod:`.loop.stopping`).
-_NATS = 2.0
+NATS = 2.0
 #: A column whose part of the logits fits valid best times less than this is fitted too closely.
 _LOW_SLOPE = 0.75
 #: The penalty of the difference of a slope from 1, so that columns of little effect keep theirs.
@@ -70,7 +70,7 @@ def choose_penalties(
         if not tries:
             break
         loss, regression = min(tries, key=lambda each: each[0])
-        if loss > best_loss - _NATS / len(valid):
+        if loss > best_loss - NATS / len(valid):
             break
         best, best_loss = regression, loss
     if best is not start:
