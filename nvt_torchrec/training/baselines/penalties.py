@@ -22,9 +22,11 @@ from nvt_torchrec.training.baselines.row_sample import RowSample
 
 log = logging.getLogger(__name__)
 
-#: Penalties are raised by this factor at a time, at most so often. In smaller steps (2, 8 times)
-#: ml-100k's loss on valid changed by less than 0.001.
-_FACTOR, _MAX_RAISES = 5.0, 4
+#: Penalties are raised by this factor at a time. In smaller steps (2, 8 times) ml-100k's loss on
+#: valid changed by less than 0.001.
+_FACTOR = 5.0
+#: The number of times that they are raised, at most.
+_MAX_RAISES = 4
 #: By how much the loss, summed over the rows of valid, must fall (as in :mod:`.loop.stopping`).
 NATS = 2.0
 #: A column whose part of the logits fits valid best times less than this is fitted too closely.
@@ -56,9 +58,11 @@ def choose_penalties(
     if not len(valid):
         return best
     first_loss = best_loss = best.shift(offset).log_loss(valid, label)
-    categorical = np.zeros(len(best.penalties), bool)
-    categorical[: len(valid.columns)] = [column.is_categorical for column in valid.columns]
-    features = np.arange(len(best.penalties)) < len(valid.columns)  # not bins
+    # The penalties of bins follow those of the sample's columns.
+    features = np.arange(len(best.penalties)) < len(valid.columns)
+    categorical = features.copy()
+    for position, column in enumerate(valid.columns):
+        categorical[position] = column.is_categorical
     for _ in range(_MAX_RAISES):
         overfitted = features & (_find_slopes(best.shift(offset), valid, label) < _LOW_SLOPE)
         tries = []
