@@ -22,11 +22,13 @@ from nvt_torchrec.training.baselines.row_sample import RowSample
 
 log = logging.getLogger(__name__)
 
-#: Penalties are raised by this factor at a time, at most so often. In smaller steps (2, 8 times)
-#: ml-100k's loss on valid changed by less than 0.001.
-_FACTOR, _MAX_RAISES = 5.0, 4
+#: Penalties are raised by this factor at a time. In smaller steps (2, 8 times) ml-100k's loss on
+#: valid changed by less than 0.001.
+_FACTOR = 5.0
+#: The number of times that they are raised, at most.
+_MAX_RAISES = 4
 #: By how much the loss, summed over the rows of valid, must fall (as in :mod:`.loop.stopping`).
-_NATS = 2.0
+NATS = 2.0
 #: A column whose part of the logits fits valid best times less than this is fitted too closely.
 _LOW_SLOPE = 0.75
 #: The penalty of the difference of a slope from 1, so that columns of little effect keep theirs.
@@ -56,9 +58,11 @@ def choose_penalties(
     if not len(valid):
         return best
     first_loss = best_loss = best.shift(offset).log_loss(valid, label)
-    categorical = np.zeros(len(best.penalties), bool)
-    categorical[: len(valid.columns)] = [column.is_categorical for column in valid.columns]
-    features = np.arange(len(best.penalties)) < len(valid.columns)  # not bins
+    # The penalties of bins follow those of the sample's columns.
+    features = np.arange(len(best.penalties)) < len(valid.columns)
+    categorical = features.copy()
+    for position, column in enumerate(valid.columns):
+        categorical[position] = column.is_categorical
     for _ in range(_MAX_RAISES):
         overfitted = features & (_find_slopes(best.shift(offset), valid, label) < _LOW_SLOPE)
         tries = []
@@ -70,7 +74,7 @@ def choose_penalties(
         if not tries:
             break
         loss, regression = min(tries, key=lambda each: each[0])
-        if loss > best_loss - _NATS / len(valid):
+        if loss > best_loss - NATS / len(valid):
             break
         best, best_loss = regression, loss
     if best is not start:

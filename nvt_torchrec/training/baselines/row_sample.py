@@ -109,33 +109,52 @@ def read_sample(
 ) -> RowSample:
     """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
     alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
-    fewer = min(config.max_events, _MAX_EVENTS)
-    config = dataclasses.replace(config, max_events=fewer, sequences=())
-    count, names = len(config.features), config.labels
-    dense, weights = [np.zeros((0, len(config.dense)), np.float32)], []
-    labels = [np.zeros((0, len(names)))]
-    ids, rows, held = ([[np.zeros(0, np.int64)] for _ in range(count)] for _ in range(3))
-    read = 0
+    max_events = min(config.max_events, _MAX_EVENTS)
+    config = dataclasses.replace(config, max_events=max_events, sequences=())
+    num_columns = len(config.features)
+    # The first of each is empty, so that a split without rows has the right shapes, too.
+    dense = [np.zeros((0, len(config.dense)), np.float32)]
+    labels = [np.zeros((0, len(config.labels)))]
+    weights = []
+    # For each column: its ids, the row of each, and the number of ids of each row.
+    ids: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
+    rows: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
+    lengths: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
+    num_rows = 0
     for batch in make_sample(settings, config, split, alone, batches, BATCH, files):
         features, size = batch.sparse_features, len(batch.labels)
-        lengths = features.lengths().view(count, size).long()
-        ends = lengths.sum(1).cumsum(0)[:-1].tolist()
+        row_numbers = np.arange(num_rows, num_rows + size)
+        batch_lengths = features.lengths().view(num_columns, size).long().numpy()
+        ends = batch_lengths.sum(1).cumsum()[:-1]
         for j, values in enumerate(np.split(features.values().numpy(), ends)):
             ids[j].append(values)
-            rows[j].append(np.repeat(np.arange(read, read + size), lengths[j].numpy()))
-            held[j].append(lengths[j].numpy())
-        read += size
+            rows[j].append(np.repeat(row_numbers, batch_lengths[j]))
+            lengths[j].append(batch_lengths[j])
+        num_rows += size
         dense.append(batch.dense_features.numpy())
         labels.append(batch.labels.numpy())
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
     columns = []
-    for j in range(count):
-        column_ids, column_rows, lengths = map(np.concatenate, (ids[j], rows[j], held[j]))
+    for j in range(num_columns):
         is_history = j >= len(config.categorical)
-        shares = 1 / lengths[column_rows] if is_history else None
-        has_one_id = not is_history and bool((lengths == 1).all())
-        columns.append(Column(column_ids, None if has_one_id else column_rows, shares))
+        columns.append(_make_column(ids[j], rows[j], lengths[j], is_history=is_history))
     row_weights = np.concatenate(weights) if weights else None
-    labels_by_name = dict(zip(names, np.concatenate(labels).T.copy(), strict=True))
+    labels_by_name = dict(zip(config.labels, np.concatenate(labels).T.copy(), strict=True))
     return RowSample(np.concatenate(dense), columns, labels_by_name, row_weights)
+
+
+def _make_column(
+    ids: list[np.ndarray],
+    rows: list[np.ndarray],
+    lengths: list[np.ndarray],
+    *,
+    is_history: bool,
+) -> Column:
+    """Return a column of the arrays of its batches: ids, the row of each, and rows' ids."""
+    all_ids, all_rows, all_lengths = map(np.concatenate, (ids, rows, lengths))
+    if is_history:
+        return Column(all_ids, all_rows, 1 / all_lengths[all_rows])
+    if (all_lengths == 1).all():
+        return Column(all_ids, None)
+    return Column(all_ids, all_rows)
