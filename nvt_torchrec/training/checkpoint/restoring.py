@@ -189,11 +189,11 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
             error = not_read(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
-    errors = [raised for raised in gathered(group, error) if raised is not None]
+    errors = [other for other in gathered(group, error) if other is not None]
     # The checkpoint is damaged for certain only if no rank has another error.
-    for raised in errors:
-        if not isinstance(raised, BadInputError):
-            raise raised from cause
+    for other in errors:
+        if not isinstance(other, BadInputError):
+            raise other from cause
     if errors:
         raise errors[0] from cause
     return value

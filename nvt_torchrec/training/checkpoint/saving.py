@@ -242,7 +242,7 @@ def _digest_files(directory: Path, pattern: str) -> dict[str, FileEntry]:
 def _check_visible(path: Path, temporary: Path) -> None:
     """Check that rank 0 sees the files of all ranks. Raises OutputError."""
     stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8"))
-    missing = set()
+    missing: set[str] = set()
     for tensor in stored.values():
         missing.update(chunk["file"] for chunk in tensor["chunks"])
     missing -= set(os.listdir(temporary))
