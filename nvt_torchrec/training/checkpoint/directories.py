@@ -38,7 +38,7 @@ def checkpoints_in(directory: Path | str) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def finished(directory: Path | str) -> list[Path]:
+def list_whole(directory: Path | str) -> list[Path]:
     """Return the whole checkpoints in a run's directory, oldest first."""
     return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
 
@@ -60,7 +60,7 @@ def resolve(path: Path) -> Path:
     """
     if (path / MODEL_FILE).is_file():
         return path
-    checkpoints = finished(path)
+    checkpoints = list_whole(path)
     if checkpoints:
         return checkpoints[-1]
     raise BadInputError(

@@ -27,7 +27,12 @@ from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is_momentary, not_read
+from nvt_torchrec.models.checkpoint.reading import (
+    check_contents,
+    explain_errors,
+    is_momentary,
+    make_read_error,
+)
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
 from nvt_torchrec.models.config import ModelConfig
@@ -186,7 +191,7 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
         error = cause = raised
         is_final = isinstance(raised, OutputError) or type(raised) is ClickLogError
         if is_momentary(raised) and not is_final:
-            error = not_read(path, raised)
+            error = make_read_error(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
     errors = [other for other in gathered(group, error) if other is not None]
@@ -212,7 +217,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
         SchemaError: Its tensors are not those of the run.
         ClickLogError: It cannot be read now.
     """
-    with errors_of(path):
+    with explain_errors(path):
         stored = read_tensors(path)
         windows: list[Window] = []
         # What is to be done once all windows are read.

@@ -43,7 +43,7 @@ from nvt_torchrec.models.checkpoint.record import (
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
-from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, finished, remove
+from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, list_whole, remove
 from nvt_torchrec.training.launch.distributed import Group, gathered
 from nvt_torchrec.training.launch.run_state import RunState, copied
 
@@ -134,7 +134,7 @@ class Checkpoints:
             save_checkpoint(path, state, record, self._run, loss=loss)
             if group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
-                for old in finished(self.directory)[: -self._keep]:
+                for old in list_whole(self.directory)[: -self._keep]:
                     if is_checkpoint_alone(old):
                         remove(old)
                 log.info("checkpoint: %s", path)
