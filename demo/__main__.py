@@ -26,10 +26,13 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("demo")
 
+#: The file that marks a directory as the demo's own, which it may empty.
 MARKER = ".demo"
 LAST_DAY = 23
-#: Largest difference of two scores of one row; largest usual difference from the oracle's AUROC.
-TOLERANCE, GAP = 1e-5, 0.02
+#: The largest difference of two scores of one row that is right.
+TOLERANCE = 1e-5
+#: The largest usual difference of the model's AUROC from the oracle's.
+MAX_GAP = 0.02
 
 
 class StageFailedError(ClickLogError):
@@ -53,15 +56,21 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> None:
         settings = parse(Parser(prog="python -m demo", description=__doc__), argv, DemoSettings)[0]
-        _run(dataclasses.replace(settings, ranks=settings.ranks or _ranks()))
+        _run(dataclasses.replace(settings, ranks=settings.ranks or _count_ranks()))
 
     return run_command(run)
 
 
 def _run(settings: DemoSettings) -> None:
+    """Run the commands, and compare what they made.
+
+    Raises:
+        StageFailedError: A command failed, or scores differ.
+        OutputError: The directory is not the demo's own.
+    """
     from demo.summary import make_summary, print_table
 
-    output = _fresh(settings.output)
+    output = _make_directory(settings.output)
     etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
@@ -74,7 +83,9 @@ def _run(settings: DemoSettings) -> None:
         "predictions": output / "predictions.parquet",
         "summary": output / "summary.json",
     }
-    seconds = {name: _stage(name, command) for name, command in _commands(settings, paths).items()}
+    seconds: dict[str, float] = {}
+    for name, command in _list_commands(settings, paths).items():
+        seconds[name] = _run_stage(name, command)
     begin = time.perf_counter()
     summary = make_summary(paths)
     seconds["check"] = round(time.perf_counter() - begin, 1)
@@ -87,19 +98,23 @@ def _run(settings: DemoSettings) -> None:
             "the scores of raw rows are not those of training's evaluation", "this is a defect"
         )
     gap = summary["oracle_auroc_test"] - summary["auroc_test"]
-    if gap > GAP:
+    if gap > MAX_GAP:
         log.warning("the model is %.3f AUROC below the oracle; more rows bring it closer", gap)
 
 
-def _ranks() -> int:
+def _count_ranks() -> int:
     """Return 2, or 1 on a machine with one GPU: each rank needs a GPU of its own."""
     from torch import cuda
 
     return min(2, cuda.device_count() or 2)
 
 
-def _fresh(output: Path) -> Path:
-    """Return the output directory, emptied if an earlier demo made it."""
+def _make_directory(output: Path) -> Path:
+    """Return the output directory, which is emptied if an earlier demo made it.
+
+    Raises:
+        OutputError: It has files of others.
+    """
     if output.exists() and any(output.iterdir()):
         if not (output / MARKER).exists():
             raise OutputError(f"{output}: not empty, and not made by the demo", "choose another")
@@ -109,7 +124,8 @@ def _fresh(output: Path) -> Path:
     return output
 
 
-def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
+def _list_commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
+    """Return the commands of the demo by the names of their stages."""
     return {
         "synthesize": _python(
             f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
@@ -137,10 +153,11 @@ def _torchx(arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("torchx")), *shlex.split(arguments)]
 
 
-def _stage(name: str, command: list[str]) -> float:
+def _run_stage(name: str, command: list[str]) -> float:
+    """Run a command, and return the seconds that it took. Raises StageFailedError."""
     log.info("\n== %s: %s", name, shlex.join([Path(command[0]).name, *command[1:]]))
     begin = time.perf_counter()
-    # torchx starts torchrun by its name
+    # torchx starts torchrun by its name, so the directory of both must be in PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     status = subprocess.run(command, check=False, env={**os.environ, "PATH": path}).returncode
     seconds = round(time.perf_counter() - begin, 1)

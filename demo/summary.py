@@ -1,4 +1,4 @@
-"""What the demo did, in numbers, read from what its commands wrote."""
+"""Summarize the demo in numbers, which are read from the outputs of its commands."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     etl = EtlOutput(paths["etl"])
     rows = Manifest.read(etl.manifest).rows
     timings = read_json(etl.timings, "the ETL's timings")
-    planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
+    synthetic = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
     events = read_events(paths["training_log"] / METRICS_FILE)
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
     end = next(event for event in events if event["event"] == "end")
-    oracle = planted["oracle"]
+    oracle = synthetic["oracle"]
     score_diff, loss_diff = _check_scores(paths, last)
     return {
         "rows_in": rows["in"],
@@ -42,11 +42,14 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
 
 
 def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple[float, float]:
-    """Return how far scores of raw rows differ from training's, at most per row, and in log loss.
+    """Return how far scores of raw rows differ from those of training.
 
     The raw rows were scored through the saved workflow. Their scores are compared with those of the
     checkpoint's model on the ETL's parquet, and their log loss with that of the sharded model in
     the last evaluation of training.
+
+    Returns:
+        The largest difference of a row's scores, and that of the log loss of a split.
     """
     from nvt_torchrec.base.startup import prepare_torch
 
@@ -57,17 +60,20 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     scorer = Scorer.load(paths["workflow"], paths["checkpoint"])
     predictions = pq.read_table(paths["predictions"])
     scores, labels = predictions["probability"].to_numpy(), predictions["label"].to_numpy()
-    begin, score_diffs, loss_diffs = 0, [], []
+    score_diffs, loss_diffs = [], []
+    begin = 0
     for split in ("valid", "test"):
-        in_file_order = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
-        of_parquet = np.concatenate(
-            [scorer.predict(batch.dense_features, batch.sparse_features) for batch in in_file_order]
-        )
-        rows = slice(begin, begin + len(of_parquet))
-        score_diffs.append(np.abs(of_parquet - scores[rows]).max())
-        of_label = np.where(labels[rows] == 1, scores[rows], 1 - scores[rows].astype(np.float64))
-        loss_diffs.append(abs(-np.log(of_label).mean() - evaluations[split]["log_loss"]))
-        begin += len(of_parquet)
+        # With one virtual shard the loader keeps the order of the files, that of the raw rows.
+        loader = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
+        parts = [scorer.predict(batch.dense_features, batch.sparse_features) for batch in loader]
+        expected = np.concatenate(parts)
+        rows = slice(begin, begin + len(expected))
+        begin += len(expected)
+        score_diffs.append(np.abs(expected - scores[rows]).max())
+        clicked = scores[rows].astype(np.float64)
+        likelihoods = np.where(labels[rows] == 1, clicked, 1 - clicked)
+        log_loss = -np.log(likelihoods).mean()
+        loss_diffs.append(abs(log_loss - evaluations[split]["log_loss"]))
     return float(max(score_diffs)), float(max(loss_diffs))
 
 

@@ -1,4 +1,4 @@
-"""A bundle as bytes: what a pickle of a fitted estimator holds."""
+"""Pack a bundle into bytes, which a pickle of a fitted estimator holds, and unpack it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def pack_bundle(bundle: Path) -> bytes:
 
 def unpack_bundle(packed: bytes, bundle: Path) -> None:
     """Write the files of :func:`pack_bundle` into a new directory, and none outside of it."""
-    # not a tar archive: Python 3.11.3 and older cannot keep its files inside of the directory
+    # No tar archive: Python 3.11.3 and older cannot keep its files inside of the directory.
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(bundle)

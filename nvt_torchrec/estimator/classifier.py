@@ -43,7 +43,8 @@ class ClickModel(ClassifierMixin, BaseEstimator):
 
     :meth:`fit` writes a feature spec, runs the ETL, trains and makes a bundle, as the commands
     ``nvt-etl guess``, ``nvt-etl run``, ``nvt-train`` and ``nvt-infer bundle`` do, in one folder:
-    ``log.parquet``, ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and ``BUNDLE``. They go on with it.
+    ``log.parquet``, ``spec.toml``, ``OUT``, ``CKPT``, ``LOG`` and ``BUNDLE``. These commands can go
+    on with it.
 
     Args:
         spec: The feature spec: a path or name as for ``nvt-etl run --spec``, or the keys of such a
@@ -53,8 +54,9 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         valid: The share of the rows for validation, on which training stops. None: 0.1, or, where
             the rows have a time, what comes before test.
         test: The share of the rows for test, on which ``metrics_`` are measured; likewise.
-        folder: What is fitted, for other commands. It is absent, empty, or of an earlier fit, which
-            is replaced. None: a temporary folder, which is deleted with the estimator.
+        folder: The folder of the fit, with which other commands go on. It must be absent, empty, or
+            that of an earlier fit, which is replaced. None: a temporary folder, which is deleted
+            with the estimator.
         random_state: The seed of the training: an integer, None or a NumPy ``RandomState``.
         verbose: 1: show the log of the steps on stderr.
         settings: Further settings of the training, fields of ``TrainSettings``:
@@ -96,7 +98,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         self.settings = settings
 
     def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn knows of it."""
+        """Return what scikit-learn asks of an estimator: two classes, and values may be missing."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         tags.input_tags.allow_nan = True
@@ -108,8 +110,8 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         Args:
             X: A frame of pandas or Polars, an Arrow table, a dict of columns, or a matrix of
                 numbers. Missing values are None, NaN or NA.
-            y: The labels, of two values; the larger one is what is predicted. X is then features
-                alone, none of which is left out for giving the label away.
+            y: The labels, of two values; the larger one is predicted. X then consists of features
+                alone, and none of them is left out for giving the label away.
             label: Instead of y, the label's column in X. Then X is a log: columns that give the
                 label away are left out, with a warning. None: the label of the spec, or one that is
                 found.
@@ -123,25 +125,31 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             ValueError: X or y is not what scikit-learn takes.
         """
         spec = None if self.spec is None else open_spec(self.spec)
-        given = {"valid": self.valid, "test": self.test}
+        shares = {}
+        if self.valid is not None:
+            shares["valid"] = self.valid
+        if self.test is not None:
+            shares["test"] = self.test
         fit = FitSettings(
             spec=spec,
             label=label or "",
-            shares={name: share for name, share in given.items() if share is not None},
+            shares=shares,
             events=self.events,
             chosen=y is not None,
             model=self.model,
-            seed=self._seed(),
+            seed=self._choose_seed(),
             training=self.settings or {},
         )
         table = self._take_features(X, y, label)
         classes = np.array([0, 1])
         if y is not None:
             fit, table, classes = self._take_labels(y, table, fit)
-        with self._emptied_folder() as folder, _shown_log(self.verbose):
+        with self._make_folder() as folder, _show_log(self.verbose):
             spec, result = run_fit(table, folder, fit)
-        read = {column for name in spec.labels for column in spec.sources_of(name)}
-        names = [name for name in table.column_names if name not in read]
+        label_columns: set[str] = set()
+        for name in spec.labels:
+            label_columns.update(spec.sources_of(name))
+        names = [name for name in table.column_names if name not in label_columns]
         self.n_features_in_ = len(names)
         if has_columns(X):
             self.feature_names_in_ = np.array(names, dtype=object)
@@ -189,7 +197,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             shutil.copytree(FitFolder(self.folder_).bundle, directory, dirs_exist_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: its parameters, and its bundle as bytes."""
+        """Return the state of a copy: its parameters, and its bundle as bytes."""
         state = dict(super().__getstate__())
         if "predictor_" in state:
             for name in ("_delete", "folder_", "pages_"):
@@ -198,7 +206,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy, whose temporary folder has the bundle alone."""
+        """Restore a copy, whose temporary folder has the bundle alone."""
         packed = state.pop("predictor_", None)
         super().__setstate__(state)
         if packed is not None:
@@ -206,7 +214,8 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             unpack_bundle(packed, folder.bundle)
             self._open(folder, temporary=True)
 
-    def _seed(self) -> int:
+    def _choose_seed(self) -> int:
+        """Return the seed of the training that ``random_state`` stands for."""
         if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -226,10 +235,10 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         if table.num_rows < _MIN_ROWS:
             raise ValueError(f"n_samples = {table.num_rows}, a minimum of {_MIN_ROWS} is required")
         if label is not None and self.spec is None and label not in table.column_names:
-            there = table.column_names
+            names = table.column_names
             raise SchemaError(
                 f"there is no column {label} for the label",
-                f"{suggest_column(label, there, ())}X has {', '.join(there[:20])}",
+                f"{suggest_column(label, names, ())}X has {', '.join(names[:20])}",
             )
         return table
 
@@ -268,20 +277,12 @@ class ClickModel(ClassifierMixin, BaseEstimator):
         if fit.spec is not None:
             [name] = fit.spec.sources_of(fit.spec.label)
         else:
-            given = getattr(y, "name", None)
-            if given in table.column_names:
-                raise SettingsError(
-                    f"X has a column {given}, and y is named so: it would give the label away",
-                    f"leave it out of X; or give label={given!r} in the place of y",
-                )
-            name = given if isinstance(given, str) and given else _LABEL
-            while name in table.column_names:
-                name += "_"
+            name = _name_label(y, table)
             fit = dataclasses.replace(fit, label=name)
         return fit, add_label(table, name, codes.astype(np.int64), fit.spec), classes
 
     @contextlib.contextmanager
-    def _emptied_folder(self) -> Iterator[FitFolder]:
+    def _make_folder(self) -> Iterator[FitFolder]:
         """Yield the folder of a fit; a temporary one is deleted if the fit fails."""
         if self.folder is not None:
             folder = FitFolder(Path(self.folder).absolute())
@@ -296,7 +297,10 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             raise
 
     def _open(self, folder: FitFolder, *, temporary: bool) -> None:
-        """Score with the bundle of a folder from now on; delete a temporary one in the end."""
+        """Score with the bundle of a folder from now on.
+
+        A temporary folder is deleted when the estimator is, or when it is fitted again.
+        """
         from nvt_torchrec.inference.predictor import Predictor
 
         self.predictor_ = Predictor.load(folder.bundle)
@@ -309,9 +313,27 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             self._delete = weakref.finalize(self, shutil.rmtree, folder.root, ignore_errors=True)
 
 
+def _name_label(y: Any, table: pa.Table) -> str:
+    """Return the name of the column for labels that were given: y's own, or a free one.
+
+    Raises:
+        SettingsError: X has a column of y's name.
+    """
+    given = getattr(y, "name", None)
+    if given in table.column_names:
+        raise SettingsError(
+            f"X has a column {given}, and y is named so: it would give the label away",
+            f"leave it out of X; or give label={given!r} in the place of y",
+        )
+    name = given if isinstance(given, str) and given else _LABEL
+    while name in table.column_names:
+        name += "_"
+    return name
+
+
 @contextlib.contextmanager
-def _shown_log(verbose: int) -> Iterator[None]:
-    """Show the log of the steps meanwhile: where the program's log goes, or on stderr."""
+def _show_log(verbose: int) -> Iterator[None]:
+    """Show the log of the steps meanwhile: where the program's own log goes, or on stderr."""
     if not verbose:
         yield
         return

@@ -1,4 +1,4 @@
-"""The folder of a fit: what the commands write, in the places that their documentation names."""
+"""The folder of a fit: the outputs of the commands, by the names that the documentation uses."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ class FitFolder:
         own += [self.training_log, self.bundle]
         with output_errors(self.root, "choose a writable folder"):
             self.root.mkdir(parents=True, exist_ok=True)
-            # a day that was added, or a checkpoint that continues this one, took work of its own
+            # Nothing is deleted that took work of its own, such as a day that was added, or a
+            # checkpoint that continues this one.
             others = sorted(path.name for path in self.root.iterdir() if path not in own)
             if others or (self.output.root / PREVIOUS).exists():
-                what = ", ".join(others[:5]) or f"days added to {self.output.root}"
+                found = ", ".join(others[:5]) or f"days added to {self.output.root}"
                 raise OutputError(
-                    f"{self.root}: holds what no fit has written: {what}",
+                    f"{self.root}: holds what no fit has written: {found}",
                     "choose another folder, or remove it first",
                 )
             for path in own:

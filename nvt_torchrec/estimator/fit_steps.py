@@ -38,25 +38,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The rows of a row group of the log, which the ETL's threads share.
-_ROW_GROUP = 1 << 17
-#: Seeds of a split that are tried, and the most rows that are hashed for it.
-_MAX_SEEDS, _MAX_HASHED = 1000, 10_000_000
+#: The rows of a row group of the log. The ETL's threads take a row group each.
+_ROW_GROUP_ROWS = 1 << 17
+#: How many seeds of a split are tried at most.
+_MAX_SEEDS = 1000
+#: How many rows are hashed for that at most.
+_MAX_HASHED = 10_000_000
 #: The settings of the trainer that a fit sets itself.
 _OWN_SETTINGS = (
-    *("mode", "binary_path", "label", "model", "seed"),
-    *("save_checkpoint_path", "log_path"),
+    "mode",
+    "binary_path",
+    "label",
+    "model",
+    "seed",
+    "save_checkpoint_path",
+    "log_path",
 )
-#: The columns that a warning lists.
-_SHOWN = 20
-
-#: Of a label that is neither 0 nor 1.
+#: How many columns a warning lists.
+_MAX_SHOWN = 20
+#: The remedy for a label that is neither 0 nor 1.
 _LABEL_REMEDY = (
     "leave rows without a label out; say which values are 1 by y instead, such as X[{column!r}] >= "
     "4, with the column left out of X; or by a spec that has threshold or positive in [label]"
 )
 
-_prepare_torch = functools.cache(prepare_torch)  # it adds filters, which once is enough
+#: It adds filters of warnings, for which once is enough.
+_prepare_torch = functools.cache(prepare_torch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +73,12 @@ class FitSettings:
     Attributes:
         spec: A feature spec; None: it is guessed.
         label: The label's column; "": the spec's, or one that is guessed.
-        shares: The shares of valid and test that are given.
+        shares: The shares of valid and test that were given.
         events: Whether a guessed spec counts what happened before a row.
-        chosen: Whether all columns but the label are features by the caller's choice, also those
+        chosen: Whether the caller has chosen the features: all columns but the label, even those
             that give the label away.
         model: A value of ``--model``.
-        seed: Of the training.
+        seed: The seed of the training.
         training: Fields of :class:`TrainSettings`.
     """
 
@@ -109,10 +116,10 @@ class FitSettings:
 def open_spec(given: Any) -> FeatureSpec:
     """Return a spec that is given as an object, as the keys of its file, or as a path or name.
 
-    A frame has no text format, so what the spec says of that of its log is left out.
+    A frame has no text format, so the spec's keys for text are left out.
 
     Raises:
-        SettingsError: It is no spec, or its rows are split as files are named.
+        SettingsError: It is not a spec, or it splits rows by the names of files.
     """
     if isinstance(given, Mapping):
         spec = make_spec(dict(given), "the spec")
@@ -137,7 +144,8 @@ def run_fit(
             ``nvt-infer bundle`` refuse.
         ValueError: All labels are the same.
     """
-    training = TrainSettings(  # before anything takes time: it may be refused
+    # First, before anything takes time, because settings may be refused.
+    training = TrainSettings(
         binary_path=str(folder.output.splits),
         save_checkpoint_path=str(folder.checkpoint),
         log_path=str(folder.training_log),
@@ -152,13 +160,13 @@ def run_fit(
     from nvt_torchrec.training.loop.train import train
 
     with output_errors(folder.log):
-        pq.write_table(table, folder.log, row_group_size=_ROW_GROUP)
+        pq.write_table(table, folder.log, row_group_size=_ROW_GROUP_ROWS)
     if fit.spec is None:
         spec = _guess(table, folder, fit)
     else:
         spec = fit.spec
         _check_classes(read_labels(table, spec, fit.label or spec.label))
-    # the rows are in this process already: starting workers would take longer than the work
+    # In this process, which has the rows already: starting workers would take longer than the work.
     run(EtlSettings(str(folder.log), folder.output.root, spec, engine="cpu"))
     result = train(training)
     build = import_model(None if fit.model in MODELS else fit.model, folder.checkpoint)
@@ -167,7 +175,13 @@ def run_fit(
 
 
 def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
-    """Write a first spec for the log, and return it."""
+    """Write a first spec for the log, and return it.
+
+    Raises:
+        SettingsError: Several columns could be the label, or none.
+        InvalidRowError: A label is neither 0 nor 1.
+        ValueError: All labels are the same.
+    """
     guess = functools.partial(
         guess_spec,
         str(folder.log),
@@ -192,16 +206,18 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     write_text(folder.spec, made.text)
     log.info("wrote %s\n%s", folder.spec, made.says)
     if made.unread:
-        listed = [f"{name}: {why}" for name, why in made.unread.items()][:_SHOWN]
-        more = f"\n  and {len(made.unread) - _SHOWN} more" if len(made.unread) > _SHOWN else ""
-        log.warning("warning: columns are not read:\n  %s%s", "\n  ".join(listed), more)
+        lines = [f"{name}: {reason}" for name, reason in made.unread.items()]
+        if len(lines) > _MAX_SHOWN:
+            lines[_MAX_SHOWN:] = [f"and {len(lines) - _MAX_SHOWN} more"]
+        log.warning("warning: columns are not read:\n  %s", "\n  ".join(lines))
     return spec
 
 
 def _drop_choice(spec: FeatureSpec) -> FeatureSpec:
     """Return a guessed spec without rules for the label that its user has to choose.
 
-    Two texts say which of them is 1. From which rating on, or which of several texts, they do not.
+    Of two texts, it is plain which one is 1. From which rating on a label is 1, or for which of
+    several texts, is the user's choice.
     """
     rules = []
     for rule in spec.label_rules:
@@ -214,7 +230,7 @@ def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
     """Return the values of a label by the rule of a spec, int64 [rows].
 
     Raises:
-        InvalidRowError: One is neither 0 nor 1, or missing.
+        InvalidRowError: A value is neither 0 nor 1, or is missing.
         SchemaError: There is no such column.
     """
     try:
@@ -226,6 +242,7 @@ def read_labels(table: pa.Table, spec: FeatureSpec, label: str) -> np.ndarray:
 
 
 def _check_classes(labels: np.ndarray) -> None:
+    """Check that there are rows of both labels. Raises ValueError."""
     if len(np.unique(labels)) < 2:
         raise ValueError(
             f"the labels are all of one class, {labels[0]}: a model learns from rows of both"
@@ -235,28 +252,29 @@ def _check_classes(labels: np.ndarray) -> None:
 def choose_seed(labels: np.ndarray, split: Split) -> int:
     """Return the first seed of a split by share with which each split has rows of both labels.
 
-    Of a few rows, chance may leave valid or test without a click, or without rows.
+    With few rows, chance may leave valid or test without a click, or without any row.
 
     Args:
         labels: 0 and 1, int64 [rows].
         split: The shares.
 
     Returns:
-        The seed: 0 if there are enough rows; where none is good, the one that lacks the least.
+        The seed. If no seed gives each split rows of both labels, it is the one with the most
+        splits that have rows, and among these with the most labels in splits.
     """
     cuts = cuts_of_hash(split.valid, split.test)
     rows = np.arange(len(labels))
-    best, maximum = 0, -1
+    best_seed, best_score = 0, (-1, -1)
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):
-        # as the ETL divides the rows of its only file
+        # As the ETL divides the rows of its only file, number 0.
         chosen = RowRule("share", cuts, seed).choose(hashes(rows, seed, 0)).astype(np.int64)
-        counts = np.bincount(2 * chosen + labels, minlength=6).reshape(3, 2)
-        found = 10 * int(counts.any(1).sum()) + int(np.count_nonzero(counts))
+        counts = np.bincount(2 * chosen + labels, minlength=6).reshape(3, 2)  # [splits, labels]
         if counts.all():
             return seed
-        if found > maximum:
-            best, maximum = seed, found
-    return best
+        score = int(counts.any(1).sum()), int(np.count_nonzero(counts))
+        if score > best_score:
+            best_seed, best_score = seed, score
+    return best_seed
 
 
 def add_label(table: pa.Table, name: str, labels: np.ndarray, spec: FeatureSpec | None) -> pa.Table:
@@ -266,7 +284,7 @@ def add_label(table: pa.Table, name: str, labels: np.ndarray, spec: FeatureSpec 
         table: The features.
         name: The label's column.
         labels: int64 [rows].
-        spec: The spec that reads it, if one was given.
+        spec: The spec that reads the column, if one was given.
 
     Raises:
         SettingsError: The spec makes labels of other values.

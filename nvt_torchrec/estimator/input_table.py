@@ -1,4 +1,4 @@
-"""What an estimator is given → an Arrow table, the same for training and for scoring."""
+"""Convert the rows that an estimator is given to an Arrow table, alike for training and scoring."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from nvt_torchrec.base.errors import SchemaError
 
 
 def has_columns(rows: Any) -> bool:
-    """Return whether rows have named columns; others are a matrix of numbers.
+    """Return whether rows have named columns; if not, they are a matrix of numbers.
 
-    So is a frame of pandas whose columns are numbered.
+    A frame of pandas whose columns are numbered is a matrix as well.
     """
     if hasattr(rows, "iloc"):
         return all(isinstance(name, str) for name in getattr(rows, "columns", [0]))
-    if issparse(rows):  # one kind of them is a dict
+    if issparse(rows):  # one kind of sparse matrices is a Mapping
         return False
-    known = isinstance(rows, pa.Table | pa.RecordBatch | Mapping)
-    return known or hasattr(rows, "__arrow_c_stream__") or type(rows).__name__ == "LazyFrame"
+    if isinstance(rows, pa.Table | pa.RecordBatch | Mapping):
+        return True
+    return hasattr(rows, "__arrow_c_stream__") or type(rows).__name__ == "LazyFrame"
 
 
 def make_table(columns: Any) -> pa.Table:
@@ -44,8 +45,7 @@ def make_table(columns: Any) -> pa.Table:
             table = pa.Table.from_batches([columns])
         else:
             table = pa.table(columns)
-    # Arrow's errors derive from these two
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:  # Arrow's errors derive from these two
         reason = " ".join(map(str, error.args))
         raise SchemaError(
             f"the frame cannot be converted to Arrow: {reason}",

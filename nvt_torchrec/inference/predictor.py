@@ -22,7 +22,7 @@ from nvt_torchrec.inference.encoder import Encoder, check_same_digest
 from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
+from nvt_torchrec.inference.model.weights import check_device, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import digest_of
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled
@@ -97,7 +97,7 @@ class Predictor:
         """
         if tables is not None and tables not in KINDS:
             raise SettingsError(f"tables {tables!r}", f"one of {', '.join(KINDS)}")
-        device = usable(device)
+        device = check_device(device)
         if checkpoint is None:
             if not is_bundle(path) and (Path(path) / "metadata.json").is_file():
                 raise BadInputError(

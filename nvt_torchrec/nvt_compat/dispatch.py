@@ -41,7 +41,8 @@ def _hash_series(ser: Any) -> np.ndarray:
     from merlin.core import dispatch
 
     if not isinstance(ser, pd.Series):
-        return _whole(ser.list.leaves if dispatch.is_list_dtype(ser) else ser).hash_values()
+        values = ser.list.leaves if dispatch.is_list_dtype(ser) else ser
+        return _to_whole(values).hash_values()
     if dispatch.is_list_dtype(ser):
         ser = dispatch.flatten_list_column_values(ser)
     if pd.api.types.is_numeric_dtype(ser):
@@ -59,8 +60,12 @@ def _hash_series(ser: Any) -> np.ndarray:
     return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
 
 
-def _whole(ser: Any) -> Any:
-    """Numbers of a cuDF series as int64; strings as they are."""
+def _to_whole(ser: Any) -> Any:
+    """Return the numbers of a cuDF series as int64, and strings as they are.
+
+    Raises:
+        TypeError: A number has a fraction.
+    """
     if ser.dtype.kind not in "iuf":
         return ser
     if ser.dtype.kind == "f":

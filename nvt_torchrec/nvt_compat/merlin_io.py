@@ -17,7 +17,7 @@ def _ensure_optimize_dataframe_graph(ddf: Any = None, dsk: Any = None, keys: Any
 
 
 def _parquet_to_ddf(self: Any, columns: Any = None, cpu: bool | None = None) -> Any:
-    """``ParquetDatasetEngine.to_ddf``.
+    """Read parquet files, in place of ``ParquetDatasetEngine.to_ddf``.
 
     Dask no longer reports what it read through ``metadata_collector``. The plan of the read
     expression contains the same parts and statistics.

@@ -84,6 +84,7 @@ def _like_cudf_vocabulary(column: Any, vocabulary: Any) -> Any:
 
 
 def _patch_encode(categorify: Any) -> None:
+    """Patch how Categorify finds the ids of values; a comment says why, for each edit."""
     categorify.key_like_vocabulary = key_like_vocabulary
     edit(
         categorify._encode,
@@ -206,25 +207,28 @@ def _checked(function: Callable, check: Callable) -> Callable:
 
 
 def _warn_of_nan(col_selector: Any, df: Any) -> None:
+    """Warn of values whose logarithm LogOp cannot compute."""
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
     for name in col_selector.names:
         column = df[name]
         if is_list_dtype(column):
             column = flatten_list_column_values(column)
-        # rounded as LogOp does it
+        # Rounded as LogOp rounds.
         column = column.astype("float32")
-        if wrong := int((column <= -1).sum()):
+        num_wrong = int((column <= -1).sum())
+        if num_wrong:
             warnings.warn(
-                f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (smallest "
-                f"{float(column.min()):g}), so log(1 + x) is -inf or NaN. Put Clip(min_value=0) "
-                "before LogOp, or correct the values",
+                f"LogOp: column {name}: {num_wrong} of {len(column)} values are -1 or less "
+                f"(smallest {float(column.min()):g}), so log(1 + x) is -inf or NaN. Put "
+                "Clip(min_value=0) before LogOp, or correct the values",
                 UserWarning,
                 stacklevel=3,
             )
 
 
 def _refuse_infinity(dask_stats: Any) -> None:
+    """Refuse means that are not finite. Raises SchemaError."""
     for name, count, mean in zip(
         dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
     ):
@@ -258,6 +262,7 @@ def _chunkwise_moments(df: Any) -> pd.DataFrame:
 
 
 def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
+    """Merge what :func:`_chunkwise_moments` returned of chunks, in their order."""
     merged = inputs[0]
     for other in inputs[1:]:
         count = merged["count"] + other["count"]
@@ -265,13 +270,14 @@ def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
         delta = other["origin"] - merged["origin"] + (other["offset"] - merged["offset"])
         m2 = merged["m2"] + other["m2"] + delta**2 * merged["count"] * share
         frame = merged.assign(count=count, offset=merged["offset"] + delta * share, m2=m2)
-        # where one of the two has no rows, the other is the result
+        # Where one of the two has no rows, the other is the result.
         frame = frame.where(other["count"] > 0, merged)
         merged = frame.where(merged["count"] > 0, other)
     return merged
 
 
 def _finalize_moments(inp: pd.DataFrame, ddof: int = 1) -> pd.DataFrame:
+    """Return count, mean, variance and standard deviation by column."""
     degrees = inp["count"] - ddof
     variance = (inp["m2"] / degrees).where(degrees > 0, np.nan)
     mean = (inp["origin"] + inp["offset"]).where(inp["count"] > 0, np.nan)
@@ -292,9 +298,6 @@ def apply() -> None:
     replace(ops.LogOp, "transform", log_op, expect="self.output_dtype) + 1")
     finalize = _checked(ops.Normalize.fit_finalize, _refuse_infinity)
     replace(ops.Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')
-    for name, function, expect in (
-        ("_chunkwise_moments", _chunkwise_moments, "squaredsum"),
-        ("_tree_node_moments", _tree_node_moments, "squaredsum"),
-        ("_finalize_moments", _finalize_moments, "x2 - x**2 / n"),
-    ):
-        replace(moments, name, function, expect=expect)
+    replace(moments, "_chunkwise_moments", _chunkwise_moments, expect="squaredsum")
+    replace(moments, "_tree_node_moments", _tree_node_moments, expect="squaredsum")
+    replace(moments, "_finalize_moments", _finalize_moments, expect="x2 - x**2 / n")

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.models.checkpoint.reading import read_model
 from nvt_torchrec.models.checkpoint.record import FORMAT, CheckpointRecord
-from nvt_torchrec.models.checkpoint.tensor_files import Chunk, StoredTensor, check_places
+from nvt_torchrec.models.checkpoint.tensor_files import Chunk, StoredTensor, check_locations
 from nvt_torchrec.models.head import build_head
 from tests.mutations import flip_bit
 from tests.training.generations import DIGESTS, write_workflow
@@ -223,10 +223,10 @@ def test_chunks_do_not_share_bytes(tmp_path: Path, begin: int, good: bool) -> No
         for name, at in (("a", 0), ("b", begin))
     }
     if good:
-        check_places(tmp_path, tensors)
+        check_locations(tmp_path, tensors)
         return
     with pytest.raises(BadInputError, match="two chunks share the bytes"):
-        check_places(tmp_path, tensors)
+        check_locations(tmp_path, tensors)
 
 
 def read_record(path: Path) -> dict:

@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.checkpoint.directories import finished
+from nvt_torchrec.training.checkpoint.directories import list_whole
 from tests.training.continuing import PLACEMENTS, flags, save_start_here, train_checkpoints
 from tests.training.generations import DIGESTS, write_output, write_workflow
 from tests.training.runs import assert_same, events, train_here, train_until_pulled, written_to
@@ -35,7 +35,7 @@ def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypa
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_here(*continued(outputs[2], gone, whole))
     train_until_pulled(monkeypatch, 2, *continued(outputs[2], gone, broken))
-    assert not finished(broken / "steps"), "without a checkpoint yet"
+    assert not list_whole(broken / "steps"), "without a checkpoint yet"
     train_until_pulled(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
     shutil.rmtree(gone)
     train_here(*continued(outputs[2], gone, broken, "--resume"))

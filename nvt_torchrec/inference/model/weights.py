@@ -63,7 +63,7 @@ class Origin:
     versions: dict[str, str]
 
 
-def usable(device: torch.device | str) -> torch.device:
+def check_device(device: torch.device | str) -> torch.device:
     """Return the device. Raises SettingsError if it cannot be used."""
     try:
         chosen = torch.device(device)

@@ -60,7 +60,7 @@ def check_contents(
         BadInputError: A file is not the one that was written.
         ClickLogError: A file cannot be read now.
     """
-    with errors_of(path):
+    with explain_errors(path):
         for name in sorted(files)[rank::world_size]:
             difference = files[name].difference(path / name)
             if difference:
@@ -68,7 +68,7 @@ def check_contents(
 
 
 @contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Name the checkpoint in errors, and tell damage from errors that may be gone the next time.
 
     Raises:
@@ -79,7 +79,7 @@ def errors_of(path: Path) -> Iterator[None]:
         yield
     except _READ_ERRORS as error:
         if is_momentary(error):
-            raise not_read(path, error) from error
+            raise make_read_error(path, error) from error
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {first_line(error)}", AGAIN
         ) from error
@@ -101,7 +101,7 @@ def is_momentary(error: BaseException | None) -> bool:
     return False
 
 
-def not_read(path: Path, error: BaseException) -> ClickLogError:
+def make_read_error(path: Path, error: BaseException) -> ClickLogError:
     """Make the error to raise instead of one that :func:`is_momentary`."""
     return ClickLogError(
         f"{path}: cannot be read now: {first_line(error)}",
@@ -149,14 +149,14 @@ def read_model(
         # On the meta device first: no memory is taken for tensors that the files do not hold.
         wanted = _name_weights(*_allocate(config, "meta", build), config)
     check_contents(path, record.files)
-    with errors_of(path):
+    with explain_errors(path):
         tensors = read_tensors(path)
         _check_tensors(path, wanted, tensors)
-    # Not within `errors_of`: too little memory on the device is no damage of the files.
+    # Not within `explain_errors`: too little memory on the device is no damage of the files.
     with _errors_of_model(path):
         rows, head = _allocate(config, device, build)
     weights = _name_weights(rows, head, config)
-    with errors_of(path):
+    with explain_errors(path):
         windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
         read_windows(path, tensors, windows)
     diverged = not_finite(weights)

@@ -124,7 +124,7 @@ def write_tensors(directory: Path, metadata: Metadata) -> None:
 
 
 def read_tensors(directory: Path) -> Tensors:
-    """Return the tensors of a checkpoint by name, once :func:`check_places` has checked them.
+    """Return the tensors of a checkpoint by name, once :func:`check_locations` has checked them.
 
     Raises:
         BadInputError: The checkpoint is damaged, or holds other things than tensors.
@@ -132,11 +132,11 @@ def read_tensors(directory: Path) -> Tensors:
     file = directory / TENSORS_FILE
     value = read_json(file, "a checkpoint's tensors", AGAIN)
     tensors = parse(dict[str, StoredTensor], value, file, AGAIN)
-    check_places(directory, tensors)
+    check_locations(directory, tensors)
     return tensors
 
 
-def check_places(directory: Path, tensors: Tensors) -> None:
+def check_locations(directory: Path, tensors: Tensors) -> None:
     """Check that each chunk has bytes of its own.
 
     So the tensors together are no larger than the files, whatever ``tensors.json`` says.

@@ -15,6 +15,6 @@
           └─ saving.save_checkpoint     state → files, whole or absent
 
 The *state* is the tensors of a :class:`training.launch.run_state.RunState`; the *record* is what
-``model.json`` says (:mod:`models.checkpoint.record`). What serving reads, too, is in
+``model.json`` says (:mod:`models.checkpoint.record`). The parts that serving reads as well are in
 :mod:`models.checkpoint`.
 """

@@ -1,8 +1,8 @@
 """The checkpoint of an earlier generation that a run continues from, ``--continue_from``.
 
-Its data were made by the workflow of the run's data or by one of the generations before it. The
-run's own checkpoints record it, so that a restarted run goes on with the same days even if it is
-gone by then.
+The data of that checkpoint were made by the workflow of the run's data, or by one of the
+generations before it. The run's own checkpoints record it, so that a restarted run goes on with the
+same days even if the checkpoint is gone by then.
 """
 
 from __future__ import annotations
@@ -51,12 +51,23 @@ from nvt_torchrec.training.settings.train_settings import (
 
 log = logging.getLogger(__name__)
 
-#: Settings that do not tell one run from another, and those that a run chooses if they are None.
+#: Settings in which two runs may differ and still be the same run.
 _ANY_VALUE = ("size", "resume", "keep", "log_path", "json")
+#: Settings that a run chooses by itself if they are None.
 _CHOSEN = (
-    *(*MODEL_SIZES, *TABLE_SIZES, *RATES, "optimizer", "eps", "batch_size", "test_batch_size"),
-    *("shuffle_training_set", "model_settings", "epochs", "early_stopping"),
-    *("sharding", "embedding_l2"),
+    *MODEL_SIZES,
+    *TABLE_SIZES,
+    *RATES,
+    "optimizer",
+    "eps",
+    "batch_size",
+    "test_batch_size",
+    "shuffle_training_set",
+    "model_settings",
+    "epochs",
+    "early_stopping",
+    "sharding",
+    "embedding_l2",
 )
 
 
@@ -100,25 +111,32 @@ def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
 
 
 def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
+    """Return the checkpoint that a run continues from; see :func:`agree_on_ancestor`.
+
+    Args:
+        settings: The settings of the run.
+        checkpoints: The run's own checkpoints, oldest first.
+    """
     given = Path(settings.continue_from) if settings.continue_from else None
     newest = newest_record(checkpoints)
     if newest is None:
         return _describe(resolve(given)) if given else None
     path, record = newest
-    before = ancestor_of(path, record.training)
-    if given and (before is None or not _may_be(given.absolute(), before)):
-        began = f"continued from {before.checkpoint}" if before else "began from scratch"
-        raise SettingsError(
-            f"{path.parent}: holds a run that {began}, not from {given}",
-            "give each run a --checkpoint_dir of its own, or leave --continue_from out",
-        )
-    return before
+    recorded = ancestor_of(path, record.training)
+    if given is None or (recorded and _may_be(given.absolute(), recorded)):
+        return recorded
+    began = f"continued from {recorded.checkpoint}" if recorded else "began from scratch"
+    raise SettingsError(
+        f"{path.parent}: holds a run that {began}, not from {given}",
+        "give each run a --checkpoint_dir of its own, or leave --continue_from out",
+    )
 
 
 def _may_be(given: Path, before: Ancestor) -> bool:
-    """Return whether a path names the checkpoint of a record, if it still names one."""
+    """Return whether a path names a recorded checkpoint; True if there is none any more."""
     recorded = Path(before.checkpoint)
-    try:  # of a directory of checkpoints, which may have newer ones by now, the recorded one
+    try:
+        # A directory of checkpoints may have newer ones by now: the recorded one is compared.
         now = _describe(recorded if given == recorded.parent else resolve(given))
     except BadInputError:
         return True
@@ -138,22 +156,24 @@ def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
 def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
     """Return the training record of ``--save_checkpoint_path`` if the same run has written it.
 
-    None if there is no checkpoint, or one of other data or settings.
+    None if there is no checkpoint, or one of other data or other settings.
     """
     path = Path(settings.save_checkpoint_path or "")
     if settings.mode != "train" or not (path / MODEL_FILE).is_file():
         return None
     training = CheckpointRecord.read(path).training
-    then = training["settings"]
-    now = {
-        name: then.get(name) if value is None and name in _CHOSEN else value
-        for name, value in json.loads(json.dumps(settings.to_dict())).items()
-        if name not in _ANY_VALUE
-    }
     before = ancestor_of(path, training)
-    retrained = before and not _may_be(Path(now["continue_from"] or "").absolute(), before)
-    if differences(then, now) or retrained:
+    then = training["settings"]
+    now: dict[str, Any] = {}
+    # Through JSON and back, as the settings in the record: tuples become lists.
+    for name, value in json.loads(json.dumps(settings.to_dict())).items():
+        if name in _ANY_VALUE:
+            continue
+        now[name] = then.get(name) if value is None and name in _CHOSEN else value
+    if differences(then, now):
         return None
+    if before and not _may_be(Path(now["continue_from"] or "").absolute(), before):
+        return None  # the checkpoint that it continues from was trained again
     with contextlib.suppress(SchemaError):
         merge_origins(path, training, data_origin(settings))
         return training
@@ -161,16 +181,23 @@ def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
 
 
 def remove_older(path: Path, keep: int) -> None:
-    """Keep the ``keep`` newest of a checkpoint and those beside it that it continues, in a row.
+    """Remove the checkpoints that a checkpoint continues from, except the newest.
 
-    Nothing is removed but checkpoints with the digest that the next one records.
+    Only checkpoints beside it are removed whose digest is the one that the next of them records.
+
+    Args:
+        path: The checkpoint.
+        keep: How many are kept, with the checkpoint itself.
     """
     chain = [path.absolute()]
-    with contextlib.suppress(ClickLogError):  # one that is damaged ends the row
-        while before := ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training):
+    with contextlib.suppress(ClickLogError):  # a damaged checkpoint ends the chain
+        while True:
+            before = ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training)
+            if before is None:
+                break
             older = Path(before.checkpoint)
-            same = older.parent == chain[0].parent and digest_of(older) == before.digest
-            if not (same and is_checkpoint_alone(older)):
+            is_beside = older.parent == chain[0].parent
+            if not is_beside or digest_of(older) != before.digest or not is_checkpoint_alone(older):
                 break
             chain.append(older)
     for older in chain[keep:]:
@@ -188,11 +215,15 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
 
 
 def _describe(path: Path) -> Ancestor:
+    """Return what a run records of a checkpoint. Raises BadInputError, SchemaError."""
     training = CheckpointRecord.read(path).training
-    names = [field.name for field in dataclasses.fields(Ancestor) if field.name in training]
-    value = {name: training[name] for name in names}
-    value |= {"checkpoint": str(path.absolute()), "digest": digest_of(path)}
-    return parse(Ancestor, value, path / MODEL_FILE, AGAIN)
+    content: dict[str, Any] = {}
+    for field in dataclasses.fields(Ancestor):
+        if field.name in training:
+            content[field.name] = training[field.name]
+    content["checkpoint"] = str(path.absolute())
+    content["digest"] = digest_of(path)
+    return parse(Ancestor, content, path / MODEL_FILE, AGAIN)
 
 
 def read_growth(
@@ -213,12 +244,12 @@ def read_growth(
     path = Path(ancestor.checkpoint)
     record = CheckpointRecord.read(path)
     then = ModelConfig.from_dict(record.model)
+    # Tables may have grown: all else of the model must be the same.
     now = config
     if then.categorical == config.categorical:
         now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
     check_model(f"--continue_from {path}", then, now)
-    before = record.training["settings"]
-    optimizer = table_optimizer(before)
+    optimizer = table_optimizer(record.training["settings"])
     if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
@@ -250,7 +281,7 @@ def load_ancestor(ancestor: Ancestor, settings: TrainSettings, run: RunState) ->
     Args:
         ancestor: The checkpoint.
         settings: The settings of the run.
-        run: What is loaded into, before the first step.
+        run: The run, before its first step.
 
     Returns:
         The number of rows of all tables that are new.

@@ -1,4 +1,4 @@
-"""The directories that runs write checkpoints to: which there are, and one run at a time.
+"""The directories of checkpoints: list them, rename and remove them, and lock out other runs.
 
 A run's ``--checkpoint_dir`` holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
 :mod:`training.checkpoint.saving`, and ``latest``, the name of the newest. A run that resumes from
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 LATEST_FILE = "latest"
 _STEP_NAME = re.compile(r"step_(\d{8,})")
-#: Seconds that a restarted job waits for a lock of its last start: a file server frees the locks of
-#: a machine that is gone when their lease ends, NFS after 90 s.
+#: Seconds that a restarted job waits for a lock of its last start. A file server frees the locks of
+#: a machine that is gone when their lease ends: NFS after 90 s.
 _LEASE_SECONDS = 120.0
 
 
@@ -38,7 +38,7 @@ def checkpoints_in(directory: Path | str) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def finished(directory: Path | str) -> list[Path]:
+def list_whole(directory: Path | str) -> list[Path]:
     """Return the whole checkpoints in a run's directory, oldest first."""
     return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
 
@@ -46,7 +46,8 @@ def finished(directory: Path | str) -> list[Path]:
 def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
     """Return the newest of a run's checkpoints that can be read, and its record."""
     for path in reversed(checkpoints):
-        with contextlib.suppress(ClickLogError):  # the run passes it over, or ends with this error
+        # One that cannot be read is passed over here; reading the state reports it.
+        with contextlib.suppress(ClickLogError):
             return path, CheckpointRecord.read(path)
     return None
 
@@ -59,7 +60,8 @@ def resolve(path: Path) -> Path:
     """
     if (path / MODEL_FILE).is_file():
         return path
-    if checkpoints := finished(path):
+    checkpoints = list_whole(path)
+    if checkpoints:
         return checkpoints[-1]
     raise BadInputError(
         f"--continue_from {path}: no checkpoint",
@@ -78,11 +80,16 @@ def set_aside(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
-    shutil.rmtree(_rename(path, f".{path.name}.old{TEMPORARY}"), ignore_errors=True)
+    """Remove a checkpoint. Raises OutputError.
+
+    It is renamed first, so that a run that is killed meanwhile leaves no part of it by its name.
+    """
+    renamed = _rename(path, f".{path.name}.old{TEMPORARY}")
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _rename(path: Path, name: str) -> Path:
+    """Rename a checkpoint, in place of what has the name. Raises OutputError."""
     shutil.rmtree(path.with_name(name), ignore_errors=True)
     try:
         return path.rename(path.with_name(name))
@@ -107,7 +114,7 @@ def lock_files(settings: TrainSettings) -> dict[Path, Path]:
 def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
     """Hold locks, which only one run can hold at a time (collective).
 
-    Rank 0 holds them by flock, so they end with its process however that ends; a file that a
+    Rank 0 holds them by flock, so they end with its process however that ends. A file that a
     killed run left behind locks nothing.
 
     Args:
@@ -115,7 +122,7 @@ def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
         group: This rank.
 
     Raises:
-        OutputError: Another run holds one, or it cannot be made (on all ranks).
+        OutputError: Another run holds one, or its file cannot be made (on all ranks).
     """
     seconds = _LEASE_SECONDS if locks and was_restarted(group) else 0.0
     with contextlib.ExitStack() as stack:
@@ -125,6 +132,17 @@ def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
 
 
 def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
+    """Lock a directory until a stack is closed.
+
+    Args:
+        directory: The directory.
+        path: The lock file.
+        stack: Its end unlocks the directory and removes the file.
+        deadline: Until when a lock of another process is waited for, in monotonic seconds.
+
+    Raises:
+        OutputError: Another run holds the lock, or the file cannot be made.
+    """
     with output_errors(path, "choose a writable place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -134,9 +152,9 @@ def _claim(directory: Path, path: Path, stack: contextlib.ExitStack, deadline: f
             break
         except OutputError:
             if time.monotonic() > deadline:
+                holder = path.read_text(encoding="utf-8") or "unknown"
                 raise OutputError(
-                    f"{directory}: another run is writing checkpoints here: "
-                    f"{path.read_text(encoding='utf-8') or 'unknown'}",
+                    f"{directory}: another run is writing checkpoints here: {holder}",
                     "wait for it or end it, or choose another directory",
                 ) from None
             time.sleep(1)

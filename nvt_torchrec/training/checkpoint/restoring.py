@@ -1,8 +1,8 @@
 """Read the state of a run back from a checkpoint of any world size and sharding plan.
 
-The tables may have grown since. An id keeps its value from one generation of a workflow to the
-next, so its row stays. A value that has got an id since was encoded as out of vocabulary before:
-its row starts as a copy of that row, so that the model predicts for it what it predicted before.
+The tables may have grown since. A value keeps its id from one generation of a workflow to the next,
+so its row stays. A value that has got an id since was encoded as out of vocabulary before. Its row
+starts as a copy of that row, so that the model predicts for it what it predicted before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.models.checkpoint.reading import check_contents, errors_of, is_momentary, not_read
+from nvt_torchrec.models.checkpoint.reading import (
+    check_contents,
+    explain_errors,
+    is_momentary,
+    make_read_error,
+)
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
 from nvt_torchrec.models.config import ModelConfig
@@ -36,7 +41,7 @@ from nvt_torchrec.training.launch.run_state import RunState, copied
 
 T = TypeVar("T")
 
-#: The rows that are copied at a time from the rows of out of vocabulary.
+#: How many rows are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
 
 
@@ -47,9 +52,10 @@ class GrownTable:
     Attributes:
         rows_then: The rows of the checkpoint's table.
         rows: The rows of the table.
-        kept: The first so many rows of the checkpoint's table stay; those behind start anew.
-        origins: For each row from ``kept`` on that a value has, the row of the checkpoint's table
-            that it starts as: int64. Later rows start as the first row of out of vocabulary.
+        kept: How many of the first rows of the checkpoint's table stay. Rows after them start anew.
+        origins: Int64, for each row from ``kept`` on that belongs to a value, the row of the
+            checkpoint's table that it starts as. Later rows start as the first row of out of
+            vocabulary.
         oov_ids: The number of rows of out of vocabulary.
     """
 
@@ -60,7 +66,11 @@ class GrownTable:
     oov_ids: int = 1
 
     def anew(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of the rows [begin, end) start anew, and as which row of the checkpoint."""
+        """Return which of the rows [begin, end) start anew, and as which rows of the checkpoint.
+
+        Returns:
+            Two arrays int64 of the same length.
+        """
         rows = np.arange(max(begin, self.kept), max(end, self.kept))
         padded = np.append(self.origins, FIRST_OOV_ID)
         return rows, padded[np.minimum(rows - self.kept, len(self.origins))]
@@ -78,7 +88,7 @@ def grow_tables(
         workflow: The workflow of the run's data, of a later generation or the same one.
 
     Raises:
-        SettingsError: Ids share rows, and would share others.
+        SettingsError: Ids share rows, and would share other rows than before.
         SchemaError: The columns are not those of the workflow.
         BadInputError: A file of the workflow is damaged.
     """
@@ -94,22 +104,22 @@ def grow_tables(
             )
         column = columns[name]
         vocabulary = column.vocabulary_name
-        values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
-        kept, needed = (column.reserved_ids + count for count in values)
+        kept = column.reserved_ids + generation.values[vocabulary]
+        needed = column.reserved_ids + workflow.lineage[-1].values[vocabulary]
         if now.hash_indices:
             if rows != rows_then and (rows_then < kept or rows < kept):
-                raise _other_sharing(name, kept, rows_then, rows)
+                raise _make_sharing_error(name, kept, rows_then, rows)
             kept, needed = min(kept, rows), min(needed, rows)
         origins = workflow.oov_ids(column, np.arange(kept, needed))
         tables[table] = GrownTable(rows_then, rows, kept, origins, column.oov_ids)
     return tables
 
 
-def _other_sharing(name: str, ids: int, rows_then: int, rows: int) -> SettingsError:
-    """The error for ids that --hash_indices would map to other rows than in the checkpoint."""
+def _make_sharing_error(name: str, ids: int, rows_then: int, rows: int) -> SettingsError:
+    """Return the error for ids that --hash_indices would map to other rows than before."""
     return SettingsError(
-        f"--continue_from: column {name} had {ids} ids, which shared {rows_then} rows; in {rows} "
-        "rows they would be at others",
+        f"--continue_from: column {name} had {ids} ids, which shared {rows_then} rows; in a table "
+        f"of {rows} rows they would have other ones",
         "give the sizes of the checkpoint (--max_table_size, --num_embeddings_per_feature), or "
         "train from scratch without --continue_from",
     )
@@ -120,12 +130,12 @@ def load_state(
 ) -> dict[str, Any] | None:
     """Load weights and optimizer state, also from another world size and plan (collective).
 
-    Random number generators follow if nothing else changes: tables or the world size.
+    Random number generators are loaded as well if tables and the world size are the same.
 
     Args:
         path: The checkpoint.
-        run: What is loaded into; as it is initialized, if tables have grown.
-        tables: How each table follows from that of the checkpoint; None: it is the same.
+        run: The run. If tables have grown, it must be as it was initialized.
+        tables: How each table follows from that of the checkpoint; None if all are the same.
 
     Returns:
         Weights and optimizer state of the run's best evaluation, if it is to be resumed and has
@@ -146,12 +156,12 @@ def load_state(
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
     call_on_all_ranks(group, path, _read_state, path, state, tables or {})
-    diverged = next(filter(None, gathered(group, not_finite(state))), None)
-    if diverged:
-        raise BadInputError(
-            f"{path}: {diverged} holds values that are not finite: training had diverged",
-            "use an earlier one",
-        )
+    for diverged in gathered(group, not_finite(state)):
+        if diverged:
+            raise BadInputError(
+                f"{path}: {diverged} holds values that are not finite: training had diverged",
+                "use an earlier one",
+            )
     call_on_all_ranks(group, path, run.load, state)
     return best
 
@@ -169,8 +179,8 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
         What the function returned on this rank.
 
     Raises:
-        ClickLogError: The function's error. One that says nothing against the checkpoint is no
-            BadInputError, so that no other checkpoint is taken in its place.
+        ClickLogError: The function's error. An error that says nothing against the checkpoint does
+            not become a BadInputError, so that no other checkpoint is taken in its place.
         RuntimeError: Any other error of the function.
     """
     value: Any = None
@@ -181,12 +191,16 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
         error = cause = raised
         is_final = isinstance(raised, OutputError) or type(raised) is ClickLogError
         if is_momentary(raised) and not is_final:
-            error = not_read(path, raised)
+            error = make_read_error(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
-    errors = list(filter(None, gathered(group, error)))
-    if errors:  # damage is certain only if no rank has another error
-        raise min(errors, key=lambda error: isinstance(error, BadInputError)) from cause
+    errors = [other for other in gathered(group, error) if other is not None]
+    # The checkpoint is damaged for certain only if no rank has another error.
+    for other in errors:
+        if not isinstance(other, BadInputError):
+            raise other from cause
+    if errors:
+        raise errors[0] from cause
     return value
 
 
@@ -195,7 +209,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
 
     Args:
         path: The checkpoint.
-        state: Weights and optimizer state, as the run begins with them where tables have grown.
+        state: Weights and optimizer state; of tables that have grown, as they were initialized.
         tables: How tables that have grown follow from those of the checkpoint.
 
     Raises:
@@ -203,9 +217,10 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
         SchemaError: Its tensors are not those of the run.
         ClickLogError: It cannot be read now.
     """
-    with errors_of(path):
+    with explain_errors(path):
         stored = read_tensors(path)
         windows: list[Window] = []
+        # What is to be done once all windows are read.
         finishing: list[Callable[[], object]] = []
         for name, tensor in flat(state):
             if name not in stored:
@@ -214,18 +229,19 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
                     "give the same optimizer and model",
                 )
             size = tuple(tensor.shape)
-            table = next((grown for key, grown in tables.items() if _is_of(name, key)), None)
-            if (
-                table and size
-            ):  # a moment per row and column shard lies as one table below the other
-                size = (size[0] // table.rows * table.rows_then, *size[1:])
+            table = _find_table(name, tables)
+            if table and size:
+                # Row-wise Adagrad's moments of column shards lie one below the other, each as long
+                # as the table.
+                num_shards = size[0] // table.rows
+                size = (num_shards * table.rows_then, *size[1:])
             if stored[name].size != size:
                 raise SchemaError(
                     f"{path}: {name} is {list(stored[name].size)}, in this run {list(size)}",
                     "give the same optimizer and model; row-wise Adagrad keeps a moment per column "
                     "shard, so it needs the same world size and --sharding then",
                 )
-            for offsets, part in _parts(tensor):
+            for offsets, part in _list_parts(tensor):
                 if table and size:
                     finishing += _grow(name, offsets, part, table, windows)
                 else:
@@ -235,19 +251,22 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
             finish()
 
 
-def _is_of(name: str, table: str) -> bool:
-    """Return whether a tensor holds the weights or the optimizer state of a table."""
-    return name.endswith(f".{table}.weight") or f".{table}.weight." in name
+def _find_table(name: str, tables: dict[str, GrownTable]) -> GrownTable | None:
+    """Return the table whose weights or optimizer state a tensor holds, if it has grown."""
+    for table, grown in tables.items():
+        if name.endswith(f".{table}.weight") or f".{table}.weight." in name:
+            return grown
+    return None
 
 
-def _parts(tensor: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-    """Return what this rank has of a tensor, and the first index of each part."""
+def _list_parts(tensor: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    """Return the parts of a tensor on this rank, each after its first index in every dimension."""
     if not hasattr(tensor, "local_shards"):
         return [((0,) * tensor.dim(), tensor.detach())]
-    return [
-        (tuple(shard.metadata.shard_offsets), shard.tensor.detach())
-        for shard in tensor.local_shards()
-    ]
+    parts = []
+    for shard in tensor.local_shards():
+        parts.append((tuple(shard.metadata.shard_offsets), shard.tensor.detach()))
+    return parts
 
 
 def _grow(
@@ -257,15 +276,27 @@ def _grow(
     table: GrownTable,
     windows: list[Window],
 ) -> list[Callable[[], object]]:
-    """Add what to read for a part of a grown table; return what is to be done afterwards.
+    """Add the windows to read for a part of a grown table.
 
-    Of rows that start anew the weights become copies of others, and the moments stay as they are.
+    The weights of rows that start anew become copies of other rows; their moments stay as they were
+    initialized.
+
+    Args:
+        name: The name of the tensor.
+        offsets: The first index of the part in each dimension.
+        part: The part.
+        table: How the table has grown.
+        windows: To which windows are added.
+
+    Returns:
+        What is to be done once the windows are read.
     """
-    number, first = divmod(offsets[0], table.rows)  # of the column shard, of a moment per row
-    kept = min(first + len(part), table.kept) - first
-    if kept > 0:
-        begin = number * table.rows_then + first, *offsets[1:]
-        windows.append(Window(name, begin, part[:kept]))
+    # Moments of column shards lie one below the other: the number of the shard, and a row of it.
+    shard, first = divmod(offsets[0], table.rows)
+    num_kept = min(first + len(part), table.kept) - first
+    if num_kept > 0:
+        begin = shard * table.rows_then + first, *offsets[1:]
+        windows.append(Window(name, begin, part[:num_kept]))
     rows, origins = table.anew(first, first + len(part))
     if not name.endswith(".weight") or not len(rows):
         return []
@@ -277,8 +308,9 @@ def _grow(
 def _copy_rows(
     part: torch.Tensor, rows: np.ndarray, sources: torch.Tensor, origins: np.ndarray
 ) -> None:
+    """Set ``part[rows]`` to ``sources[origins]``, some rows at a time."""
     for begin in range(0, len(rows), _COPIED_ROWS):
         block = slice(begin, begin + _COPIED_ROWS)
-        written = torch.from_numpy(rows[block]).to(part.device)
-        copied = torch.from_numpy(origins[block]).to(part.device)
-        part.index_copy_(0, written, sources[copied])
+        target_rows = torch.from_numpy(rows[block]).to(part.device)
+        source_rows = torch.from_numpy(origins[block]).to(part.device)
+        part.index_copy_(0, target_rows, sources[source_rows])

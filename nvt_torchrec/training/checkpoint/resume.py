@@ -1,9 +1,10 @@
-"""Continue a run where training was when a checkpoint of it was written.
+"""Resume a run from one of its own checkpoints.
 
-A resumed run shares with one that was never interrupted the weights, the optimizer state, the step
-(which the learning rate follows), the loader's place in the data, and the random number generators.
-On the same number of ranks the result is therefore the same bit by bit (on CPUs); on another number
-the same batches follow, summed in another order. So model, data and some settings must be the same.
+A resumed run has the weights, the optimizer state, the step (which the learning rate follows), the
+loader's position in the data and the random number generators of a run that was never interrupted.
+So on the same number of ranks the result is the same bit by bit (on CPUs); on another number the
+same batches follow, summed in another order. For this, model, data and some settings must be the
+same.
 """
 
 from __future__ import annotations
@@ -30,13 +31,22 @@ log = logging.getLogger(__name__)
 
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
-    *("eps", "seed", "shuffle_training_set", "drop_last_training_batch", "limit_train_batches"),
-    *("undersampling_rate", "days", "label", "table_precision", "hash_indices"),
-    *("embedding_l2", "weight_decay", "stop_by"),
+    "eps",
+    "seed",
+    "shuffle_training_set",
+    "drop_last_training_batch",
+    "limit_train_batches",
+    "undersampling_rate",
+    "days",
+    "label",
+    "table_precision",
+    "hash_indices",
+    "embedding_l2",
+    "weight_decay",
+    "stop_by",
 )
-#: What settings are where a checkpoint, of an earlier version, does not know them, or a run has
-#: none.
-_WITHOUT = {"hash_indices": False, "embedding_l2": 0.0, "weight_decay": 0.0, "stop_by": "log_loss"}
+#: The values of settings that a checkpoint of an earlier version does not know, or a run lacks.
+_DEFAULTS = {"hash_indices": False, "embedding_l2": 0.0, "weight_decay": 0.0, "stop_by": "log_loss"}
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
@@ -46,19 +56,19 @@ def resume_from(
 ) -> tuple[Path, dict[str, Any], dict[str, Any] | None]:
     """Load the newest checkpoint that is whole, undamaged and finite (collective).
 
-    Newer ones are renamed, so that the run can write its own of these steps.
+    Newer ones are renamed, so that the run can write checkpoints of these steps itself. Rank 0 logs
+    which ones they are, and why they cannot be used.
 
     Args:
         checkpoints: The checkpoints, oldest first; the same on all ranks.
-        record: What the run would write now: its settings and
+        record: The training record that the run would write now: its settings and
             :func:`data_origin`.
-        loader: The loader of the training set; it continues where the checkpoint was.
-        run: What is filled from the checkpoint; its rank 0 logs which ones are passed over, and
-            why.
+        loader: The loader of the training set. It is set to the position of the checkpoint.
+        run: The run, which is filled from the checkpoint.
 
     Returns:
-        The checkpoint, its training record with what is known of its data, and what it holds of
-        the best evaluation (:func:`training.checkpoint.restoring.load_state`).
+        The checkpoint; its training record with what is known of its data; and the state of the
+        best evaluation, if it holds one (:func:`training.checkpoint.restoring.load_state`).
 
     Raises:
         BadInputError: None of them can be used.
@@ -77,17 +87,19 @@ def resume_from(
             continue
         call_on_all_ranks(group, path, _make_newest, path, refused, group)
         return path, training, best
+    reasons = "\n  ".join(reason for _, reason in refused)
     raise BadInputError(
         f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "
-        + "\n  ".join(why for _, why in refused),
+        f"{reasons}",
         "restore one from a copy, or start a new run in another directory",
     )
 
 
 def _make_newest(path: Path, refused: list[tuple[Path, str]], group: Group) -> None:
+    """Rename the newer checkpoints, with the reasons in the log, on rank 0. Raises OutputError."""
     if group.rank == 0:
-        for newer, why in refused:
-            log.warning("%s\n  -> passed over, renamed to %s", why, set_aside(newer).name)
+        for newer, reason in refused:
+            log.warning("%s\n  -> passed over, renamed to %s", reason, set_aside(newer).name)
         write_text(path.parent / LATEST_FILE, f"{path.name}\n")
 
 
@@ -109,13 +121,14 @@ def _read_training(
     """Return the training record of a checkpoint, if a run may continue it; set the loader.
 
     Raises:
-        SchemaError: The model or the data are others.
-        SettingsError: A setting that the checkpoint's weights depend on is another.
+        SchemaError: It is of another model or of other data.
+        SettingsError: A setting that its weights depend on differs.
     """
     checkpoint = CheckpointRecord.read(path)
     check_model(path, ModelConfig.from_dict(checkpoint.model), run.config)
     training = checkpoint.training
-    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    then, now = _take_fixed(training["settings"]), _take_fixed(record["settings"])
+    different = differences(then, now)
     if different:
         raise SettingsError(
             f"{path}: other settings than now: {different}", "resume with the same settings"
@@ -129,17 +142,18 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
 
     Returns:
         ``workflow_digest`` and ``generation`` of the workflow that made the data, if it lies where
-        the ETL puts it; and ``data_digest``, of the footers of all training files, which hold each
-        column's sizes, smallest and largest values, if the ETL collected them.
+        the ETL puts it; and ``data_digest``, that of the footers of all training files, if the ETL
+        collected them. A footer has the size, the smallest and the largest value of each column.
     """
+    origin: dict[str, Any] = dict.fromkeys(("workflow_digest", "data_digest", "generation"))
     workflow = identify(EtlOutput.from_splits(settings.binary_path).workflow)
+    if workflow:
+        origin["workflow_digest"] = workflow.digest
+        origin["generation"] = workflow.generation
     footers = settings.split_path("train") / "_metadata"
-    digest = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
-    return {
-        "workflow_digest": workflow and workflow.digest,
-        "data_digest": digest,
-        "generation": workflow and workflow.generation,
-    }
+    if footers.is_file():
+        origin["data_digest"] = hashlib.blake2b(footers.read_bytes()).hexdigest()
+    return origin
 
 
 def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -162,19 +176,25 @@ def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict
                 f"{path}: trained on {what} {then[name]}, these are of {now[name]}",
                 "resume on the same data, or start a new run",
             )
-    return {
-        name: then.get(name) if now[name] is None else now[name]
-        for name in (*_DIGESTS, "generation")
-    }
+    merged = {}
+    for name in (*_DIGESTS, "generation"):
+        merged[name] = then.get(name) if now[name] is None else now[name]
+    return merged
 
 
 def check_model(path: Path | str, then: ModelConfig, config: ModelConfig) -> None:
-    """Check that the model of a checkpoint, ``then``, is the run's; warn of other code.
+    """Check that a checkpoint's model is the run's; warn if the code of an own model has changed.
+
+    Args:
+        path: The checkpoint, for errors.
+        then: Its model.
+        config: The run's model.
 
     Raises:
-        SchemaError: It is another.
+        SchemaError: They differ.
     """
-    if different := config.differences(then):
+    different = config.differences(then)
+    if different:
         raise SchemaError(
             f"{path}: another model: {different}",
             "give the same model settings, or train from scratch",
@@ -182,9 +202,17 @@ def check_model(path: Path | str, then: ModelConfig, config: ModelConfig) -> Non
     config.warn_of_other_code(then, path)
 
 
-def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that a resumed run must share; the loader checks the global batch."""
-    fixed = {name: settings.get(name) for name in _MUST_STAY}
-    fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
-    fixed |= {name: fixed[name] or value for name, value in _WITHOUT.items()}
-    return {"optimizer": table_optimizer(settings), **fixed}
+def _take_fixed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a resumed run must share, without the global batch size.
+
+    The loader compares that with its own state.
+    """
+    fixed: dict[str, Any] = {"optimizer": table_optimizer(settings)}
+    for name in _MUST_STAY:
+        value = settings.get(name)
+        if not value and name in _DEFAULTS:
+            value = _DEFAULTS[name]
+        fixed[name] = value
+    if fixed["days"] == "all":  # as without --days
+        fixed["days"] = None
+    return fixed

@@ -9,8 +9,8 @@ A checkpoint is a directory::
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
 It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
-checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensor_files`). Values that are
-not finite are not written.
+checkpoint of any origin runs no code in it (:mod:`models.checkpoint.tensor_files`). A state with
+values that are not finite is not written.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from nvt_torchrec.models.checkpoint.record import (
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
-from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, finished, remove
+from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, list_whole, remove
 from nvt_torchrec.training.launch.distributed import Group, gathered
 from nvt_torchrec.training.launch.run_state import RunState, copied
 
 log = logging.getLogger(__name__)
 
-#: What torch writes beside the tensors.
+#: The description that torch writes beside the tensors.
 _PICKLE_FILE = ".metadata"
 #: The packages whose versions a checkpoint records.
 _PACKAGES = ("torch", "torchrec", "numpy")
-#: The periodic checkpoints that are kept unless the user says how many.
-_KEPT = 3
+#: How many periodic checkpoints are kept unless the user says a number.
+_NUM_KEPT = 3
 #: Seconds that a failed run waits for its last checkpoint, which other ranks may never finish.
 _ABANDON_SECONDS = 10.0
 
@@ -64,17 +64,17 @@ class Checkpoints:
 
     Args:
         directory: The directory of the run's checkpoints.
-        keep: The number of the newest that are kept; None for three.
-        run: What is trained. A process group is made for the threads' collectives, apart from
-            training's (collective).
+        keep: How many of the newest ones are kept; None for three.
+        run: The run. The constructor is collective: it makes a process group of its own for the
+            collectives of the threads, which would mix with those of training.
 
     Attributes:
-        saved_step: The step of the newest; None if there is none.
+        saved_step: The step of the newest checkpoint of this run; None if there is none.
     """
 
     def __init__(self, directory: Path | str, keep: int | None, run: RunState) -> None:
         self.directory = Path(directory).absolute()
-        self._keep = keep or _KEPT
+        self._keep = keep or _NUM_KEPT
         group = dataclasses.replace(run.group, cpu=dist.new_group(backend="gloo"))
         self._run = dataclasses.replace(run, group=group)
         self._thread: threading.Thread | None = None
@@ -87,7 +87,7 @@ class Checkpoints:
     def save(
         self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
     ) -> None:
-        """Copy ``state`` now and write it in the background (collective).
+        """Copy the state now, and write it in the background (collective).
 
         Args:
             step: The last trained step.
@@ -96,7 +96,7 @@ class Checkpoints:
             loss: The loss since the last report, likewise.
 
         Raises:
-            OutputError, SettingsError: The checkpoint before could not be written.
+            OutputError, SettingsError: The previous checkpoint could not be written.
         """
         self.wait()
         self.saved_step = step
@@ -119,13 +119,14 @@ class Checkpoints:
             raise error
 
     def abandon(self) -> None:
-        """After an error in training, give a checkpoint that is being written some time to end."""
+        """Wait for some seconds for the last checkpoint, after an error in training."""
         if self._thread is not None:
             self._thread.join(_ABANDON_SECONDS)
 
     def _write(
         self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
     ) -> None:
+        """Write a checkpoint, and remove the oldest ones, in the thread."""
         group = self._run.group
         use_device(group.device)
         try:
@@ -133,10 +134,11 @@ class Checkpoints:
             save_checkpoint(path, state, record, self._run, loss=loss)
             if group.rank == 0:
                 write_text(self.directory / LATEST_FILE, f"{path.name}\n")
-                for old in filter(is_checkpoint_alone, finished(self.directory)[: -self._keep]):
-                    remove(old)
+                for old in list_whole(self.directory)[: -self._keep]:
+                    if is_checkpoint_alone(old):
+                        remove(old)
                 log.info("checkpoint: %s", path)
-        except BaseException as error:
+        except BaseException as error:  # `wait` raises it in the main thread
             self._error = error
 
 
@@ -148,8 +150,8 @@ def check_destination(path: Path | str) -> None:
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        what = "holds a checkpoint already" if (path / MODEL_FILE).exists() else "is not empty"
-        raise OutputError(f"{path} {what}", "choose another directory, or move that one away")
+        problem = "holds a checkpoint already" if (path / MODEL_FILE).exists() else "is not empty"
+        raise OutputError(f"{path} {problem}", "choose another directory, or move that one away")
 
 
 def save_checkpoint(
@@ -166,11 +168,11 @@ def save_checkpoint(
     must not replace those from which it could be resumed.
 
     Args:
-        path: The directory; missing or empty.
+        path: The directory, which must be missing or empty.
         state: Nested dicts of tensors, see :meth:`training.launch.run_state.RunState.tensors`.
-        record: JSON-ready facts about the training, kept in ``model.json``.
-        run: What is trained; the ``cpu`` group of its ranks is used.
-        loss: The sum of this rank's losses since the last report; must be finite as well.
+        record: Facts about the training, as JSON takes them, for ``model.json``.
+        run: The run; its ``cpu`` group is used.
+        loss: The sum of this rank's losses since the last report, which must be finite as well.
 
     Raises:
         OutputError: ``path`` holds something already, or cannot be written.
@@ -182,7 +184,7 @@ def save_checkpoint(
     try:
         if group.rank == 0:
             check_destination(path)
-            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
             temporary.mkdir(parents=True)
         dist.barrier(group=group.cpu)
         dcp.save(
@@ -190,19 +192,23 @@ def save_checkpoint(
             storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
             process_group=group.cpu,
         )
-        parts = gathered(group, _entries(temporary, f"__{group.rank}_*.distcp"))
+        # Each rank reads back and digests the files that it wrote.
+        parts = gathered(group, _digest_files(temporary, f"__{group.rank}_*.distcp"))
         if group.rank == 0:
-            # PyTorch 2.11's save returns the metadata without the places of the tensors
+            # dcp.save of PyTorch 2.11 returns metadata that do not say where tensors lie.
             metadata = dcp.FileSystemReader(temporary).read_metadata()
             write_tensors(temporary, metadata)
             _check_visible(path, temporary)
-            rest = (_entries(temporary, _PICKLE_FILE), _entries(temporary, TENSORS_FILE))
+            files: dict[str, FileEntry] = {}
+            for entries in parts:
+                files.update(entries)
+            files.update(_digest_files(temporary, _PICKLE_FILE))
+            files.update(_digest_files(temporary, TENSORS_FILE))
             versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-            files = {name: entry for part in (*parts, *rest) for name, entry in part.items()}
-            about = CheckpointRecord(
-                run.config.to_dict(), record, group.world_size, versions, files
+            CheckpointRecord(run.config.to_dict(), record, group.world_size, versions, files).write(
+                temporary
             )
-            about.write(temporary)
+            # model.json, the last file, is on the disk now; the name makes the checkpoint appear.
             os.rename(temporary, path)
             fsync_directory(path.parent)
         dist.barrier(group=group.cpu)
@@ -217,25 +223,28 @@ def save_checkpoint(
 
 
 def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
-    name = next(filter(None, gathered(group, not_finite(state))), None)
-    if name:
-        raise SettingsError(
-            f"{name} is not finite after step {record['steps']}: training diverged, and this "
-            "checkpoint is not written",
-            f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir the "
-            "checkpoints from before are kept, and --resume continues from the newest",
-        )
+    """Check that all ranks' tensors are finite (collective). Raises SettingsError."""
+    for name in gathered(group, not_finite(state)):
+        if name:
+            raise SettingsError(
+                f"{name} is not finite after step {record['steps']}: training diverged, and this "
+                "checkpoint is not written",
+                f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir "
+                "the checkpoints from before are kept, and --resume continues from the newest",
+            )
 
 
-def _entries(directory: Path, pattern: str) -> dict[str, FileEntry]:
+def _digest_files(directory: Path, pattern: str) -> dict[str, FileEntry]:
     """Return size and digest of the files whose names match, by name."""
     return {file.name: FileEntry.from_file(file, "blake2b") for file in directory.glob(pattern)}
 
 
 def _check_visible(path: Path, temporary: Path) -> None:
-    """Check that the files of all ranks can be seen here."""
-    stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8")).values()
-    missing = {chunk["file"] for tensor in stored for chunk in tensor["chunks"]}
+    """Check that rank 0 sees the files of all ranks. Raises OutputError."""
+    stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8"))
+    missing: set[str] = set()
+    for tensor in stored.values():
+        missing.update(chunk["file"] for chunk in tensor["chunks"])
     missing -= set(os.listdir(temporary))
     if missing:
         raise OutputError(

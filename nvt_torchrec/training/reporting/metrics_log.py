@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 _REMEDY = "choose a writable --log_path"
-#: Titles of the metrics that the log and the page show, and those that the page alone has.
+#: The titles of the metrics that the page shows, by the fields of Metrics.
 TITLES = {
     "samples": "samples",
     "auroc": "AUROC",
@@ -30,7 +30,8 @@ TITLES = {
     "mean_prediction": "mean prediction",
     "calibration": "calibration",
 }
-_OF_PAGE = ("samples", "positive_rate", "mean_prediction")
+#: Those of them that the log does not show.
+_PAGE_ONLY = ("samples", "positive_rate", "mean_prediction")
 
 
 def set_up_logging() -> None:
@@ -72,7 +73,7 @@ class MetricsLog:
 
     def __init__(self, directory: Path | None, *, tensorboard: bool = False) -> None:
         self.directory = directory
-        self._tensorboard = _tensorboard(directory) if directory and tensorboard else None
+        self._tensorboard = _open_tensorboard(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one object."""
@@ -84,15 +85,18 @@ class MetricsLog:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
         if self._tensorboard and event in ("train", "evaluation"):
-            prefix = "/".join(filter(None, (values.get("split", event), values.get("label"))))
+            prefix = values.get("split", event)
+            if values.get("label"):
+                prefix += f"/{values['label']}"
             for name, value in values.items():
                 if isinstance(value, int | float) and name not in ("step", "epoch"):
                     self._tensorboard.add_scalar(f"{prefix}/{name}", value, values["step"])
             self._tensorboard.flush()
 
 
-def _tensorboard(directory: Path) -> SummaryWriter:
-    from tensorboardX import SummaryWriter  # seconds
+def _open_tensorboard(directory: Path) -> SummaryWriter:
+    """Open the file of TensorBoard's events. Raises OutputError."""
+    from tensorboardX import SummaryWriter  # its import takes seconds
 
     with output_errors(directory, _REMEDY):
         return SummaryWriter(str(directory))
@@ -118,35 +122,39 @@ def name_of(split: str, label: str = "") -> str:
 
 def metrics_line(name: str, metrics: Metrics) -> str:
     """Format an evaluation as one line."""
-    values = (f"{title} {value}" for title, value in _values(metrics).items())
-    counts = f"{metrics.samples:,} samples, {metrics.positives:,} clicks"
-    return f"{name}: {'  '.join(values)}  ({counts})"
+    values = "  ".join(f"{title} {value}" for title, value in _format_values(metrics).items())
+    return f"{name}: {values}  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
 
 
 def metrics_table(results: Mapping[str, ByLabel]) -> str:
-    """Format the final metrics of all splits as a table; of several labels in a row each."""
-    of_rows = [(split, *row) for split, metrics in results.items() for row in metrics.items()]
-    titles = _values(of_rows[0][2]) if of_rows else ()
-    heads = ["split", "label", "samples", "clicks", *titles]
-    rows = [
-        [split, label, f"{m.samples:,}", f"{m.positives:,}", *_values(m).values()]
-        for split, label, m in of_rows
-    ]
-    if len({label for _, label, _ in of_rows}) < 2:
-        for row in (heads, *rows):
+    """Format the final metrics of all splits as a table, with a row for each split and label."""
+    titles: list[str] = []
+    labels = set()
+    rows = []
+    for split, metrics_by_label in results.items():
+        for label, metrics in metrics_by_label.items():
+            values = _format_values(metrics)
+            titles = titles or list(values)
+            labels.add(label)
+            counts = f"{metrics.samples:,}", f"{metrics.positives:,}"
+            rows.append([split, label, *counts, *values.values()])
+    rows.insert(0, ["split", "label", "samples", "clicks", *titles])
+    if len(labels) < 2:
+        for row in rows:
             del row[1]
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [heads, *rows]
-    )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
-def _values(metrics: Metrics) -> dict[str, str]:
+def _format_values(metrics: Metrics) -> dict[str, str]:
     """Return the metrics that the log shows, by their titles."""
     shown = {}
     for name, title in TITLES.items():
-        if name in _OF_PAGE or (name == "gauc" and metrics.gauc_samples is None):
+        if name in _PAGE_ONLY or (name == "gauc" and metrics.gauc_samples is None):
             continue
         value = getattr(metrics, name)
         shown[title] = "–" if value is None else f"{value:.5f}"

@@ -5,7 +5,10 @@ Training writes it after evaluations of valid, at most every minute, and at its 
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,32 @@ from nvt_torchrec.training.reporting.verdict import describe_result
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
-#: Points of a curve at most; of more, every n-th and the last are drawn.
-_POINTS = 600
-#: Curves over the training steps: key of the events, title of the y axis, form, name of the line.
+#: The most points of a curve. Of more, every n-th one and the last are drawn.
+_MAX_POINTS = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """A curve over the training steps.
+
+    Attributes:
+        key: The key of its values in ``train`` events.
+        title: The title of the y axis.
+        form: How values are written, see :func:`base.pages.charts.lines`.
+        name: The name of the line.
+    """
+
+    key: str
+    title: str
+    form: str
+    name: str
+
+
 _CURVES = (
-    ("samples_per_s", "samples/s", "count", "all ranks"),
-    ("data_wait", "waiting for data", "share", "share of the time, mean over the ranks"),
-    ("lr", "learning rate", "count", "of the last step before each report"),
-    ("memory_gib", "GiB", "count", "rank 0"),
+    _Curve("samples_per_s", "samples/s", "count", "all ranks"),
+    _Curve("data_wait", "waiting for data", "share", "share of the time, mean over the ranks"),
+    _Curve("lr", "learning rate", "count", "of the last step before each report"),
+    _Curve("memory_gib", "GiB", "count", "rank 0"),
 )
 
 Events = list[dict[str, Any]]
@@ -68,8 +89,8 @@ def read_events(path: Path) -> Events:
         BadInputError: The file has no event that starts a run.
     """
     start: dict[str, Any] | None = None
-    run: Events = []
-    earlier: Events = []  # of the last run that had events before this start
+    run: Events = []  # since the last start
+    earlier: Events = []  # of the last run before that start which had any
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(line)
@@ -77,10 +98,14 @@ def read_events(path: Path) -> Events:
         except (ValueError, TypeError, KeyError):
             continue
         if kind == "start":
-            start, earlier, run = event, run or earlier, []
+            start = event
+            earlier = run or earlier
+            run = []
         elif kind == "resume":
-            kept = (e for e in earlier if e["event"] != "end")
-            run = [e for e in kept if e.get("step", 0) <= event["step"]]
+            run = []
+            for old in earlier:
+                if old["event"] != "end" and old.get("step", 0) <= event["step"]:
+                    run.append(old)
         else:
             run.append(event)
     if start is None:
@@ -91,27 +116,28 @@ def read_events(path: Path) -> Events:
 def page(events: Events) -> str:
     """Make the page as HTML; it loads nothing from elsewhere."""
     start, *rest = events
-    of_kind = {
-        kind: [event for event in rest if event["event"] == kind]
-        for kind in ("train", "evaluation", "baseline", "importance", "warning", "end")
-    }
-    end = of_kind["end"][0] if of_kind["end"] else None
+    events_of: defaultdict[str, Events] = defaultdict(list)
+    for event in rest:
+        events_of[event["event"]].append(event)
+    end = events_of["end"][0] if events_of["end"] else None
     given, defaults = _split_settings(start["settings"])
-    last = {_name_of(event): event for event in of_kind["evaluation"]}
-    baselines = {(_name_of(event), event["name"]): event for event in of_kind["baseline"]}
+    # The last event of each name stays.
+    last = {_name_of(event): event for event in events_of["evaluation"]}
+    baselines = {(_name_of(event), event["name"]): event for event in events_of["baseline"]}
+    importance = {event["label"]: event for event in events_of["importance"]}
     titles = dict(TITLES)
     if not any("gauc" in event for event in last.values()):
         del titles["gauc"]
-    drawn = curves(of_kind["train"], of_kind["evaluation"])
+    drawn = curves(events_of["train"], events_of["evaluation"])
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
         verdict=_describe(start["settings"]["model"], last, baselines, end),
-        importance=list({event["label"]: event for event in of_kind["importance"]}.values()),
+        importance=list(importance.values()),
         next=list_next_commands(start["settings"], end["checkpoint"]) if end else [],
-        warnings=of_kind["warning"],
+        warnings=events_of["warning"],
         end=end,
-        train=of_kind["train"],
+        train=events_of["train"],
         last=last,
         titles=titles,
         results=last | {", ".join(names): event for names, event in baselines.items()},
@@ -129,78 +155,103 @@ def _describe(
     baselines: Mapping[tuple[str, str], dict[str, Any]],
     end: dict[str, Any] | None,
 ) -> str:
-    """Return what the page says first: the model beside the baselines, on test if it has one.
+    """Return the first sentences of the page, on the model beside the baselines.
+
+    They are about test, if it was evaluated.
 
     Args:
-        model: What ``--model`` says.
+        model: The value of ``--model``.
         last: The last evaluations, by the names of splits and labels.
         baselines: Those of the baselines, by the same names and their own.
-        end: The run's last event; None if it goes on.
+        end: The run's last event; None if the run has not ended.
     """
     final = {name: event for name, event in last.items() if event["split"] == "test"} or last
     sentences = []
     for name, event in final.items():
-        beside = {other: values for (where, other), values in baselines.items() if where == name}
+        beside = {}
+        for (evaluation, baseline), values in baselines.items():
+            if evaluation == name:
+                beside[baseline] = values
         sentences.append(describe_result(model, name, event, beside))
     if end is None:
         sentences.append("The run has not finished.")
     elif end["advice"]:
-        sentences.append(f"{end['advice'][0].upper()}{end['advice'][1:]}.")
+        advice = end["advice"]
+        sentences.append(f"{advice[0].upper()}{advice[1:]}.")
     return " ".join(filter(None, sentences))
 
 
 def _name_of(event: dict[str, Any]) -> str:
+    """Return the name of an evaluation: its split, and its label if several are trained."""
     return name_of(event["split"], event.get("label", ""))
 
 
 def list_next_commands(settings: Mapping[str, Any], checkpoint: str | None) -> list[str]:
-    """Return the commands that use a model; none if it or the workflow of its data is not saved.
+    """Return the commands that use a model.
 
-    ``settings`` are those of the run, by name.
+    Args:
+        settings: The settings of the run, by name.
+        checkpoint: The checkpoint; None if the model is not saved.
+
+    Returns:
+        The commands; none without a checkpoint or without the workflow of the data.
     """
     workflow = EtlOutput.from_splits(settings["binary_path"]).workflow
     if not checkpoint or not workflow.is_dir():
         return []
-    of_model = f"--workflow {workflow} --checkpoint {checkpoint}"
-    if ":" in settings["model"]:  # an own one, which nothing imports unless it is named
-        of_model += f" --model {settings['model']}"
+    flags = f"--workflow {workflow} --checkpoint {checkpoint}"
+    if ":" in settings["model"]:  # an own model is imported only if the caller names it
+        flags += f" --model {settings['model']}"
     commands = (
-        f"bundle {of_model} --output BUNDLE",
+        f"bundle {flags} --output BUNDLE",
         "predict --bundle BUNDLE --input RAW --output SCORES",
     )
     return [as_called(f"python -m inference {command}") for command in commands]
 
 
 def curves(train: Events, evaluations: Events) -> list[Chart]:
-    """Return the charts of a run: loss, AUROC and calibration if evaluated, then speeds, sizes."""
+    """Return the charts of a run.
+
+    First those of quality: loss, and of each label the AUROC and the calibration if it was
+    evaluated. Then those of :data:`_CURVES`.
+    """
     if not train:
         return []
-    loss = Series("train", _points(train, "loss"))
-    labels = dict.fromkeys(event.get("label", "") for event in evaluations)
-    charts = [] if len(labels) < 2 else [lines([loss], x="step", y="loss", form="number")]
-    for label in labels or [""]:
-        of_label = [event for event in evaluations if event.get("label", "") == label]
-        charts += _curves_of_label(of_label, [] if label else [loss])
+    loss = Series("train", _list_points(train, "loss"))
+    labels = list(dict.fromkeys(event.get("label", "") for event in evaluations)) or [""]
+    charts = []
+    if len(labels) > 1:
+        charts.append(lines([loss], x="step", y="loss", form="number"))
+    for label in labels:
+        evaluations_of_label = [event for event in evaluations if event.get("label", "") == label]
+        # The loss of training is the sum over all labels, so it is comparable only if there is one.
+        charts += _draw_label(evaluations_of_label, [] if label else [loss])
     train = [{**event, "memory_gib": event["memory_bytes"] / 2**30} for event in train]
-    for key, title, form, name in _CURVES:
-        series = [Series(name, _points(train, key))]
-        charts.append(lines(series, x="step", y=title, form=form, from_zero=True))
+    for curve in _CURVES:
+        series = [Series(curve.name, _list_points(train, curve.key))]
+        charts.append(lines(series, x="step", y=curve.title, form=curve.form, from_zero=True))
     return charts
 
 
-def _curves_of_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
-    """Return the charts of a label's evaluations, beside the loss of training."""
+def _draw_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
+    """Return the charts of a label's evaluations.
+
+    Args:
+        evaluations: The evaluations, oldest first.
+        loss: The loss of training, beside which that of valid is drawn.
+    """
     valid = [event for event in evaluations if event["split"] == "valid"]
     name = _name_of(valid[-1]) if valid else "valid"
     if valid:
-        loss = [*loss, Series(name, _points(valid, "log_loss"), "second", dots=True)]
+        loss = [*loss, Series(name, _list_points(valid, "log_loss"), "second", dots=True)]
     charts = []
     if any(series.points for series in loss):
         charts = [lines(loss, x="step", y=TITLES["log_loss"], form="number")]
     if any(event["auroc"] is not None for event in valid):
-        auroc = Series(name, _points(valid, "auroc"), "second", dots=True)
+        auroc = Series(name, _list_points(valid, "auroc"), "second", dots=True)
         charts.append(lines([auroc], x="step", y=TITLES["auroc"], form="number"))
-    if evaluations and (points := evaluations[-1].get("calibration_curve")):
+    points = evaluations[-1].get("calibration_curve") if evaluations else None
+    if points:
         highest = max(map(max, points))
         series = [
             Series(f"tenths of {_name_of(evaluations[-1])}", points, "second", dots=True),
@@ -212,12 +263,15 @@ def _curves_of_label(evaluations: Events, loss: list[Series]) -> list[Chart]:
     return charts
 
 
-def _points(events: Events, key: str) -> list[tuple[float, float]]:
-    # a run that went back to its best model evaluates that step again
+def _list_points(events: Events, key: str) -> list[tuple[float, float]]:
+    """Return the points of a curve: steps and the values of a key, at most :data:`_MAX_POINTS`."""
+    # A run that went back to its best model evaluates that step again: the last value counts.
     found = {event["step"]: event[key] for event in events if event[key] is not None}
     points = sorted(found.items())
-    every = -(-len(points) // _POINTS)
-    return points[:-1:every] + points[-1:] if every > 1 else points
+    every = math.ceil(len(points) / _MAX_POINTS)
+    if every <= 1:
+        return points
+    return points[:-1:every] + points[-1:]
 
 
 def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ...]:
@@ -227,7 +281,9 @@ def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ..
     for name, value in settings.items():
         value = tuple(value) if isinstance(value, list) else value
         field = TrainSettings.__dataclass_fields__.get(name)
-        is_default = field is not None and value == field.default
         text = "–" if value is None else str(as_text(value))
-        (defaults if is_default else given).append((name, text))
+        if field is not None and value == field.default:
+            defaults.append((name, text))
+        else:
+            given.append((name, text))
     return given, defaults

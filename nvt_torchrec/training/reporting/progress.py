@@ -31,11 +31,16 @@ from nvt_torchrec.training.sharding.train_model import StepOutput
 log = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.json"
-TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
+TRACE_FILE = "profile.json.gz"
+TABLE_FILE = "profile.txt"
 #: Seconds between two pages that are written on the way: each takes some hundredths of a second.
 _PAGE_SECONDS = 60.0
-#: The steps that the profiler runs and discards, those that it traces, the operators in its table.
-_WARM_UP, _TRACED, _ROWS = 2, 10, 40
+#: How many steps the profiler observes and discards before it traces.
+_WARM_UP_STEPS = 2
+#: How many steps it traces.
+_TRACED_STEPS = 10
+#: How many operators its table has.
+_TABLE_ROWS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +54,9 @@ class TrainResult:
         steps: Trained steps, over all epochs.
         samples: Trained samples, over all epochs and ranks.
         train_seconds: Time spent on training steps, without evaluations.
-        metrics: The last metrics of each split, JSON-ready; of several labels by label. Empty on
-            ranks other than 0.
-        baselines: Those of the baselines, by split and name, likewise.
+        metrics: The last metrics of each split, as JSON takes them; of several labels by label.
+            Empty on ranks other than 0.
+        baselines: Those of the baselines, by split and name, in the same form.
     """
 
     status: str
@@ -87,7 +92,7 @@ class Progress:
         if settings.max_steps is not None:
             self.total_steps = min(self.total_steps, settings.max_steps)
         self._settings, self._group, self._events = settings, group, events
-        twentieth = max(1, -(-min(epoch_steps, self.total_steps) // 20))
+        twentieth = max(1, math.ceil(min(epoch_steps, self.total_steps) / 20))
         self._every = settings.throughput_check_freq_within_epoch or min(twentieth, 1000)
         self.validation_every = settings.validation_freq_within_epoch or min(5 * twentieth, 10000)
         self._timed_samples, self._timed_seconds = 0, 0.0
@@ -95,8 +100,9 @@ class Progress:
         self.begin()
 
     def begin(self) -> None:
-        """Begin what the next report is about."""
-        self._begin, self._reported = time.perf_counter(), (self.step, self.samples)
+        """Begin the interval that the next report is about."""
+        self._begin = time.perf_counter()
+        self._first_step, self._first_samples = self.step, self.samples
         self.waited = 0.0
         self.loss = torch.zeros((), dtype=torch.float64, device=self._group.device)
 
@@ -108,8 +114,9 @@ class Progress:
     @property
     def is_due(self) -> bool:
         """Whether to report after the last step."""
-        step = self._settings.benchmark_warmup_steps
-        return self.epoch_step % self._every == 0 or self.step == step
+        # The speed is measured from the end of the warm-up, so an interval ends there.
+        ends_warm_up = self.step == self._settings.benchmark_warmup_steps
+        return self.epoch_step % self._every == 0 or ends_warm_up
 
     def add(self, output: StepOutput) -> None:
         """Count a step."""
@@ -148,7 +155,7 @@ class Progress:
         ranks = self._group.world_size
         loss, waited = reduce_sum(self._group, self.loss, self.waited)
         seconds = time.perf_counter() - self._begin
-        steps, samples = self.step - self._reported[0], self.samples - self._reported[1]
+        steps, samples = self.step - self._first_step, self.samples - self._first_samples
         loss /= ranks * samples
         if not math.isfinite(loss):
             raise SettingsError(
@@ -175,34 +182,37 @@ class Progress:
                 "train_seconds": self.train_seconds,
             }
             self._events.write("train", **values)
-            epoch, share = -(-self.step // self.epoch_steps), self.epoch_step / self.epoch_steps
+            epoch = math.ceil(self.step / self.epoch_steps)
+            share = self.epoch_step / self.epoch_steps
             text = f"{epoch}/{self._settings.epochs} {100 * share:.0f} %"
             log.info("%s", metrics_log.train_line(values, self.total_steps, text))
         self.begin()
 
     def report_evaluation(self, split: str, metrics: ByLabel, seconds: float) -> None:
         """Report the metrics of a split after the last step, on rank 0."""
-        for label, of_label in metrics.items():
-            named = self._named(label)
+        for label, values in metrics.items():
+            label_key = self._make_label_key(label)
             self._events.write(
                 "evaluation",
                 step=self.step,
                 epoch=self.step / max(self.epoch_steps, 1),
                 split=split,
-                **named,
-                **of_label.to_dict(),
-                calibration_curve=of_label.calibration_curve,
+                **label_key,
+                **values.to_dict(),
+                calibration_curve=values.calibration_curve,
                 seconds=seconds,
             )
-            log.info("%s", metrics_log.metrics_line(metrics_log.name_of(split, **named), of_label))
+            name = metrics_log.name_of(split, **label_key)
+            log.info("%s", metrics_log.metrics_line(name, values))
         directory = self._events.directory
         if directory and time.monotonic() - self._page_time > _PAGE_SECONDS:
             self._page_time = time.monotonic()
-            with contextlib.suppress(BadInputError):  # a resumed run's events of another version
+            # A resumed run may have events that another version wrote.
+            with contextlib.suppress(BadInputError):
                 write_report(directory)
 
-    def _named(self, label: str) -> dict[str, str]:
-        """Return what an event says of its label: nothing where one is trained."""
+    def _make_label_key(self, label: str) -> dict[str, str]:
+        """Return the key ``label`` of an event; none if a single label is trained."""
         return {"label": label} if self._settings.label_count > 1 else {}
 
     def report_end(
@@ -218,17 +228,20 @@ class Progress:
             metrics: The final metrics by split.
             baselines: Those of the baselines, by split and name.
             advice: What may make the model better.
-            warnings: What is wrong with the model, which the log ends with.
+            warnings: The warnings about the model, with which the log ends.
         """
         directory = self._events.directory
         if directory is None:
             return
         for (split, name), by_label in baselines.items():
             for label, values in by_label.items():
-                named = self._named(label)
-                self._events.write("baseline", split=split, **named, name=name, **values.to_dict())
-        # none if a finished run is resumed
-        speed = self._timed_samples / self._timed_seconds if self._timed_seconds else None
+                label_key = self._make_label_key(label)
+                self._events.write(
+                    "baseline", split=split, **label_key, name=name, **values.to_dict()
+                )
+        speed = None  # a finished run that is resumed trains no step
+        if self._timed_seconds:
+            speed = self._timed_samples / self._timed_seconds
         path = self._settings.save_checkpoint_path
         self._events.write(
             "end",
@@ -239,17 +252,14 @@ class Progress:
             checkpoint=path,
             advice=advice,
         )
-        log.info(
-            "trained for %.1f s%s\n%s",
-            self.train_seconds,
-            "" if speed is None else f": {speed:,.0f} samples/s",
-            metrics_log.metrics_table(
-                metrics | {f"{s}, {name}": m for (s, name), m in baselines.items()}
-            ),
-        )
-        states = self._settings.checkpoint_dir
-        kept = f"those of {states}, to resume from; " if states else "none; "
-        log.info("checkpoint: %s", path or f"{kept}--save_checkpoint_path keeps the model")
+        trained = f"trained for {self.train_seconds:.1f} s"
+        if speed is not None:
+            trained += f": {speed:,.0f} samples/s"
+        results = dict(metrics)
+        for (split, name), by_label in baselines.items():
+            results[f"{split}, {name}"] = by_label
+        log.info("%s\n%s", trained, metrics_log.metrics_table(results))
+        log.info("checkpoint: %s", self._describe_checkpoint())
         write_report(directory)
         log.info("report: %s", directory / REPORT_FILE)
         for command in list_next_commands(vars(self._settings), path):
@@ -261,27 +271,38 @@ class Progress:
         for line in self._describe_lags(metrics, baselines):
             log.warning("%s", line)
 
+    def _describe_checkpoint(self) -> str:
+        """Return where the model is kept, or how to keep it."""
+        settings = self._settings
+        if settings.save_checkpoint_path:
+            return settings.save_checkpoint_path
+        kept = "none"
+        if settings.checkpoint_dir:
+            kept = f"those of {settings.checkpoint_dir}, to resume from"
+        return f"{kept}; --save_checkpoint_path keeps the model"
+
     def _describe_lags(
         self,
         metrics: Mapping[str, ByLabel],
         baselines: Mapping[tuple[str, str], ByLabel],
     ) -> list[str]:
-        """Return a line for each label of test, or else valid, of which a baseline is better."""
+        """Return a line for each label whose model is worse than a baseline, on test or valid."""
         split = "test" if "test" in metrics else "valid"
         lines = []
         for label, result in metrics.get(split, {}).items():
-            beside = {
-                name: by_label[label].to_dict()
-                for (where, name), by_label in baselines.items()
-                if where == split and label in by_label
-            }
-            name = metrics_log.name_of(split, **self._named(label))
-            lines.append(describe_lag(self._settings.model, name, result.to_dict(), beside))
-        return list(filter(None, lines))
+            beside = {}
+            for (baseline_split, baseline), by_label in baselines.items():
+                if baseline_split == split and label in by_label:
+                    beside[baseline] = by_label[label].to_dict()
+            name = metrics_log.name_of(split, **self._make_label_key(label))
+            lag = describe_lag(self._settings.model, name, result.to_dict(), beside)
+            if lag:
+                lines.append(lag)
+        return lines
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return bytes: the most that tensors took on a GPU so far, or the process's memory now."""
+    """Return the most bytes that tensors took on a GPU so far, or the process's bytes now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -289,7 +310,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 def step_profiler(settings: TrainSettings, directory: Path, total_steps: int) -> profiler.profile:
-    """Return what traces ten steps of this rank, after the first ``benchmark_warmup_steps``.
+    """Return a profiler of ten steps of this rank, after the first ``benchmark_warmup_steps``.
 
     It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
     operators by the time they took, to ``directory``.
@@ -297,22 +318,22 @@ def step_profiler(settings: TrainSettings, directory: Path, total_steps: int) ->
     Raises:
         SettingsError: The run has too few steps.
     """
-    first = settings.benchmark_warmup_steps + _WARM_UP
-    if total_steps < first + _TRACED:
+    first = settings.benchmark_warmup_steps + _WARM_UP_STEPS
+    if total_steps < first + _TRACED_STEPS:
         raise SettingsError(
-            f"--profile: {total_steps} steps are too few to profile {_TRACED} "
+            f"--profile: {total_steps} steps are too few to profile {_TRACED_STEPS} "
             f"after the first {first}",
             "train longer, or lower --benchmark_warmup_steps",
         )
-    order = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
+    order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
 
     def write(finished: profiler.profile) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         finished.export_chrome_trace(str(directory / TRACE_FILE))
-        table = finished.key_averages().table(order, row_limit=_ROWS)
+        table = finished.key_averages().table(order, row_limit=_TABLE_ROWS)
         write_text(directory / TABLE_FILE, f"{table}\n")
         log.info("profile: %s and %s in %s", TRACE_FILE, TABLE_FILE, directory)
 
     wait = settings.benchmark_warmup_steps
-    schedule = profiler.schedule(wait=wait, warmup=_WARM_UP, active=_TRACED, repeat=1)
+    schedule = profiler.schedule(wait=wait, warmup=_WARM_UP_STEPS, active=_TRACED_STEPS, repeat=1)
     return profiler.profile(schedule=schedule, on_trace_ready=write)

@@ -1,4 +1,4 @@
-"""The model beside the baselines, in words: on the page, and in the last line of a run."""
+"""Describe a model beside the baselines, on the page and in the last line of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nvt_torchrec.training.baselines.baselines import REGRESSION, TREES
 
 #: AUROCs that differ by less are called equal.
 _SAME = 0.001
-#: What sentences call the baselines that a model shall beat.
+#: The baselines that a model should beat, as sentences name them.
 _NAMES = {REGRESSION: f"the {REGRESSION}", TREES: TREES}
 
-#: The fields of :class:`models.metrics.Metrics`, as an event has them.
+#: The fields of :class:`models.metrics.Metrics` by name, as in an event.
 Values = Mapping[str, Any]
 
 
@@ -21,7 +21,7 @@ def describe_result(model: str, name: str, result: Values, baselines: Mapping[st
     """Return sentences on a model's AUROC and log loss beside the baselines'.
 
     Args:
-        model: What ``--model`` says.
+        model: The value of ``--model``.
         name: The split, and the label if several are trained.
         result: The model's metrics there.
         baselines: Those of the baselines, by their names; none before they are reported.
@@ -32,13 +32,13 @@ def describe_result(model: str, name: str, result: Values, baselines: Mapping[st
     if result["auroc"] is None:
         return ""
     sentences: list[str] = []
-    for baseline, called in _NAMES.items():
+    for baseline, noun in _NAMES.items():
         beside = baselines.get(baseline)
         if beside is None or beside["auroc"] is None:
             continue
         subject = "It" if sentences else f"On {name}, {model}"
         sentences.append(
-            f"{subject} is {_compare(result, beside)} {called}: AUROC {result['auroc']:.4f} "
+            f"{subject} is {_compare(result, beside)} {noun}: AUROC {result['auroc']:.4f} "
             f"against {beside['auroc']:.4f}, log loss {result['log_loss']:.4f} against "
             f"{beside['log_loss']:.4f}."
         )
@@ -55,12 +55,12 @@ def describe_lag(model: str, name: str, result: Values, baselines: Mapping[str, 
     if result["auroc"] is None:
         return ""
     better = []
-    for baseline, called in _NAMES.items():
+    for baseline, noun in _NAMES.items():
         beside = baselines.get(baseline)
         if beside is None or beside["auroc"] is None:
             continue
         if _compare(result, beside) == "worse than":
-            better.append(f"{called} ({beside['auroc']:.4f})")
+            better.append(f"{noun} ({beside['auroc']:.4f})")
     if not better:
         return ""
     return (
@@ -70,17 +70,24 @@ def describe_lag(model: str, name: str, result: Values, baselines: Mapping[str, 
 
 
 def estimate_deviation(clicks: float, rest: float) -> float:
-    """Return the standard deviation of the AUROC of random scores (Hanley & McNeil 1982)."""
-    return math.sqrt((clicks + rest + 1) / (12 * clicks * rest)) if clicks and rest else math.inf
+    """Return the standard deviation of the AUROC of random scores (Hanley & McNeil 1982).
+
+    Args:
+        clicks, rest: The numbers of rows with and without a click.
+    """
+    if not clicks or not rest:
+        return math.inf
+    return math.sqrt((clicks + rest + 1) / (12 * clicks * rest))
 
 
 def _compare(result: Values, beside: Values) -> str:
     """Return how the AUROC of a model compares with a baseline's."""
-    same = _SAME
-    if result["samples"] != beside["samples"]:  # of a large split, baselines see a part
+    margin = _SAME
+    if result["samples"] != beside["samples"]:
+        # Baselines are measured on a part of a large split, where chance adds to the difference.
         clicks = beside["positives"]
-        same += estimate_deviation(clicks, beside["samples"] - clicks)
+        margin += estimate_deviation(clicks, beside["samples"] - clicks)
     gain = result["auroc"] - beside["auroc"]
-    if abs(gain) < same:
+    if abs(gain) < margin:
         return "as good as"
     return "better than" if gain > 0 else "worse than"
