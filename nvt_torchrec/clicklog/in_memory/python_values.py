@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,15 +32,12 @@ from nvt_torchrec.formats.rows import Jagged
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
-
-
-class _Kind(enum.Enum):
-    """How a value is converted; a missing one is an empty text."""
-
-    TEXT = enum.auto()
-    INTEGER = enum.auto()
-    FLOAT = enum.auto()
-    TIME = enum.auto()
+#: How values are converted; missing ones are empty texts. Not an enum, whose members take twice as
+#: long to look up and to hash, for each value.
+_TEXT = "text"
+_INTEGER = "integer"
+_FLOAT = "float"
+_TIME = "time"
 
 
 def has_rules(read: Read) -> bool:
@@ -159,11 +155,11 @@ def _parse_by_rules(values: list, read: Read) -> Converted:
 
     Values of a kind are converted together, and then put into the order of the rows.
     """
-    rows_by_kind: dict[_Kind, list[int]] = {}
+    rows_by_kind: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         rows_by_kind.setdefault(_find_kind(value, read), []).append(row)
     if not rows_by_kind:
-        rows_by_kind[_Kind.TEXT] = []
+        rows_by_kind[_TEXT] = []
     parts = [_convert_part(kind, values, rows, read) for kind, rows in rows_by_kind.items()]
     merged = parts[0].values
     missing = parts[0].missing
@@ -181,24 +177,24 @@ def _parse_by_rules(values: list, read: Read) -> Converted:
     return Converted(merged, missing, code, _make_show(values))
 
 
-def _convert_part(kind: _Kind, values: list, rows: list[int], read: Read) -> Converted:
+def _convert_part(kind: str, values: list, rows: list[int], read: Read) -> Converted:
     """Convert the values in some rows, all of one kind. Raises BadValueError."""
     part = values if len(rows) == len(values) else [values[row] for row in rows]
-    if kind is _Kind.TEXT:
+    if kind == _TEXT:
         return _read_texts(part, rows, read)
     return _read_array(_make_array(part, rows, kind, read), rows, read)
 
 
-def _find_kind(value: Any, read: Read) -> _Kind:
+def _find_kind(value: Any, read: Read) -> str:
     """Return how a value is converted."""
     if isinstance(value, np.datetime64):
-        return _Kind.TEXT if np.isnat(value) else _Kind.TIME
+        return _TEXT if np.isnat(value) else _TIME
     if isinstance(value, str | bytes) or base.is_missing(value):
-        return _Kind.TEXT
+        return _TEXT
     if isinstance(value, datetime.date):  # also datetime.datetime and pandas' Timestamp
-        return _Kind.TIME
+        return _TIME
     is_float = isinstance(value, float | np.floating) or read.raw == "float"
-    return _Kind.FLOAT if is_float else _Kind.INTEGER
+    return _FLOAT if is_float else _INTEGER
 
 
 def _read_texts(values: list, rows: list[int], read: Read) -> Converted:
@@ -213,9 +209,9 @@ def _read_texts(values: list, rows: list[int], read: Read) -> Converted:
     return convert(fields_of(encoded), read)
 
 
-def _make_array(values: list, rows: list[int], kind: _Kind, read: Read) -> pa.Array:
+def _make_array(values: list, rows: list[int], kind: str, read: Read) -> pa.Array:
     """Return numbers or times as an array. Raises BadValueError."""
-    if kind is _Kind.TIME:
+    if kind == _TIME:
         microseconds = [_to_microseconds(value) for value in values]
         return times_to_arrow(np.array(microseconds, "M8[us]"))
     numbers: list[int | float] = []
