@@ -113,6 +113,7 @@ def murmur3_of_bytes(data, at, end):
 
 @compiled()
 def _hash_ints(values):
+    """Hash int64 [n]; uint32 [n]."""
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
         hashes[i] = murmur3_of_int(values[i])
@@ -121,6 +122,7 @@ def _hash_ints(values):
 
 @compiled()
 def _hash_strings(offsets, data):
+    """Hash the texts that :func:`base.arrays.string_parts` returns, [n]; uint32 [n]."""
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):
         hashes[i] = murmur3_of_bytes(data, offsets[i], offsets[i + 1])

@@ -86,6 +86,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _memory_message(error: BaseException) -> str:
+    """Return the message about too little memory, with the limit of the shell and the reason."""
     what = "out of memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:

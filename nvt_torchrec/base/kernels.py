@@ -115,6 +115,13 @@ def stamp(function: FunctionType) -> str:
 
 
 def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -> None:
+    """Add the digest of a function's file, and its constants, and those of all that it calls.
+
+    Args:
+        function: The function.
+        seen: The functions that were collected already, to which this one is added.
+        parts: What :func:`stamp` digests, to which its own are added.
+    """
     if function in seen:
         return
     seen.add(function)
@@ -144,7 +151,9 @@ def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name in names:
         value = function.__globals__.get(name, _MISSING)
         if isinstance(value, ModuleType) and value.__name__.startswith(f"{package}."):
-            yield from ((inner, vars(value)[inner]) for inner in names if inner in vars(value))
+            for inner in names:
+                if inner in vars(value):
+                    yield inner, vars(value)[inner]
         elif value is not _MISSING:
             yield name, value
 

@@ -98,6 +98,7 @@ def rank_values(values, smallest, largest, indices, dictionary):
 
 @numba.njit(inline="always")
 def _write_varint(memory, at, number):
+    """Write an unsigned integer in groups of 7 bits, the lowest first; return where it ends."""
     while number > 127:
         memory[at] = number & 127 | 128
         at += 1
