@@ -21,11 +21,15 @@ TABLE_SIZES = (
     *(300000, 40000, 17000, 7000, 20000, 6, 7000, 1500, 66, 300000, 250000, 100000, 13),
     *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
 )
-DENSE, FILE_ROWS = 13, 1_000_000
+#: The number of dense columns.
+DENSE = 13
+FILE_ROWS = 1_000_000
 #: Fewer than the ETL writes: 44 row groups in 4 M rows.
 ROW_GROUP_ROWS = 91_000
-#: Keys of a history, and the most events of one; half as many on average.
-KEYS, EVENTS = 100_000, 200
+#: The keys of a history.
+KEYS = 100_000
+#: The most events of a key; half as many on average.
+MAX_EVENTS = 200
 #: TorchRec's binary layout: an array by row for each kind of column.
 NPY_KINDS = ("dense", "sparse", "labels")
 
@@ -50,8 +54,14 @@ def criteo_schema(
     """Return a schema of Criteo's columns with tables of the given sizes."""
     dense = tuple(f"int_{i}" for i in range(DENSE))
     categorical = tuple(f"cat_{i}" for i in range(len(sizes)))
-    lists = tuple(multi_hot), "", tuple(histories)
-    return TableSchema("label", dense, categorical, tuple(sizes), *lists)
+    return TableSchema(
+        labels=("label",),
+        dense=dense,
+        categorical=categorical,
+        table_sizes=tuple(sizes),
+        multi_hot=tuple(multi_hot),
+        histories=tuple(histories),
+    )
 
 
 def write_rows(
@@ -78,11 +88,13 @@ def write_rows(
     schema.write(directory)
     rng = np.random.default_rng(seed)
     for history in schema.histories:
-        counts = rng.integers(EVENTS + 1, size=KEYS)
-        sizes = (schema.table_sizes[schema.categorical.index(name)] for name in history.columns)
-        ids = [_ids(rng, int(counts.sum()), size) for size in sizes]
+        counts = rng.integers(MAX_EVENTS + 1, size=KEYS)
+        ids = {}
+        for name in history.columns:
+            size = schema.table_sizes[schema.categorical.index(name)]
+            ids[name] = _draw_ids(rng, int(counts.sum()), size)
         with write_history(directory.parent, history, 0) as writer:
-            writer.add(counts, dict(zip(history.columns, ids, strict=True)))
+            writer.add(counts, ids)
     files = []
     for number, first in enumerate(range(0, rows, file_rows)):
         table = _random_rows(schema, min(file_rows, rows - first), seed + number)
@@ -114,23 +126,25 @@ def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
     for name, size in zip(schema.categorical, schema.table_sizes, strict=True):
         if name in schema.multi_hot:
             offsets = np.append(0, np.cumsum(rng.integers(0, 11, rows))).astype(np.int32)
-            ids = pa.array(_ids(rng, int(offsets[-1]), size))
+            ids = pa.array(_draw_ids(rng, int(offsets[-1]), size))
             kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
             columns[name] = pa.ListArray.from_arrays(offsets, ids, kind)
         else:
-            columns[name] = _ids(rng, rows, size)
-    for history in schema.histories:  # some of a key's events; its counts are those of write_rows
+            columns[name] = _draw_ids(rng, rows, size)
+    for history in schema.histories:
+        # the same counts as write_rows draws, of which each row has some
+        counts = np.random.default_rng(0).integers(MAX_EVENTS + 1, size=KEYS)
         keys = rng.integers(KEYS, size=rows)
-        counts = np.random.default_rng(0).integers(EVENTS + 1, size=KEYS)
         events = rng.integers(counts[keys] + 1)
-        values = (keys, events)
-        columns |= dict(zip(history.pointers, (v.astype(np.int32) for v in values), strict=True))
+        key_name, events_name = history.pointers
+        columns[key_name] = keys.astype(np.int32)
+        columns[events_name] = events.astype(np.int32)
     table = pa.table(columns)
     fields = [pa.field(field.name, field.type, nullable=False) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
-def _ids(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
+def _draw_ids(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
     """Return ids, int32, of which frequent ones are small, as in a vocabulary by falling count."""
     ids = np.minimum(3 + (rng.zipf(1.2, rows) - 1) % max(size - 3, 1), size - 1)
     return ids.astype(np.int32)

@@ -39,8 +39,10 @@ METRICS = (
     Metric("peak_rss_mb", "peak MB"),
     Metric("mb", "MB of events", ".1f"),
 )
-EVENTS, PLAIN = "events", "no events"
-DAYS, WINDOW_DAYS = 30, 7
+EVENTS = "events"
+PLAIN = "no events"
+DAYS = 30
+WINDOW_DAYS = 7
 _SPEC = """[input]
 format = "csv"
 [split]
@@ -92,9 +94,9 @@ def _run(settings: EventsSettings) -> int:
     log = f"{rows:,} rows, {columns} further columns"
     make_once(root, f"an event log of {log}", lambda: _make_log(root, rows, columns))
     table = Table("events", f"Events of {log}", METRICS, base="polars")
-    cases = EVENTS, PLAIN
-    systems = [_ours(root, rows, case) for case in cases]
-    systems += [_peer(root, name, case) for name in ("duckdb", "polars") for case in cases]
+    systems = [_make_ours(root, rows, case) for case in (EVENTS, PLAIN)]
+    for name in ("duckdb", "polars"):
+        systems += [_make_peer(root, name, case) for case in (EVENTS, PLAIN)]
     table.measure(systems, repeats=settings.repeats)
     table.notes += describe_added(table, EVENTS, PLAIN)
     return table.finish()
@@ -122,7 +124,8 @@ def _make_log(root: Path, rows: int, columns: int) -> None:
     (root / "plain.toml").write_text(spec)
 
 
-def _ours(root: Path, rows: int, case: str) -> System:
+def _make_ours(root: Path, rows: int, case: str) -> System:
+    """Return the ETL with events or without."""
     spec = {EVENTS: "events", PLAIN: "plain"}[case]
     output = root / spec
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
@@ -135,14 +138,15 @@ def _ours(root: Path, rows: int, case: str) -> System:
         return {**system.result(), "mb": size / 1e6}
 
     def prepare() -> None:
-        """Compile what is cached; of the first rows alone there is no valid or test."""
+        """Compile what is cached, on all rows: the first ones alone have no valid and test."""
         system.before()
         run_etl("run", *flags, "--output_path", output)
 
     return dataclasses.replace(system, case=case, result=result, prepare=prepare)
 
 
-def _peer(root: Path, name: str, case: str) -> System:
+def _make_peer(root: Path, name: str, case: str) -> System:
+    """Return DuckDB or Polars, with events or without."""
     output = root / f"{name}.parquet"
     program = Path(__file__).with_name("events_peers.py")
     window = WINDOW_DAYS * 86_400 if case == EVENTS else 0
@@ -152,10 +156,11 @@ def _peer(root: Path, name: str, case: str) -> System:
         import pyarrow.parquet as pq
 
         footer = pq.read_metadata(output)
-        place = [footer.schema.column(i).path for i in range(footer.num_columns)]
-        lists = [i for i, path in enumerate(place) if path.startswith("recent")]
-        groups = map(footer.row_group, range(footer.num_row_groups))
-        size = sum(group.column(i).total_compressed_size for group in groups for i in lists)
+        size = 0
+        for j in range(footer.num_columns):
+            if footer.schema.column(j).path.startswith("recent"):
+                for i in range(footer.num_row_groups):
+                    size += footer.row_group(i).column(j).total_compressed_size
         return {"rows": footer.num_rows, "mb": size / 1e6}
 
     return System(

@@ -24,16 +24,16 @@ WINDOW users AS (PARTITION BY "user" ORDER BY time
 """
 
 
-def with_duckdb(log: str, output: str, window: int) -> None:
-    """Window functions with ranges of times."""
+def add_by_duckdb(log: str, output: str, window: int) -> None:
+    """Add aggregates and histories by window functions with ranges of times."""
     import duckdb
 
     query = (EVENTS if window else PLAIN).format(log=log, window=window)
     duckdb.sql(COPY.format(query=query, output=output))
 
 
-def with_polars(log: str, output: str, window: int) -> None:
-    """Rolling groups that are open at the row's time."""
+def add_by_polars(log: str, output: str, window: int) -> None:
+    """Add aggregates and histories by rolling groups that are open at the row's time."""
     import polars as pl
 
     if not window:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("window", type=int)
     arguments = parser.parse_args()
-    make = {"duckdb": with_duckdb, "polars": with_polars}[arguments.peer]
+    make = {"duckdb": add_by_duckdb, "polars": add_by_polars}[arguments.peer]
     make(arguments.log, arguments.output, arguments.window)
     print(json.dumps({"bytes": os.path.getsize(arguments.output)}))
 

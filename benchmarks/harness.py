@@ -103,23 +103,26 @@ class Table:
     """
 
     def __init__(self, name: str, title: str, metrics: Sequence[Metric], *, base: str) -> None:
-        self.name, self.title, self.metrics, self.base = name, title, tuple(metrics), base
+        self.name = name
+        self.title = title
+        self.metrics = tuple(metrics)
+        self.base = base
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.notes: list[str] = []
 
     def measure(self, systems: Sequence[System], *, repeats: int = 3) -> None:
         """Run every system ``repeats`` times, in turn; more runs if it has some already."""
-        alive = {}
+        working = {}  # the systems that have not failed
         for system in systems:
             self.runs.setdefault((system.name, system.case), [])
             try:
                 system.prepare()
-                alive[system.name, system.case] = system
+                working[system.name, system.case] = system
             except ClickLogError as error:
                 log.warning("%s: %s", system.name, error)
                 self.fail(system.name, system.case, error.what)
         for repeat in range(repeats):
-            for key, system in list(alive.items()):
+            for key, system in list(working.items()):
                 if repeat >= (system.repeats or repeats):
                     continue
                 system.before()
@@ -128,11 +131,10 @@ class Table:
                 if rows:
                     measured.output.setdefault("rows_per_s", rows / measured.wall_s)
                 self.runs[key].append(measured)
-                log.info(
-                    "run %d of %s: %s", repeat + 1, " ".join(key).strip(), self._line(measured)
-                )
+                name = " ".join(key).strip()
+                log.info("run %d of %s: %s", repeat + 1, name, self._describe(measured))
                 if measured.error:
-                    del alive[key]
+                    del working[key]
 
     def fail(self, system: str, case: str, error: str) -> None:
         """Count a system as failed, for a reason that shows only when results are compared."""
@@ -140,14 +142,19 @@ class Table:
 
     @property
     def failed(self) -> dict[tuple[str, str], str]:
-        """The error of each (system, case) that failed."""
-        return {key: run.error for key, runs in self.runs.items() for run in runs if run.error}
+        """The error of each (system, case) that failed, the last one."""
+        errors = {}
+        for key, runs in self.runs.items():
+            for measured in runs:
+                if measured.error:
+                    errors[key] = measured.error
+        return errors
 
     def values(self, system: str, case: str, key: str) -> list[float]:
         """Return a metric of each run; nothing if the system failed or does not measure it."""
         if (system, case) in self.failed:
             return []
-        values = [_value(run, key) for run in self.runs.get((system, case), [])]
+        values = [_find_value(run, key) for run in self.runs.get((system, case), [])]
         return [value for value in values if value is not None]
 
     def median(self, system: str, case: str, key: str) -> float | None:
@@ -161,8 +168,9 @@ class Table:
         The median over the rounds of the ratio within a round: runs of one round are neighbours in
         time, so that what else the machine does hits both.
         """
-        values, base = self.values(system, case, key), self.values(self.base, case, key)
-        ratios = [a / b for a, b in zip(values, base, strict=False) if b]
+        values = self.values(system, case, key)
+        base_values = self.values(self.base, case, key)
+        ratios = [a / b for a, b in zip(values, base_values, strict=False) if b]
         return statistics.median(ratios) if ratios else None
 
     def text(self) -> str:
@@ -179,11 +187,14 @@ class Table:
                     ratio = self.ratio(*key, metric.key)
                     row.append("-" if ratio is None else format(ratio, ".2f"))
             table.append(row)
-        counts = {len(runs) for key, runs in self.runs.items() if key not in self.failed} or {0}
-        runs = f"{min(counts)}-{max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-        lines = [f"{self.title}; medians of {runs} interleaved runs", describe_machine(), ""]
-        lines += aligned(table, len(named))
-        lines += [f"failed: {' '.join(key).strip()}: {why}" for key, why in self.failed.items()]
+        counts = [len(runs) for key, runs in self.runs.items() if key not in self.failed] or [0]
+        listed = str(max(counts))
+        if min(counts) < max(counts):
+            listed = f"{min(counts)}-{max(counts)}"
+        lines = [f"{self.title}; medians of {listed} interleaved runs", describe_machine(), ""]
+        lines += align(table, len(named))
+        for key, error in self.failed.items():
+            lines.append(f"failed: {' '.join(key).strip()}: {error}")
         return "\n".join([*lines, *self.notes])
 
     def finish(self) -> int:
@@ -193,24 +204,27 @@ class Table:
             The exit status: 1 if a system failed.
         """
         print(self.text())
-        results = [
-            {"system": system, "case": case, **dataclasses.asdict(run)}
-            for (system, case), runs in self.runs.items()
-            for run in runs
-        ]
+        results = []
+        for (system, case), runs in self.runs.items():
+            for measured in runs:
+                results.append({"system": system, "case": case, **dataclasses.asdict(measured)})
         path = BUILD / f"{self.name}.json"
         write_json(path, {"table": self.text().splitlines(), "results": results})
         print(f"written to {path}")
         return 1 if self.failed else 0
 
-    def _line(self, run: Run) -> str:
+    def _describe(self, run: Run) -> str:
+        """Return the metrics of a run in a line, or its error."""
         if run.error:
             return f"failed: {run.error}"
-        values = {metric: _value(run, metric.key) for metric in self.metrics}
-        return ", ".join(f"{metric.heading} {metric.show(v)}" for metric, v in values.items())
+        texts = []
+        for metric in self.metrics:
+            texts.append(f"{metric.heading} {metric.show(_find_value(run, metric.key))}")
+        return ", ".join(texts)
 
 
-def _value(run: Run, key: str) -> float | None:
+def _find_value(run: Run, key: str) -> float | None:
+    """Return a metric of a run; None if it is not measured, or no number."""
     value = run.output.get(key, getattr(run, key, None))
     return float(value) if isinstance(value, int | float) else None
 
@@ -225,25 +239,28 @@ def describe_added(table: Table, case: str, plain: str) -> list[str]:
     """
     lines = ["", f"added by {case}:"]
     for name in dict.fromkeys(system for system, _ in table.runs):
-        added = {}
-        for key in ("wall_s", "cpu_s"):
-            of_cases = [table.values(name, each, key) for each in (case, plain)]
-            added[key] = [more - less for more, less in zip(*of_cases, strict=False)]
-        if added["wall_s"]:
-            wall, cpu = map(statistics.median, added.values())
-            lines.append(f"  {name:6} {wall:5.2f} s, {cpu:5.2f} CPU s")
+        wall = _subtract(table.values(name, case, "wall_s"), table.values(name, plain, "wall_s"))
+        cpu = _subtract(table.values(name, case, "cpu_s"), table.values(name, plain, "cpu_s"))
+        if wall:
+            wall_s = statistics.median(wall)
+            cpu_s = statistics.median(cpu)
+            lines.append(f"  {name:6} {wall_s:5.2f} s, {cpu_s:5.2f} CPU s")
     return lines
 
 
-def aligned(rows: list[list[str]], named: int) -> list[str]:
+def _subtract(values: list[float], others: list[float]) -> list[float]:
+    """Return the difference in each round that both have."""
+    return [value - other for value, other in zip(values, others, strict=False)]
+
+
+def align(rows: list[list[str]], named: int) -> list[str]:
     """Return rows as lines; the first ``named`` columns are text, aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [
-            cell.ljust(width) if i < named else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(cell.ljust(width) if i < named else cell.rjust(width))
         lines.append("  ".join(cells).rstrip())
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
@@ -251,9 +268,10 @@ def aligned(rows: list[list[str]], named: int) -> list[str]:
 def describe_machine() -> str:
     """Return what the numbers depend on: processor, cores, memory and Python; and the date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.machine()
     return (
-        f"{next(names, platform.machine())}, {count_cores()} cores, "
+        f"{processor}, {count_cores()} cores, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB, "
         f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
     )
@@ -273,9 +291,9 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def start_logging() -> None:
-    """Say on stderr what is being run; terminated, end what is running too."""
+    """Say on stderr what is being run; on SIGTERM, also end the run that is measured."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # in place of what an import has set up
+    # force replaces handlers that an import has set up
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
 
 

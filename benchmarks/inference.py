@@ -50,10 +50,19 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _PIECE_BYTES = 2 << 20
-#: Different rows of requests.
+#: How many different rows requests have.
 _REQUEST_ROWS = 256
+#: How many rows are read from the input at least.
+_MIN_READ_ROWS = 1 << 14
+#: The stages that are measured.
+_OURS = "ours: rows to probability"
+_READ = "  read"
+_ENCODE = "  encode"
 _ONNX = "onnx: tensors to probability"
-_OURS, _STOCK = "ours: rows to probability", "stock: frame to probability"
+_STOCK = "stock: frame to probability"
+_TRANSFORM = "  Workflow.transform"
+_PLAIN_MODEL = "  plain model"
+#: How texts become numbers, by raw type.
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
@@ -80,16 +89,19 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> None:
     parser = Parser(prog="python -m benchmarks.inference", description=__doc__)
     model, settings = parse(parser, argv, ModelSettings, BenchmarkSettings)
-    predictor, stock = model.load(), None
+    predictor = model.load()
     spec = input_spec(predictor.spec, settings.input)
-    rows = first_rows(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
+    rows = first_rows(settings.input, spec, max(*settings.batch_sizes, _MIN_READ_ROWS))
+    stock = None
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     if settings.onnx:
         rows = [add_events(predictor, row) for row in rows]
-    seconds, sizes = settings.seconds, settings.batch_sizes
-    print_table({n: measure(predictor, stock, rows, n, seconds, settings.onnx) for n in sizes})
-    print_one_row(predictor, rows[0], seconds)
+    times = {}
+    for size in settings.batch_sizes:
+        times[size] = measure(predictor, stock, rows, size, settings.seconds, settings.onnx)
+    print_table(times)
+    print_one_row(predictor, rows[0], settings.seconds)
     if model.bundle and settings.onnx and settings.requests:
         print_requests(predictor, model.bundle, settings.onnx, rows[:_REQUEST_ROWS])
 
@@ -97,9 +109,10 @@ def _run(argv: list[str] | None) -> None:
 def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
     """Return the first well-formed rows of a file by source, at most ``limit``."""
     rows: list[dict[str, Any]] = []
-    pieces = format_of(spec).stream(path, _PIECE_BYTES)
-    while len(rows) < limit and (piece := next(pieces, None)) is not None:
+    for piece in format_of(spec).stream(path, _PIECE_BYTES):
         rows += rows_as_dicts(piece, limit - len(rows))
+        if len(rows) == limit:
+            break
     if not rows:
         raise SettingsError(f"{path}: no well-formed row", "pass a file with valid rows")
     return rows
@@ -108,7 +121,7 @@ def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]
 def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
     """Return the well-formed rows of a piece, at most ``limit``, by source; None where missing.
 
-    Of text, numbers become numbers, unless the spec has rules for how they are written.
+    In rows of text, numbers become numbers, unless the spec has rules for how they are written.
     """
     spec = piece.spec
     lines = piece.parse(reject=True).line[:limit]
@@ -120,20 +133,22 @@ def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
     for name in names:
         read = next(read for read in reads if read.source == name)
         values = fields[name].to_pylist()
-        if spec.input.delimiter:
-            number = None if name in text else _NUMBERS.get(read.raw)
-            values = [_value(value, read, number, spec.input.list_separator) for value in values]
+        if spec.input.delimiter:  # a format of text
+            parse_number = None if name in text else _NUMBERS.get(read.raw)
+            separator = spec.input.list_separator
+            values = [_parse_field(value, read, parse_number, separator) for value in values]
         columns.append(values)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _value(text: str, read: Read, number: Callable | None, separator: str) -> Any:
+def _parse_field(text: str, read: Read, parse_number: Callable | None, separator: str) -> Any:
+    """Return a field of text as a request would have it."""
     if read.multi_hot:
         items = [item for item in text.split(separator) if item]
-        return [number(item) for item in items] if number else items
+        return [parse_number(item) for item in items] if parse_number else items
     if not text:
         return None
-    return number(text) if number else text
+    return parse_number(text) if parse_number else text
 
 
 Timed = Callable[[str, Callable[[], Any]], Any]
@@ -150,10 +165,12 @@ class Stock:
         from nvt_torchrec.workflows.store import load
 
         description = inspect(workflow)
-        self._spec, self._schema = description.spec, description.table_schema
+        self._spec = description.spec
+        self._schema = description.table_schema
         self._workflow = load(workflow, label=False, raw=False)
         rows, head, config = read_model(checkpoint, device)
-        self._model, self._device = build_model(config, device="meta"), device
+        self._model = build_model(config, device="meta")
+        self._device = device
         self._model.head = head
         bags = self._model.sparse_arch.embedding_bag_collection.embedding_bags
         for name, part in zip(config.tables, rows.split([*config.tables.values()]), strict=True):
@@ -164,9 +181,9 @@ class Stock:
         return to_frame(rows, self._spec)
 
     def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
-        """Return probabilities; ``timed`` runs a stage and measures its time."""
-        features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
-        return timed("  plain model", lambda: self._score(features))
+        """Return probabilities, [n]; ``timed`` runs a stage and measures its time."""
+        features = timed(_TRANSFORM, lambda: self._workflow.transform(frame))
+        return timed(_PLAIN_MODEL, lambda: self._score(features))
 
     @torch.inference_mode()
     def _score(self, features: pd.DataFrame) -> np.ndarray:
@@ -179,7 +196,8 @@ def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, Keyed
     """Convert a Workflow's output to the model's inputs: dense float32 [n, columns], and ids."""
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    values, lengths = [], []
+    values = []
+    lengths = []
     for name in schema.categorical:
         column = features[name]
         if name in schema.multi_hot:
@@ -218,7 +236,8 @@ def measure(
     onnx = None if file is None else open_onnx(file, size)
     times: dict[str, list[float]] = {}
     rows = rows * -(-size // len(rows))
-    batches = itertools.cycle(rows[at : at + size] for at in range(0, len(rows) - size + 1, size))
+    begins = range(0, len(rows) - size + 1, size)
+    batches = itertools.cycle([rows[begin : begin + size] for begin in begins])
 
     def timed(stage: str, work: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -228,8 +247,8 @@ def measure(
 
     def ours(batch: list[dict]) -> np.ndarray:
         score = timed(_OURS, lambda: predictor.predict(batch))
-        raw = timed("  read", lambda: predictor.read(batch))
-        timed("  encode", lambda: predictor.workflow.transform(raw))
+        raw = timed(_READ, lambda: predictor.read(batch))
+        timed(_ENCODE, lambda: predictor.workflow.transform(raw))
         if onnx is not None:
             given = tensors.to_tensors(inputs, batch)
             others = timed(_ONNX, lambda: onnx.run(outputs, given))
@@ -246,12 +265,13 @@ def measure(
     aggregates = predictor.spec.aggregates
     inputs += [tensors.Input(column.name, "float64", False) for column in aggregates]
     outputs = name_by_label(tensors.OUTPUT, predictor.labels)
-    for batch in itertools.islice(batches, 5):  # caches, compiled code
+    for batch in itertools.islice(batches, 5):  # fills caches and compiles code
         score = ours(batch)
     if stock is not None:
         compare(batch, score)
     times.clear()
-    ours_s = stock_s = 0.0
+    ours_s = 0.0
+    stock_s = 0.0
     while ours_s < seconds or (stock is not None and stock_s < seconds):
         batch = next(batches)
         score = ours(batch)
@@ -280,13 +300,14 @@ def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
     for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):
         others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(count)]
         try:
-            time.sleep(0.5 if others else 0)  # they start
+            time.sleep(0.5 if others else 0)  # until they have started
             times = measure(predictor, None, [row], 1, seconds)[_OURS]
         finally:
             for other in others:
                 other.kill()
                 other.wait()
-        print("{:36}{:10.3f}{:10.3f}".format(name, *1e3 * np.quantile(times, (0.5, 0.99))))
+        p50, p99 = 1e3 * np.quantile(times, (0.5, 0.99))
+        print(f"{name:36}{p50:10.3f}{p99:10.3f}")
 
 
 def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:
@@ -301,7 +322,7 @@ def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:
             print(f"{size:>6}  {stage:28}{p50:10.3f}{p90:10.3f}{p99:10.3f}{rate:12,.0f}")
         if _STOCK in times:
             total = medians[_STOCK] / medians[_OURS]
-            encode = medians["  Workflow.transform"] / (medians["  read"] + medians["  encode"])
+            encode = medians[_TRANSFORM] / (medians[_READ] + medians[_ENCODE])
             ratios.append(
                 f"batch {size}: {total:,.0f} times faster than stock; read and encode "
                 f"{encode:,.0f} times faster than Workflow.transform"

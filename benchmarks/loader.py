@@ -60,11 +60,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(settings: BenchmarkSettings) -> int:
     data = BUILD / "loader-data"
     make_once(data, f"{settings.rows} rows, with histories", lambda: make_data(data, settings.rows))
-    chosen = [
-        system
-        for system in _systems(data, settings)
-        if settings.cases in f"{system.name} {system.case}"
-    ]
+    chosen = []
+    for system in _list_systems(data, settings):
+        if settings.cases in f"{system.name} {system.case}":
+            chosen.append(system)
     title = f"Loading {settings.rows:,} Criteo-shaped rows"
     table = Table("loader", title, METRICS, base=STOCK)
     table.measure(chosen, repeats=settings.repeats)
@@ -78,23 +77,25 @@ def make_data(root: Path, rows: int) -> None:
     write_rows(root / "histories" / "train", criteo_schema(histories=[HISTORY]), rows // 2)
 
 
-def _systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
-    def system(name: str, case: str, *options: object) -> System:
+def _list_systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
+    """Yield the loaders with all that they load."""
+
+    def make(name: str, case: str, *options: object) -> System:
         command = [sys.executable, "-m", "benchmarks.loader_worker", name, "--data", data]
         command += ["--device", settings.device, *options]
         repeats = None if name in (OURS, STOCK) else 1
         return System(name, case, list(map(str, command)), timeout=600, repeats=repeats)
 
     names = (OURS, STOCK, NPY) if settings.device == "cpu" else (OURS, CPU_DECODING, NPY)
-    yield system(DECODE, "all rows")
+    yield make(DECODE, "all rows")
     for size in BATCH_SIZES:
         for name in names:
-            yield system(name, f"B={size}", "--batch_size", size)
+            yield make(name, f"B={size}", "--batch_size", size)
     for name in names:
-        yield system(name, "shuffled B=2048", "--shuffle")
+        yield make(name, "shuffled B=2048", "--shuffle")
     for name in names[:2]:
-        yield system(name, "multi-hot B=2048", "--form", "lists")
-    yield system(OURS, "shuffled histories of 2 columns", "--form", "histories", "--shuffle")
+        yield make(name, "multi-hot B=2048", "--form", "lists")
+    yield make(OURS, "shuffled histories of 2 columns", "--form", "histories", "--shuffle")
 
 
 if __name__ == "__main__":

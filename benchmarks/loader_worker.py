@@ -18,13 +18,19 @@ from benchmarks.data import criteo_schema, npy_files
 from benchmarks.process import high_water
 from nvt_torchrec.base.startup import prepare_torch
 
-OURS, STOCK, NPY, DECODE = "ours", "merlin stock", "torchrec npy", "limit: decode"
+OURS = "ours"
+STOCK = "merlin stock"
+NPY = "torchrec npy"
+DECODE = "limit: decode"
 #: On a GPU: ours without libcudf.
 CPU_DECODING = "ours, CPU decodes"
-#: What a run iterates.
+#: How long a run iterates.
 SECONDS = 2.0
-#: A run ends after its time if it has got MIN_ROWS rows, and after PATIENCE times that anyway.
-MIN_ROWS, PATIENCE = 400_000, 20
+#: It goes on until it has so many rows, because a loader that delivers in bursts needs several of
+#: them to show its rate;
+MIN_ROWS = 400_000
+#: but no longer than so many times its time.
+PATIENCE = 20
 #: How often loader and decoding are measured in turn.
 ROUNDS = 3
 
@@ -51,25 +57,26 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
     """
     batches = make(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
-    iterator, first, _ = _first_batch(batches)
-    figures = _rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
+    iterator, first, _ = _draw_first_batch(batches)
+    figures = _measure_rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
     _stop(batches)
     if args.system == OURS:
         del iterator
-        figures |= _next_epochs(batches)
-    # here, because decoding alone takes memory of its own
+        figures |= _measure_next_epochs(batches)
+    # before decoding alone is measured, which takes memory of its own
     figures["loading_mb"] = high_water(os.getpid()) / 1e6
     if args.system == OURS and args.form == "int32" and not args.shuffle:
-        figures |= _beside_decoding(batches, args)
+        figures |= _compare_with_decoding(batches, args)
     return figures
 
 
-def _first_batch(batches: Iterable[Any]) -> tuple[Iterator[Any], float, float]:
+def _draw_first_batch(batches: Iterable[Any]) -> tuple[Iterator[Any], float, float]:
     """Return an iterator behind its first batch, and the time and CPU time to it in ms."""
-    cpu, begin = time.process_time(), time.perf_counter()
+    cpu_begin = time.process_time()
+    begin = time.perf_counter()
     iterator = iter(batches)
     next(iterator)
-    return iterator, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu)
+    return iterator, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu_begin)
 
 
 def _stop(batches: Any) -> None:
@@ -78,14 +85,19 @@ def _stop(batches: Any) -> None:
         batches.stop()
 
 
-def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, float]:
+def _measure_rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, float]:
     """Draw batches for some seconds and return the rates of their rows."""
-    rows, ids, cpu, begin = 0, 0, time.process_time(), time.perf_counter()
+    rows = 0
+    ids = 0
+    cpu_begin = time.process_time()
+    begin = time.perf_counter()
     for batch in iterator:
-        rows += batch if isinstance(batch, int) else batch.labels.shape[0]
-        ids += 0 if isinstance(batch, int) else batch.sparse_features.values().shape[0]
+        if isinstance(batch, int):  # decoded rows
+            rows += batch
+        else:
+            rows += batch.labels.shape[0]
+            ids += batch.sparse_features.values().shape[0]
         elapsed = time.perf_counter() - begin
-        # a loader that delivers in bursts needs several of them to show its rate
         if elapsed > seconds and (rows > MIN_ROWS or elapsed > PATIENCE * seconds):
             break
     if device == "cuda":
@@ -95,49 +107,61 @@ def _rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, fl
     return {
         "ids_per_s": ids / (time.perf_counter() - begin),
         "samples_per_s": rows / (time.perf_counter() - begin),
-        "samples_per_cpu_s": rows / (time.process_time() - cpu),
+        "samples_per_cpu_s": rows / (time.process_time() - cpu_begin),
     }
 
 
-def _next_epochs(batches: Any) -> dict[str, float]:
+def _measure_next_epochs(batches: Any) -> dict[str, float]:
     """Return the median times to the first batch of a later epoch, with code and files warm."""
-    times = []
+    wall = []
+    cpu = []
     for _ in range(5):
         time.sleep(0.2)  # the last iterator's threads end
-        times.append(_first_batch(batches)[1:])
-    wall, cpu = (statistics.median(values) for values in zip(*times, strict=True))
-    return {"next_epoch_ms": wall, "next_epoch_cpu_ms": cpu}
+        _, wall_ms, cpu_ms = _draw_first_batch(batches)
+        wall.append(wall_ms)
+        cpu.append(cpu_ms)
+    return {"next_epoch_ms": statistics.median(wall), "next_epoch_cpu_ms": statistics.median(cpu)}
 
 
-def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
+def _compare_with_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
     """Return the medians of the loader's rate over the rate of decoding the same files.
 
     Both are measured in turn in one process, because runs that are minutes apart do not compare on
     a shared machine.
     """
-    shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
+    wall_shares = []
+    cpu_shares = []
     for _ in range(ROUNDS):
-        decoding, loading = (
-            _rates(_first_batch(source)[0], SECONDS / ROUNDS, args.device)
-            for source in (make(DECODE, args), batches)
-        )
-        for share, key in zip(shares, ("samples_per_s", "samples_per_cpu_s"), strict=True):
-            shares[share].append(loading[key] / decoding[key])
-    return {name: statistics.median(values) for name, values in shares.items()}
+        iterator, _, _ = _draw_first_batch(make(DECODE, args))
+        decoding = _measure_rates(iterator, SECONDS / ROUNDS, args.device)
+        iterator, _, _ = _draw_first_batch(batches)
+        loading = _measure_rates(iterator, SECONDS / ROUNDS, args.device)
+        wall_shares.append(loading["samples_per_s"] / decoding["samples_per_s"])
+        cpu_shares.append(loading["samples_per_cpu_s"] / decoding["samples_per_cpu_s"])
+    return {
+        "decode_share": statistics.median(wall_shares),
+        "decode_share_cpu": statistics.median(cpu_shares),
+    }
 
 
 def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
     """Return the batches of a system, and import only what it needs."""
-    makers = {OURS: _ours, CPU_DECODING: _ours, STOCK: _stock, NPY: _npy, DECODE: _Decoded}
+    makers = {
+        OURS: _make_ours,
+        CPU_DECODING: _make_ours,
+        STOCK: _make_stock,
+        NPY: _make_npy,
+        DECODE: _DecodedRows,
+    }
     return makers[system](args)
 
 
-def _files(args: argparse.Namespace) -> list[Path]:
+def _list_files(args: argparse.Namespace) -> list[Path]:
     return sorted((args.data / args.form / "train").glob("*.parquet"))
 
 
-def _ours(args: argparse.Namespace) -> Iterable[Any]:
-    """The loader of this project, with its defaults."""
+def _make_ours(args: argparse.Namespace) -> Iterable[Any]:
+    """Return the loader of this project, with its defaults."""
     from nvt_torchrec.nvt_loader import KJTLoader
 
     return KJTLoader(
@@ -149,8 +173,8 @@ def _ours(args: argparse.Namespace) -> Iterable[Any]:
     )
 
 
-def _stock(args: argparse.Namespace) -> Iterable[Any]:
-    """merlin.dataloader's Loader as its documentation has it, and a map to TorchRec's batch."""
+def _make_stock(args: argparse.Namespace) -> Iterable[Any]:
+    """Return merlin.dataloader's Loader by its documentation, with a map to TorchRec's batch."""
     import nvt_torchrec.nvt_compat  # noqa: F401  (before merlin)
 
     import torch
@@ -160,11 +184,13 @@ def _stock(args: argparse.Namespace) -> Iterable[Any]:
     from torchrec.datasets.utils import Batch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    names, keys = criteo_schema().dense, list(criteo_schema().categorical)
+    names = criteo_schema().dense
+    keys = list(criteo_schema().categorical)
 
     def to_batch(features: dict[str, torch.Tensor], labels: torch.Tensor) -> Batch:
         dense = torch.cat([features[name].view(-1, 1) for name in names], dim=1)
-        values, lengths = [], []
+        values = []
+        lengths = []
         for key in keys:
             if f"{key}__values" in features:
                 offsets = features[f"{key}__offsets"]
@@ -176,14 +202,14 @@ def _stock(args: argparse.Namespace) -> Iterable[Any]:
         sparse = KeyedJaggedTensor(keys, torch.cat(values), lengths=torch.cat(lengths))
         return Batch(dense, sparse, labels.view(-1))
 
-    data = Dataset(list(map(str, _files(args))), engine="parquet")
+    data = Dataset(list(map(str, _list_files(args))), engine="parquet")
     schema = args.data / args.form / "train" / ".merlin" / "schema.json"
     data.schema = TensorflowMetadata.from_json_file(schema).to_merlin_schema()
     return Loader(data, batch_size=args.batch_size, shuffle=args.shuffle).map(to_batch)
 
 
-def _npy(args: argparse.Namespace) -> Iterable[Any]:
-    """TorchRec's in-memory datapipe over mapped arrays: no decoding, three times the bytes."""
+def _make_npy(args: argparse.Namespace) -> Iterable[Any]:
+    """Return TorchRec's datapipe over mapped arrays: no decoding, but three times the bytes."""
     from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
     pipe = InMemoryBinaryCriteoIterDataPipe(
@@ -200,14 +226,18 @@ def _npy(args: argparse.Namespace) -> Iterable[Any]:
     return (batch.pin_memory().to(args.device, non_blocking=True) for batch in pipe)
 
 
-class _Decoded:
-    """Decode only: pyarrow, one thread, whole row groups, checksums verified; or cuDF, files."""
+class _DecodedRows:
+    """Decodes only, and yields numbers of rows.
+
+    On a CPU by pyarrow: whole row groups, by one thread, with checksums verified. On a GPU by cuDF:
+    whole files.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
 
     def __iter__(self) -> Iterator[int]:
-        for path in _files(self._args):
+        for path in _list_files(self._args):
             if self._args.device == "cuda":
                 import cudf
 

@@ -26,7 +26,8 @@ _WARM_UP_ROWS = 1000
 def main() -> None:
     """Run the writer that the command line names."""
     name, source, path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    write, table = WRITERS[name], pq.read_table(source)
+    write = WRITERS[name]
+    table = pq.read_table(source)
     write(table.slice(0, _WARM_UP_ROWS), path)
     _, writing = _measure(lambda: write(table, path))
     read, reading = _measure(lambda: pq.read_table(path, use_threads=False))
@@ -40,7 +41,8 @@ def main() -> None:
 
 def _measure(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     """Return what a call returns, and its seconds by the clock and of all threads."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     result = work()
     return result, {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
 

@@ -18,8 +18,12 @@ import psutil
 ROOT = Path(__file__).parents[1]
 #: Where results and data go.
 BUILD = ROOT / "build" / "bench"
-#: Seconds between two looks at the memory of a run, and between two searches for new processes.
-_POLL, _SEARCH = 0.02, 0.25
+#: Seconds between two looks at the memory of a run.
+_POLL_S = 0.02
+#: Seconds between two searches for new processes.
+_SEARCH_S = 0.25
+#: How many of the last lines on stderr the error of a failed run has.
+_ERROR_LINES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +79,16 @@ def run(
         finally:
             tree.kill()
         wall = time.perf_counter() - begin
-        value, error = {}, ""
+        value = {}
+        error = ""
         if status:
             stderr.seek(0)
-            last = stderr.read().decode("utf-8", "replace").strip().splitlines()[-3:]
-            late = f"killed after {timeout:.0f} s; " if wall > timeout else ""
-            error = late + (" / ".join(line.strip() for line in last) or f"exit status {status}")
+            lines = stderr.read().decode("utf-8", "replace").strip().splitlines()
+            error = " / ".join(line.strip() for line in lines[-_ERROR_LINES:])
+            if not error:
+                error = f"exit status {status}"
+            if wall > timeout:
+                error = f"killed after {timeout:.0f} s; {error}"
         elif result:
             value = result()
         else:
@@ -89,7 +97,8 @@ def run(
         return Run(wall, usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6, value, error)
 
 
-def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):
+def _wait(process: subprocess.Popen, tree: _Tree, deadline: float) -> tuple[int, Any]:
+    """Wait for a process, noting its memory; return exit status and resource usage."""
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
@@ -98,7 +107,7 @@ def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):
         if time.perf_counter() > deadline:
             tree.kill()
         tree.look()
-        time.sleep(_POLL)
+        time.sleep(_POLL_S)
 
 
 class _Tree:
@@ -111,14 +120,14 @@ class _Tree:
 
     def look(self) -> None:
         """Note the memory of every process; now and then look for new ones."""
-        if time.perf_counter() - self._searched > _SEARCH:
+        if time.perf_counter() - self._searched > _SEARCH_S:
             self._searched = time.perf_counter()
             self._find_descendants()
-        together = 0
+        total = 0
         for process in self._processes:
-            with contextlib.suppress(psutil.Error, OSError):  # it has ended
-                together += process.memory_info().rss
-                self.peak_bytes = max(self.peak_bytes, together, high_water(process.pid))
+            with contextlib.suppress(psutil.Error, OSError):  # raised if it has ended
+                total += process.memory_info().rss
+                self.peak_bytes = max(self.peak_bytes, total, high_water(process.pid))
 
     def kill(self) -> None:
         """End whatever still runs."""
@@ -139,6 +148,7 @@ def high_water(pid: int) -> int:
     Unlike ``ru_maxrss`` it does not count the process that it was forked from.
     """
     status = Path(f"/proc/{pid}/status").read_text()
-    return next(
-        (int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), 0
-    )
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):  # in KiB
+            return int(line.split()[1]) << 10
+    return 0

@@ -54,8 +54,8 @@ METRICS = (
 )
 #: "default" gives no flag: logs below a million rows choose their regularization on valid.
 OPTIMIZERS = ("default", "rowwise_adagrad", "adagrad", "sgd")
-#: The rows that the regression is fitted to, at most: it takes all at once.
-_FITTED = 800_000
+#: The most rows that the regression is fitted to, because it takes all at once.
+_MAX_FITTED_ROWS = 800_000
 
 Drawn = tuple[np.ndarray, pd.DataFrame]
 
@@ -63,18 +63,20 @@ Drawn = tuple[np.ndarray, pd.DataFrame]
 def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
     """Draw user + item + category + log price, and products of vectors of user and item."""
     random = np.random.default_rng(7)
-    user, item = draw_zipf(random, rows, users), draw_zipf(random, rows, items)
+    user = draw_zipf(random, rows, users)
+    item = draw_zipf(random, rows, items)
     category = random.integers(0, 30, items)[item]
     price = random.normal(3, 1, items)[item] + random.normal(0, 0.3, rows)
     logits = random.normal(0, 0.9, users)[user] + random.normal(0, 0.7, items)[item]
     logits += random.normal(0, 0.5, 30)[category] - 0.5 * (price - 3) - 1.6
-    of_users, of_items = random.normal(0, 1, (users, 4)), random.normal(0, 1, (items, 4))
-    logits += crossed / 2 * (of_users[user] * of_items[item]).sum(1)
+    user_vectors = random.normal(0, 1, (users, 4))
+    item_vectors = random.normal(0, 1, (items, 4))
+    logits += crossed / 2 * (user_vectors[user] * item_vectors[item]).sum(1)
     columns = {"user": user, "item": item, "category": category}
     return logits, pd.DataFrame({**columns, "price": np.exp(price).round(2)})
 
 
-def _sorted(drawn: Drawn, by: str) -> Drawn:
+def _sort(drawn: Drawn, by: str) -> Drawn:
     """Sort rows as an export of a database may be: by user."""
     logits, frame = drawn
     order = np.argsort(frame[by].to_numpy(), kind="stable")
@@ -122,18 +124,20 @@ def _alike(rows: int) -> Drawn:
     they are, tells nothing, so that a mean hides what counts.
     """
     random = np.random.default_rng(9)
-    users, items, kinds = rows // 100, 500, 30
+    users = rows // 100
+    items = 500
+    kinds = 30
     vectors = random.normal(0, 1, (kinds, 8))[random.integers(0, kinds, items)]
     vectors += random.normal(0, 0.4, vectors.shape)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    alike = vectors @ vectors.T
+    similarities = vectors @ vectors.T
     user = np.arange(rows) * users // rows + random.integers(0, users // 10, rows)
     item = random.integers(0, items, rows)
     seconds = np.sort(random.choice(30 * 86_400, rows, replace=False))
     seen: list[list[int]] = [[] for _ in range(user.max() + 1)]
     maximum = np.empty(rows)
     for row, (u, i) in enumerate(zip(user, item, strict=True)):
-        maximum[row] = alike[i, seen[u][-50:]].max(initial=0)
+        maximum[row] = similarities[i, seen[u][-50:]].max(initial=0)
         seen[u].append(i)
     logits = 9 * (maximum - 0.8) + random.normal(0, 0.5, items)[item]
     time = format_seconds(1_790_000_000 + seconds).to_pandas()
@@ -148,7 +152,7 @@ LOGS: dict[str, Callable[[], Drawn] | None] = {
     "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
     "crossed": functools.partial(_additive, 300_000, users=3_000, items=1_000, crossed=0.8),
     "census": functools.partial(_census, 48_000),
-    "plays": lambda: _sorted(_additive(75_000, 2_000, 4_000), "user"),
+    "plays": lambda: _sort(_additive(75_000, 2_000, 4_000), "user"),
     "rare": functools.partial(_additive, 60_000, users=20_000, items=20_000),
     "tiny": functools.partial(_census, 2_200),
     "bent": functools.partial(_bent, 40_000),
@@ -175,7 +179,7 @@ name = "seen"
 of = ["user"]
 columns = ["item"]
 """
-#: Of a log, what is before its rows.
+#: By log, the part of the spec about the events before rows.
 _EVENTS = {"visits": EVENTS, "alike": _SEEN}
 _SPEC = """[input]
 format = "csv"
@@ -211,34 +215,36 @@ def _run(settings: RegressionSettings, flags: list[str]) -> int:
     table = Table("regression", "The trainer's defaults", METRICS, base="")
     systems: list[list[System]] = [[] for _ in range(settings.seeds)]
     for log in settings.logs:
-        split, oracle = _make(log)
-        beside = {"oracle": oracle, **fit_regression(split)}
-        each = settings.optimizers, settings.models, range(settings.seeds)
-        for name, model, seed in itertools.product(*each):
+        split, oracle = _make_log(log)
+        others = {"oracle": oracle, **fit_regression(split)}
+        kinds = itertools.product(settings.optimizers, settings.models, range(settings.seeds))
+        for name, model, seed in kinds:
             case = f"{log}, {model}" if len(settings.models) > 1 else log
             given = ["--binary_path", split, "--shuffle_training_set"]
             given += ["--model", model, "--seed", seed]
             if name != "default":
                 given += ["--optimizer", name]
-            systems[seed].append(_training_run(name, case, [*given, *flags], beside))
-    for of_seed in systems:
-        table.measure(of_seed, repeats=1)
+            systems[seed].append(_make_run(name, case, [*given, *flags], others))
+    for systems_of_seed in systems:
+        table.measure(systems_of_seed, repeats=1)
     return table.finish()
 
 
-def _training_run(
-    optimizer: str, case: str, flags: Sequence[Any], beside: dict[str, float]
-) -> System:
-    """Return a run of ``train_torchrec.py``, with the last metrics of its log, and ``beside``."""
+def _make_run(optimizer: str, case: str, flags: Sequence[Any], others: dict[str, float]) -> System:
+    """Return a run of ``train_torchrec.py``, with the last metrics of its log and of others."""
     log_path = BUILD / "regression" / f"{case} {optimizer}"
 
     def result() -> dict[str, Any]:
-        events = read_events(log_path / METRICS_FILE)
-        last = {event["split"]: event for event in events if event["event"] == "evaluation"}
-        end = next(event for event in events if event["event"] == "end")
-        named = {(e["split"], e["name"]): e for e in events if e["event"] == "baseline"}
-        found = {"samples_per_s": end["samples_per_s"], "trees": named["test", TREES]["auroc"]}
-        return {**last["test"], **found, **beside}
+        metrics: dict[str, Any] = {}
+        for event in read_events(log_path / METRICS_FILE):  # the last evaluation counts
+            if event["event"] == "evaluation" and event["split"] == "test":
+                metrics |= event
+            elif event["event"] == "baseline" and event["split"] == "test":
+                if event["name"] == TREES:
+                    metrics["trees"] = event["auroc"]
+            elif event["event"] == "end":
+                metrics["samples_per_s"] = event["samples_per_s"]
+        return metrics | others
 
     return System(
         optimizer,
@@ -250,11 +256,12 @@ def _training_run(
     )
 
 
-def _make(log: str) -> tuple[Path, float]:
+def _make_log(log: str) -> tuple[Path, float]:
     """Return the splits of a log, and the oracle's AUROC."""
     draw = LOGS[log]
     if draw is None:
-        raw, etl = BUILD / "log-demo" / "raw", BUILD / "log-demo" / "etl"
+        raw = BUILD / "log-demo" / "raw"
+        etl = BUILD / "log-demo" / "etl"
 
         def synthesize() -> None:
             run_etl("synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", 250_000)
@@ -266,9 +273,11 @@ def _make(log: str) -> tuple[Path, float]:
     root = BUILD / f"log-{log}"
     logits, frame = draw()
     labels = np.random.default_rng(1).random(len(logits)) < 1 / (1 + np.exp(-logits))
-    split, tested = _BY_SHARE, slice(None)
-    if "time" in frame:  # where clicks depend on those before, they were drawn with the rows
-        labels, frame = frame["click"].to_numpy(), frame.drop(columns="click")
+    split = _BY_SHARE
+    tested = slice(None)
+    if "time" in frame:  # clicks depend on those before, so they were drawn with the rows
+        labels = frame["click"].to_numpy()
+        frame = frame.drop(columns="click")
         split = _BY_TIME + _EVENTS.get(log, "")
         tested = slice(len(logits) * 9 // 10, None)
 
@@ -294,8 +303,9 @@ def fit_regression(split: Path) -> dict[str, float]:
     from sklearn.preprocessing import OneHotEncoder
 
     schema = TableSchema.read(split)
-    train, test = (pq.read_table(split / part).to_pandas() for part in ("train", "test"))
-    train = train.iloc[-_FITTED:]
+    train = pq.read_table(split / "train").to_pandas()
+    test = pq.read_table(split / "test").to_pandas()
+    train = train.iloc[-_MAX_FITTED_ROWS:]
     encoder = OneHotEncoder(handle_unknown="ignore").fit(train[list(schema.categorical)].to_numpy())
 
     def inputs(rows: pd.DataFrame) -> Any:

@@ -28,7 +28,10 @@ from benchmarks.process import ROOT
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.predictor import Predictor
 
-CLIENTS, ROUNDS, REQUESTS = 8, 7, 400
+CLIENTS = 8
+ROUNDS = 7
+#: Requests in a round.
+REQUESTS = 400
 #: Workers of the server whose processes' memory is measured.
 _WORKERS = 2
 #: Seconds without an answer after which a server is given up.
@@ -45,7 +48,8 @@ class Served:
     """
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self._process, self._port = psutil.Process(process.pid), port
+        self._process = psutil.Process(process.pid)
+        self._port = port
         self.cpu_ms: list[float] = []
 
     @property
@@ -66,8 +70,8 @@ class Served:
         self.cpu_ms.append((self._cpu_seconds() - before) / sent * 1e3)
 
     def _cpu_seconds(self) -> float:
-        # the clock of another process, as clock_getcpuclockid names it on Linux: exact, while
-        # /proc counts ticks of 10 ms, which is several requests
+        # The clock of another process, as clock_getcpuclockid names it on Linux. It is exact, while
+        # /proc counts ticks of 10 ms, which are several requests.
         return time.clock_gettime(~self._process.pid << 3 | 2)
 
     def ask(self, requests: Sequence[bytes], number: int) -> list[tuple[int, float]]:
@@ -98,12 +102,17 @@ class Served:
 
 
 def _read_memory(process: psutil.Process) -> tuple[float, float]:
+    """Return resident memory in MB, and what of it no other process shares."""
     memory = process.memory_full_info()
     return memory.rss / 1e6, memory.uss / 1e6
 
 
 def _read_answer(answered: Any) -> float:
-    """Return the probability of an answer's only row, of several labels that of the first."""
+    """Return the probability of an answer's only row, that of the first label if there are several.
+
+    Raises:
+        ClickLogError: There is no answer, or one with another status than 200.
+    """
     status = line = answered.readline()
     length = 0
     while line.strip():
@@ -173,13 +182,13 @@ def print_requests(
     ours_command = [sys.executable, "-m", "inference", "serve", "--bundle", bundle, "--port", 0]
     peer_command = [python_of("fastapi"), Path(__file__).with_name("serving_peer.py"), onnx]
     with start(ours_command) as ours, start(peer_command) as peer:
-        answers = [dict(server.ask(requests, len(requests))) for server in (ours, peer)]
-        for request, probability in answers[0].items():
-            np.testing.assert_allclose(probability, answers[1][request], atol=_TOLERANCE)
+        expected = dict(peer.ask(requests, len(requests)))
+        for request, probability in ours.ask(requests, len(requests)):
+            np.testing.assert_allclose(probability, expected[request], atol=_TOLERANCE)
         for _ in range(ROUNDS):
             for server in (ours, peer):
                 server.measure(requests, REQUESTS)
-        ratio = statistics.median(a / b for a, b in zip(ours.cpu_ms, peer.cpu_ms, strict=True))
+        ratios = [a / b for a, b in zip(ours.cpu_ms, peer.cpu_ms, strict=True)]
         title = f"a request of one row, {CLIENTS} clients"
         print(f"\n{title:36}{'CPU ms':>10}{'RSS MB':>10}{'own MB':>10}")
         for name, server in (("ours", ours), ("FastAPI and ONNX Runtime", peer)):
@@ -187,6 +196,7 @@ def print_requests(
             print(f"{name:36}{statistics.median(server.cpu_ms):10.3f}{resident:10.0f}{own:10.0f}")
     with start([*ours_command, "--workers", _WORKERS]) as ours:
         ours.ask(requests, REQUESTS)
-        name, (resident, own) = f"ours, each of {_WORKERS} workers", ours.worker_memory_mb
+        name = f"ours, each of {_WORKERS} workers"
+        resident, own = ours.worker_memory_mb
         print(f"{name:36}{'':10}{resident:10.0f}{own:10.0f}")
-    print(f"ours takes {ratio:.2f} times the CPU time")
+    print(f"ours takes {statistics.median(ratios):.2f} times the CPU time")

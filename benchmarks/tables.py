@@ -30,9 +30,12 @@ METRICS = (
     Metric("cpu_s", "CPU s", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
-TABLES, PLAIN = "tables", "no tables"
-DAYS, VERSIONS = 30, 10
-#: Of the log and without tables; ``_JOINED`` follows in the other case.
+TABLES = "tables"
+PLAIN = "no tables"
+DAYS = 30
+#: How many versions each item has.
+VERSIONS = 10
+#: The spec of the log without tables.
 _SPEC = """[input]
 format = "csv"
 [split]
@@ -45,6 +48,7 @@ test_from = "1970-01-29"
 names = ["user", "item"]
 raw = "int"
 """
+#: What follows with tables.
 _JOINED = """[[table]]
 name = "items"
 path = "items.csv"
@@ -94,9 +98,9 @@ def _run(settings: TablesSettings) -> int:
     log = f"{rows:,} rows, {items:,} items of {VERSIONS} versions, {users:,} users"
     make_once(root, f"a log with tables of {log}", lambda: _make_log(root, rows, items, users))
     table = Table("tables", f"Tables: {log}", METRICS, base="polars")
-    systems = [_ours(root, case) for case in (TABLES, PLAIN)]
+    systems = [_make_ours(root, case) for case in (TABLES, PLAIN)]
     for name in ("duckdb", "polars"):
-        systems += [_peer(root, name, case) for case in (TABLES, PLAIN)]
+        systems += [_make_peer(root, name, case) for case in (TABLES, PLAIN)]
     table.measure(systems, repeats=settings.repeats)
     table.notes += describe_added(table, TABLES, PLAIN)
     return table.finish()
@@ -119,40 +123,42 @@ def _make_log(root: Path, rows: int, items: int, users: int) -> None:
     texts = np.array([f"text number {i}" for i in range(5_000)])
     changed = random.permutation(seconds)[:VERSIONS]
     changed[0] = 0
-    of_items = {
+    item_columns = {
         "item": np.repeat(np.arange(items), VERSIONS),
         "changed": np.tile(np.sort(changed), items),
         "price": random.lognormal(3, 1, versions).round(2),
         "brand": texts[random.integers(0, 5_000, versions)],
         "category": texts[random.integers(0, 50, versions)],
     }
-    pa_csv.write_csv(pa.table(of_items), root / "items.csv")
-    of_users = {
+    pa_csv.write_csv(pa.table(item_columns), root / "items.csv")
+    user_columns = {
         "user": np.arange(users),
         "age": random.integers(15, 90, users),
         "city": texts[random.integers(0, 3_000, users)],
         "job": texts[random.integers(0, 100, users)],
     }
-    pa_csv.write_csv(pa.table(of_users), root / "users.csv")
+    pa_csv.write_csv(pa.table(user_columns), root / "users.csv")
     (root / "tables.toml").write_text(_SPEC + _JOINED)
     (root / "plain.toml").write_text(_SPEC)
 
 
-def _ours(root: Path, case: str) -> System:
+def _make_ours(root: Path, case: str) -> System:
+    """Return the ETL with tables or without."""
     spec = "tables" if case == TABLES else "plain"
     output = root / spec
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
     system = etl("ours", output, *flags)
 
     def prepare() -> None:
-        """Compile what is cached; of the first rows alone there is no valid or test."""
+        """Compile what is cached, on all rows: the first ones alone have no valid and test."""
         system.before()
         run_etl("run", *flags, "--output_path", output)
 
     return dataclasses.replace(system, case=case, prepare=prepare)
 
 
-def _peer(root: Path, name: str, case: str) -> System:
+def _make_peer(root: Path, name: str, case: str) -> System:
+    """Return DuckDB or Polars, with tables or without."""
     output = root / f"{name}.parquet"
     program = Path(__file__).with_name("tables_peers.py")
     command = [

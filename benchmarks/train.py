@@ -34,9 +34,18 @@ METRICS = (
     Metric("step_ms", "step ms", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
-#: Widths of tables, dense and top layers. The small model shows what all but arithmetic costs.
-_SMALL, _MLPERF = ("16", "64,16", "128,64,1"), ("128", "512,256,128", "1024,1024,512,256,1")
-_WIDTHS = ("--embedding_dim", "--dense_arch_layer_sizes", "--over_arch_layer_sizes")
+#: The widths of a small model, which shows what all but arithmetic costs.
+_SMALL = [
+    *("--embedding_dim", "16"),
+    *("--dense_arch_layer_sizes", "64,16"),
+    *("--over_arch_layer_sizes", "128,64,1"),
+]
+#: Those of MLPerf's model.
+_MLPERF = [
+    *("--embedding_dim", "128"),
+    *("--dense_arch_layer_sizes", "512,256,128"),
+    *("--over_arch_layer_sizes", "1024,1024,512,256,1"),
+]
 #: Rows of valid and test; evaluations are not measured.
 _HELD_OUT_ROWS = 20_000
 
@@ -73,12 +82,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings, flags: list[str]) -> int:
-    sizes = settings.batch_sizes
-    if settings.dlrm and not (script := settings.dlrm / "torchrec_dlrm" / "dlrm_main.py").is_file():
-        raise SettingsError(f"{script}: no such file", "give a checkout of facebookresearch/dlrm")
+    if settings.dlrm:
+        script = settings.dlrm / "torchrec_dlrm" / "dlrm_main.py"
+        if not script.is_file():
+            what = f"{script}: no such file"
+            raise SettingsError(what, "give a checkout of facebookresearch/dlrm")
     data = BUILD / "train-data"
-    make_data(data, max(sizes) * (settings.warm_up + settings.steps + 2), settings.table_sizes)
-    systems = [system for size in sizes for system in _systems(settings, data, size, flags)]
+    rows = max(settings.batch_sizes) * (settings.warm_up + settings.steps + 2)
+    make_data(data, rows, settings.table_sizes)
+    systems: list[System] = []
+    for size in settings.batch_sizes:
+        systems += _list_systems(settings, data, size, flags)
     model = "a small DLRM" if settings.max_table_rows is None else "MLPerf's DLRM"
     table = Table("train", f"Training {model} in one process", METRICS, base=BARE)
     table.measure(systems, repeats=settings.repeats)
@@ -102,17 +116,22 @@ def make_data(root: Path, rows: int, table_sizes: Sequence[int] = TABLE_SIZES) -
     make_once(root, f"{rows} rows of tables of at most {max(table_sizes)}", make)
 
 
-def _systems(
+def _list_systems(
     settings: BenchmarkSettings, data: Path, size: int, flags: Sequence[str]
 ) -> list[System]:
-    systems = []
-    widths = _SMALL if settings.max_table_rows is None else _MLPERF
-    model = [part for pair in zip(_WIDTHS, widths, strict=True) for part in pair]
+    """Return the systems with a batch size."""
+    model = [*(_SMALL if settings.max_table_rows is None else _MLPERF)]
     model += ["--num_embeddings_per_feature", ",".join(map(str, settings.table_sizes))]
-    for name in (BARE, OURS, *([DLRM_MAIN] if settings.dlrm else [])):
-        command = [sys.executable, "-m", "benchmarks.train_worker", name, "--data", data]
-        command += ["--batch_size", size, "--warm_up", settings.warm_up, "--steps", settings.steps]
-        command += ["--checkout", settings.dlrm.absolute()] if name == DLRM_MAIN else []
+    names = [BARE, OURS]
+    if settings.dlrm:
+        names.append(DLRM_MAIN)
+    systems = []
+    for name in names:
+        command: list[object] = [sys.executable, "-m", "benchmarks.train_worker", name]
+        command += ["--data", data, "--batch_size", size]
+        command += ["--warm_up", settings.warm_up, "--steps", settings.steps]
+        if settings.dlrm and name == DLRM_MAIN:
+            command += ["--checkout", settings.dlrm.absolute()]
         command += [*model, *flags]
         systems.append(System(name, f"B={size}", list(map(str, command))))
     return systems

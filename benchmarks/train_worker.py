@@ -24,7 +24,9 @@ from typing import Any
 from nvt_torchrec.base.errors import run_command
 from nvt_torchrec.base.startup import prepare_torch
 
-OURS, DLRM_MAIN, BARE = "ours", "dlrm_main", "bare loop"
+OURS = "ours"
+DLRM_MAIN = "dlrm_main"
+BARE = "bare loop"
 
 
 class Stamps:
@@ -36,12 +38,16 @@ class Stamps:
     """
 
     def __init__(self, warm_up: int, steps: int) -> None:
-        self._warm_up, self._end = warm_up, warm_up + steps
+        self._warm_up = warm_up
+        self._end = warm_up + steps
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
     def take(self) -> None:
-        """Record the begin of a step; of the first and the last one when a GPU has got there."""
+        """Record the begin of a step.
+
+        At the first and the last step that are measured, wait until a GPU has done those before.
+        """
         if len(self.wall) in (self._warm_up, self._end):
             from torch import cuda
 
@@ -54,7 +60,8 @@ class Stamps:
         """Return the speed of the steps that are measured."""
         if len(self.wall) <= self._end:
             raise RuntimeError(f"{len(self.wall)} steps began, not {self._end + 1}")
-        wall, cpu = (times[self._warm_up : self._end + 1] for times in (self.wall, self.cpu))
+        wall = self.wall[self._warm_up : self._end + 1]
+        cpu = self.cpu[self._warm_up : self._end + 1]
         samples = (self._end - self._warm_up) * batch_size
         return {
             "samples_per_s": samples / (wall[-1] - wall[0]),
@@ -76,7 +83,8 @@ def main() -> None:
     args, args.flags = parser.parse_known_args()
     prepare_torch()
     stamps = Stamps(args.warm_up, args.steps)
-    {OURS: _ours, DLRM_MAIN: _dlrm_main, BARE: _bare}[args.system](args, stamps)
+    run = {OURS: _run_ours, DLRM_MAIN: _run_dlrm_main, BARE: _run_bare_loop}[args.system]
+    run(args, stamps)
     print(json.dumps(stamps.result(args.batch_size)), flush=True)
 
 
@@ -85,8 +93,8 @@ _EXAMPLE = ["--optimizer", "sgd", "--first_order", "0", "--dense_bins", "0", "--
 _EXAMPLE += ["--lr_warmup_steps", "0", "--dense_decay", "0", "--eps", "1e-8"]
 
 
-def _flags(args: argparse.Namespace) -> list[str]:
-    """The flags of both programs; those of the command line win."""
+def _make_flags(args: argparse.Namespace) -> list[str]:
+    """Return the flags of both programs; those of the command line come last, and win."""
     values = {
         "learning_rate": "0.05",
         "batch_size": str(args.batch_size),
@@ -95,7 +103,10 @@ def _flags(args: argparse.Namespace) -> list[str]:
         "limit_val_batches": "1",
         "limit_test_batches": "1",
     }
-    return [*(part for name, value in values.items() for part in (f"--{name}", value)), *args.flags]
+    flags = []
+    for name, value in values.items():
+        flags += [f"--{name}", value]
+    return flags + args.flags
 
 
 def _count_steps(stamps: Stamps, pipeline: type) -> None:
@@ -124,7 +135,7 @@ def _draw_on_device() -> None:
         build._fill_tables = fill
 
 
-def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
+def _run_ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
     from nvt_torchrec.training.sharding.build import OneRankPipeline
 
@@ -132,12 +143,12 @@ def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     _count_steps(stamps, OneRankPipeline)
     with tempfile.TemporaryDirectory() as log:
         flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
-        status = train_torchrec.main([*_EXAMPLE, *_flags(args), *flags])
+        status = train_torchrec.main([*_EXAMPLE, *_make_flags(args), *flags])
     if status:
         sys.exit(status)
 
 
-def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
+def _run_dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     """Run dlrm_main as ``torchx run … --script dlrm_main.py`` does for one process."""
     from torchrec.distributed import TrainPipelineSparseDist
 
@@ -150,12 +161,12 @@ def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     _count_steps(stamps, TrainPipelineSparseDist)
     data = ["--dataset_name", "criteo_kaggle"]
     data += ["--in_memory_binary_criteo_path", str(args.data / "npy")]
-    sys.argv = [str(script), *_flags(args), *data]
+    sys.argv = [str(script), *_make_flags(args), *data]
     sys.path.insert(0, str(script.parent))  # for its imports of files beside it
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
+def _run_bare_loop(args: argparse.Namespace, stamps: Stamps) -> None:
     """Run forward, backward and optimizer of our model over one batch in memory."""
     from nvt_torchrec.training.data.choices import read_schema
     from nvt_torchrec.training.data.loaders import TrainBatch, make_loader
@@ -167,7 +178,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
 
     _draw_on_device()
     data = ["--binary_path", str(args.data / "split")]
-    settings = parse_settings([*_EXAMPLE, *_flags(args), *data])
+    settings = parse_settings([*_EXAMPLE, *_make_flags(args), *data])
     config = model_config(settings, read_schema(settings))
     steps = args.warm_up + args.steps + 1
     settings = fill_rates(settings, config, args.batch_size, steps)

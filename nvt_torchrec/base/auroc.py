@@ -7,12 +7,15 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_numpy
 
-#: A column with a larger AUROC alone is hardly a feature.
+#: A column that has a larger AUROC alone tells the label, rather than something known before it.
 TOO_GOOD = 0.98
-#: Rows of the mean label that are added to those of a value: one click of one row is no rate of 1.
+#: How many rows with the mean label are added to the rows of each value, so that one click in one
+#: row is not taken for a rate of 1.
 _PRIOR_ROWS = 5
-#: Bins of numbers, at most, and rows of a bin, at least.
-_BINS, _BIN_ROWS = 50, 100
+#: The largest number of bins of numbers.
+_MAX_BINS = 50
+#: The smallest number of rows in a bin.
+_MIN_BIN_ROWS = 100
 
 
 def auroc(
@@ -33,7 +36,7 @@ def auroc(
         The area; None if there is no positive or no negative, of a positive weight.
     """
     same_group = np.zeros(len(scores), np.int8)
-    areas, _, _ = _areas(np.argsort(scores), scores, labels, same_group, weights)
+    areas, _, _ = _compute_areas(np.argsort(scores), scores, labels, same_group, weights)
     return float(areas[0]) if len(areas) else None
 
 
@@ -55,11 +58,14 @@ def grouped_auroc(
         The mean, and the number of rows it is of; None and 0 if there is no group with both labels.
     """
     order = np.lexsort((scores, groups))
-    areas, shares, rows = _areas(order[groups[order] >= 0], scores, labels, groups, weights)
-    return (float(np.average(areas, weights=shares)), int(rows.sum())) if len(areas) else (None, 0)
+    in_groups = order[groups[order] >= 0]
+    areas, shares, rows = _compute_areas(in_groups, scores, labels, groups, weights)
+    if not len(areas):
+        return None, 0
+    return float(np.average(areas, weights=shares)), int(rows.sum())
 
 
-def _areas(
+def _compute_areas(
     order: np.ndarray,
     scores: np.ndarray,
     labels: np.ndarray,
@@ -68,31 +74,55 @@ def _areas(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return area, weight and number of rows of each group with both labels.
 
-    ``order`` are the rows that count, by group and, in each group, by rising score.
+    Args:
+        order: The indices of the rows that count, by group and, in each group, by rising score.
+        scores: See :func:`grouped_auroc`; so are the other arguments.
+        labels: See above.
+        groups: See above.
+        weights: See above.
     """
     if not len(order):
-        return (np.zeros(0),) * 3
-    groups, scores, positive = groups[order], scores[order], labels[order] > 0.5
-    each = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
-    begins = np.append(True, groups[1:] != groups[:-1])
-    ties = np.flatnonzero(begins | np.append(True, scores[1:] != scores[:-1]))
-    positives = np.add.reduceat(np.where(positive, each, 0.0), ties)
-    negatives = np.add.reduceat(np.where(positive, 0.0, each), ties)
-    first = np.flatnonzero(begins[ties])
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    groups = groups[order]
+    scores = scores[order]
+    is_positive = labels[order] > 0.5
+    row_weights = np.ones(len(order)) if weights is None else weights[order].astype(np.float64)
+    begins_group = np.append(True, groups[1:] != groups[:-1])
+    begins_tie = begins_group | np.append(True, scores[1:] != scores[:-1])
+
+    # by tie, the rows of a group with the same score: weights of positives, and of negatives
+    ties = np.flatnonzero(begins_tie)
+    positives = np.add.reduceat(np.where(is_positive, row_weights, 0.0), ties)
+    negatives = np.add.reduceat(np.where(is_positive, 0.0, row_weights), ties)
+    first_ties = np.flatnonzero(begins_group[ties])
+    # the negatives of the group with lower scores: a running sum, which begins again in each group
     lower = np.cumsum(negatives) - negatives
-    lower -= np.repeat(lower[first], np.diff(first, append=len(ties)))
-    sums = (positives * (lower + negatives / 2), positives, negatives)
-    won, ones, zeros = (np.add.reduceat(values, first) for values in sums)
-    rows, both = np.diff(ties[first], append=len(order)), (ones > 0) & (zeros > 0)
-    ones, zeros = ones[both], zeros[both]
-    return won[both] / ones / zeros, ones + zeros, rows[both]
+    lower -= np.repeat(lower[first_ties], np.diff(first_ties, append=len(ties)))
+
+    # by group
+    won_pairs = np.add.reduceat(positives * (lower + negatives / 2), first_ties)
+    ones = np.add.reduceat(positives, first_ties)
+    zeros = np.add.reduceat(negatives, first_ties)
+    rows = np.diff(ties[first_ties], append=len(order))
+    has_both = (ones > 0) & (zeros > 0)
+    ones = ones[has_both]
+    zeros = zeros[has_both]
+    return won_pairs[has_both] / ones / zeros, ones + zeros, rows[has_both]
 
 
 def bin_numbers(values: np.ndarray) -> np.ndarray:
-    """Number the bins of equal counts, up to 50, that numbers [N] are in: a value at an edge, such
-    as one that fills missing ones, has a bin of its own; int64 [N].
+    """Return the bin that each number is in: up to 50 bins of equal counts.
+
+    A value at an edge, such as one that fills missing ones, has a bin of its own: edges are counted
+    from both sides.
+
+    Args:
+        values: Numbers [N].
+
+    Returns:
+        int64 [N].
     """
-    bins = min(len(values) // _BIN_ROWS, _BINS)
+    bins = min(len(values) // _MIN_BIN_ROWS, _MAX_BINS)
     edges = np.quantile(values, np.arange(1, bins) / max(bins, 1), method="nearest")
     return np.searchsorted(edges, values) + np.searchsorted(edges, values, "right")
 
@@ -116,14 +146,18 @@ def column_auroc(
         The mean area of both halves; None if one of them has only one label.
     """
     encoded = values.dictionary_encode("encode")
-    ids, size = to_numpy(encoded.indices).astype(np.int64), len(encoded.dictionary)
+    ids = to_numpy(encoded.indices).astype(np.int64)
+    size = len(encoded.dictionary)
     half = np.random.default_rng(0).integers(0, 2, len(labels))
-    cell = 2 * half + (labels > 0.5)
-    cells = 4 * ids + (cell if rows is None else cell[rows])
+    # the counts of each value by half and label, all by one bincount
+    half_and_label = 2 * half + (labels > 0.5)
+    cells = 4 * ids + (half_and_label if rows is None else half_and_label[rows])
     counts = np.bincount(cells, minlength=4 * size).reshape(size, 2, 2)
     areas = []
-    for known, other in ((0, 1), (1, 0)):
-        seen, positives = counts[:, known].sum(1), counts[:, known, 1]
+    for known in (0, 1):
+        other = 1 - known
+        seen = counts[:, known].sum(1)
+        positives = counts[:, known, 1]
         prior = _PRIOR_ROWS * positives.sum() / max(1, seen.sum())
         rates = (positives + prior) / (seen + _PRIOR_ROWS)
         if rows is None:

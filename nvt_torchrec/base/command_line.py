@@ -48,14 +48,21 @@ class Rules:
         return field.name if self.positional else f"--{field.name}"
 
     def range(self, *, finite: bool = True) -> str:
-        """Describe the numbers allowed; ``finite``: the number that is refused is finite."""
-        bounds = {
-            "finite": not finite and self.maximum <= _LARGEST,
-            f"at least {self.minimum}": self.minimum > -_LARGEST,
-            f"above {self.above}": self.above > -math.inf,
-            f"at most {self.maximum}": self.maximum < _LARGEST,
-        }
-        return " and ".join(text for text, is_set in bounds.items() if is_set)
+        """Describe the numbers that are allowed.
+
+        Args:
+            finite: Whether the number that is refused is finite.
+        """
+        bounds = []
+        if not finite and self.maximum <= _LARGEST:
+            bounds.append("finite")
+        if self.minimum > -_LARGEST:
+            bounds.append(f"at least {self.minimum}")
+        if self.above > -math.inf:
+            bounds.append(f"above {self.above}")
+        if self.maximum < _LARGEST:
+            bounds.append(f"at most {self.maximum}")
+        return " and ".join(bounds)
 
 
 class Parsed(Generic[T]):
@@ -80,7 +87,7 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
         text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
         rules: ``minimum``, ``above``, ``maximum``: bounds of a number, or of each number of a tuple
-            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
+            (``maximum=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
             the flag, or flag and value, without which this one has no effect (``--mode train``),
             or several, joined by ``or``.
             ``excludes``: the names of the fields that must not be set beside this one. ``group``:
@@ -118,11 +125,14 @@ class Settings:
             object.__setattr__(self, field.name, value)
             if value is not None and not isinstance(value, dict):
                 _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
-        given = {
-            field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
-            for field, rules in fields
-            if (value := getattr(self, field.name)) != field.default
-        }
+        given: dict[str, str] = {}  # by name, the flags with other values than the defaults
+        for field, rules in fields:
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            given[field.name] = rules.name(field)
+            if value is not True:
+                given[field.name] += f" {as_text(value)}"
         for field, rules in fields:
             if field.name not in given:
                 continue
@@ -130,39 +140,63 @@ class Settings:
                 raise SettingsError(
                     f"--{field.name} and --{other} are both set", "give only one of them"
                 )
-            needed = [text.split() for text in re.split(" or |--", rules.needs) if text]
-            if rules.needs and not any(
-                [str(getattr(self, switch))] == value if value else switch in given
-                for switch, *value in needed
-            ):
+            if rules.needs and not self._has_effect(rules.needs, given):
                 raise SettingsError(
                     f"{given[field.name]} has no effect without {rules.needs}",
                     f"add {rules.needs}, or leave --{field.name} out",
                 )
 
+    def _has_effect(self, needs: str, given: Mapping[str, str]) -> bool:
+        """Return whether one of the flags is given, or has the value, that ``needs`` lists."""
+        for alternative in re.split(" or |--", needs):
+            if not alternative:
+                continue
+            name, *value = alternative.split()
+            if value and str(getattr(self, name)) == value[0]:
+                return True
+            if not value and name in given:
+                return True
+        return False
+
 
 def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
-    """Return the value of a path, or one that is given in Python as on a command line."""
+    """Return a value with the type of its field, where it is given as text or as a path."""
     if not isinstance(value, str | Path):
         return value
-    if value == "" and field.default != "":  # as of a variable that the shell does not know
+    if value == "" and field.default != "":  # the shell makes it of a variable that is not set
         raise SettingsError(f"{rules.name(field)} is empty", "give a value, or leave it out")
     if rules.parse is not None:
         return rules.parse(str(value))
-    kind = re.split(r"[] ]", str(field.type).removeprefix("Parsed["))[0]  # of "Path | None"
-    return Path(value) if kind == "Path" else str(value) if kind == "str" else value
+    # annotations are texts: "Path | None" and "Parsed[Path]" begin with what is needed
+    kind = re.split(r"[] ]", str(field.type).removeprefix("Parsed["))[0]
+    if kind == "Path":
+        return Path(value)
+    return str(value) if kind == "str" else value
 
 
 def _check_value(given: str, value: Any, rules: Rules) -> None:
-    many = isinstance(value, tuple)
-    values = value if many else (value,)
+    """Check a value against the choices and bounds of its flag.
+
+    Args:
+        given: The flag with the value, for errors.
+        value: The value, or a tuple of values.
+        rules: The declaration.
+
+    Raises:
+        SettingsError: It is not allowed.
+    """
+    is_tuple = isinstance(value, tuple)
+    values = value if is_tuple else (value,)
     if rules.choices and not set(values) <= set(rules.choices):
-        raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
+        how_many = "some" if is_tuple else "one"
+        raise SettingsError(given, f"{how_many} of {', '.join(rules.choices)}")
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     fit = all(v > rules.above and rules.minimum <= v <= rules.maximum for v in numbers)
-    if not fit or (value == () and rules.minimum > -_LARGEST):
-        allowed = rules.range(finite=all(map(math.isfinite, numbers)))
-        raise SettingsError(given, f"{'each number' if many else 'it'} must be {allowed}")
+    has_none = value == () and rules.minimum > -_LARGEST
+    if not fit or has_none:
+        allowed = rules.range(finite=all(math.isfinite(number) for number in numbers))
+        subject = "each number" if is_tuple else "it"
+        raise SettingsError(given, f"{subject} must be {allowed}")
 
 
 def as_text(value: Any) -> Any:
@@ -173,6 +207,7 @@ def as_text(value: Any) -> Any:
 
 
 def _declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
+    """Return the fields that :func:`flag` declares, with their declarations."""
     fields = dataclasses.fields(settings_class)
     return [(field, field.metadata["rules"]) for field in fields if "rules" in field.metadata]
 
@@ -196,7 +231,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """``"512,256"`` → (512, 256)."""
+    """Parse ``"512,256"`` into (512, 256)."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -206,12 +241,13 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """``"a,b"`` → ("a", "b")."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """Parse ``"a,b"`` into ("a", "b")."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(part for part in parts if part)
 
 
 def key_value(text: str) -> tuple[str, Any]:
-    """``"layers=[64,32]"`` → ("layers", [64, 32]); what is not JSON is text."""
+    """Parse ``"layers=[64,32]"`` into ("layers", [64, 32]); a value that is not JSON is text."""
     key, equals, value = text.partition("=")
     if not key.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -222,12 +258,15 @@ def key_value(text: str) -> tuple[str, Any]:
 
 
 def _path(text: str) -> Path | str:
-    """``"a/b"`` → Path("a/b"); an empty text, which the dataclass refuses, is no Path(".")."""
+    """Parse ``"a/b"`` into Path("a/b"); leave an empty text, which the dataclass refuses.
+
+    It would become Path(".").
+    """
     return Path(text) if text else ""
 
 
 class _Collect(argparse.Action):
-    """Makes a dict of all pairs."""
+    """Makes a dict of the pairs that follow a flag."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         setattr(namespace, self.dest, dict(values))
@@ -257,14 +296,16 @@ def add_arguments(parser: Parser, *settings_classes: type) -> None:
 
 
 def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
-    if isinstance(hint, types.UnionType):
+    """Add the argument of a field to a group of the parser."""
+    if isinstance(hint, types.UnionType):  # X | None
         hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    computed = field.default_factory is not dataclasses.MISSING
-    default, text = None if computed or hint not in _TYPES else field.default, rules.text
+    is_computed = field.default_factory is not dataclasses.MISSING
+    default = None if is_computed or hint not in _TYPES else field.default
+    text = rules.text
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {as_text(default)})"
     text = as_called(text).replace("%", "%%")
-    if hint is bool:  # with --no-NAME where neither is the default
+    if hint is bool:  # there is also --no-NAME, unless it is what holds without the flag
         action = "store_true" if field.default is False else argparse.BooleanOptionalAction
         group.add_argument(f"--{field.name}", action=action, help=text)
         return
@@ -300,32 +341,31 @@ def parse(
     """
     add_arguments(parser, *settings_classes)
     argv = sys.argv[1:] if argv is None else argv
-    # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
+    # Before the other arguments are parsed, because the value of an unknown flag would be taken for
+    # one of them, and the error would be about that.
     names = [text.split("=")[0] for text in argv if re.match("-+[A-Za-z]", text)]
     known = parser.flags() | {"-h", "--help"}
     foreign = _foreign_flags(settings_classes)
     _refuse({name: _instead(name, parser, foreign) for name in names if name not in known})
     args, unexpected = parser.parse_known_args(argv)
     _refuse(dict.fromkeys(unexpected, f"see: {parser.prog} --help"))
-    return [
-        settings_class(
-            **{
-                field.name: getattr(args, field.name)
-                for field, _ in _declared(settings_class)
-                if hasattr(args, field.name)
-            }
-        )
-        for settings_class in settings_classes
-    ]
+    parsed = []
+    for settings_class in settings_classes:
+        given = {}
+        for field, _ in _declared(settings_class):
+            if hasattr(args, field.name):  # else the dataclass has the default
+                given[field.name] = getattr(args, field.name)
+        parsed.append(settings_class(**given))
+    return parsed
 
 
 def _refuse(unknown: Mapping[str, str]) -> None:
     """Raise an error for unknown arguments; each is given with what to use instead."""
     if len(unknown) == 1:
-        for name, instead in unknown.items():
-            raise SettingsError(f"unknown argument {name}", instead)
+        ((name, instead),) = unknown.items()
+        raise SettingsError(f"unknown argument {name}", instead)
     if unknown:
-        lines = (f"{name}: {instead}" for name, instead in unknown.items())
+        lines = [f"{name}: {instead}" for name, instead in unknown.items()]
         raise SettingsError(f"unknown arguments {', '.join(unknown)}", "\n  -> ".join(lines))
 
 

@@ -62,14 +62,15 @@ class Device:
         from numba import cuda
 
         stream = cuda.external_stream(self.arrays.cuda.get_current_stream().ptr)
-        there = [
-            # CuPy's current stream is the kernel's: without sync, numba would wait for it
-            cuda.as_cuda_array(argument, sync=False)
-            if isinstance(argument, self.arrays.ndarray)
-            else argument
-            for argument in arguments
-        ]
-        kernel[-(-threads // _BLOCK_THREADS), _BLOCK_THREADS, stream](*there)
+        converted = []
+        for argument in arguments:
+            if isinstance(argument, self.arrays.ndarray):
+                # The kernel runs on CuPy's current stream, behind all that made the array. Without
+                # sync=False, numba would wait for that stream.
+                argument = cuda.as_cuda_array(argument, sync=False)
+            converted.append(argument)
+        blocks = -(-threads // _BLOCK_THREADS)
+        kernel[blocks, _BLOCK_THREADS, stream](*converted)
 
     def pinned(self, size: int) -> np.ndarray:
         """Return memory of the host from which copies to the card run by themselves: uint8."""
@@ -87,7 +88,8 @@ class Device:
         """Wait for an array and copy it to pinned memory of the host, which CuPy's pool keeps."""
         import cupyx
 
-        return array.get(out=cupyx.empty_pinned(array.shape, array.dtype) if array.size else None)
+        pinned = cupyx.empty_pinned(array.shape, array.dtype) if array.size else None
+        return array.get(out=pinned)
 
     def stream(self) -> AbstractContextManager[Any]:
         """Make a new stream; it is the calling thread's current one within the context."""
@@ -162,8 +164,8 @@ def difference(
     """Return how the arrays of a card differ from the host's; "" if they do not.
 
     Args:
-        device: Computes the arrays on the card and copies them to the host. An error of any kind
-            is a difference.
+        device: Computes the arrays on the card and copies them to the host. If it raises an error
+            of any kind, that is the difference.
         host: The same arrays, by name.
         tolerance: By how much floats may differ, as a share of their magnitude or of 1.
     """
@@ -178,10 +180,10 @@ def difference(
             if tolerance and expected.dtype.kind == "f":
                 same |= np.isclose(array, expected, tolerance, tolerance, equal_nan=True)
             if not same.all():
-                at = np.unravel_index(np.argmin(same), same.shape)
-                place = ", ".join(map(str, at))
+                index = np.unravel_index(np.argmin(same), same.shape)
+                listed = ", ".join(map(str, index))
                 return (
-                    f"{name}[{place}] is {array[at]} instead of {expected[at]} "
+                    f"{name}[{listed}] is {array[index]} instead of {expected[index]} "
                     f"({np.count_nonzero(~same)} of {same.size} values differ)"
                 )
     except Exception as error:

@@ -1,10 +1,10 @@
 """Exact sums of numbers: whatever their order, and whatever was added and subtracted since.
 
-A sum of floats depends on the order of its terms, and what is added and subtracted again leaves a
-rest. Sums over events must do neither: a log that is read in blocks, a day that is added and a row
-to score have to give the same bits. So numbers are multiples of :data:`STEP`, and their sums are
-integers of 96 bits, in three words of 32 bits. Words are summed up in int64, each by itself, which
-has room for the sums of 2^31 numbers; :func:`join_words` makes a float of them.
+A sum of floats depends on the order of its terms, and a number that is added and subtracted again
+leaves a rest. Sums over events must do neither: a log that is read in blocks, a day that is added
+and a row to score have to give the same bits. So numbers are multiples of :data:`STEP`, and their
+sums are integers of 96 bits, in three words of 32 bits. Words are summed up in int64, each by
+itself, which has room for the sums of 2^31 numbers; :func:`join_words` makes a float of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 
-#: The largest number. Beyond it, float64 does not hold all whole numbers.
+#: The largest number that can be summed up. Beyond it, float64 does not hold all whole numbers.
 LARGEST_TERM = 2.0**53
 #: Numbers are rounded to multiples of this, 2.3e-13.
 STEP = 2.0**-42
+#: How many words a sum has.
 WORDS = 3
 
 #: What a unit of each word stands for; the last one is STEP.

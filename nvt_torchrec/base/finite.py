@@ -10,7 +10,7 @@ from typing import Any
 
 
 def flat(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of nested dicts, named as torch.distributed.checkpoint names them."""
+    """Yield the tensors of nested dicts, named as torch.distributed.checkpoint names them."""
     for key, value in state.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -21,17 +21,23 @@ def flat(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def not_finite(state: dict[str, Any]) -> str:
     """Return the name of a floating-point tensor with a NaN or an infinity; "" if there is none.
 
-    Of a sharded tensor this process's shards are checked. The smallest and the largest element
-    suffice, found in one pass without allocation; torch.isfinite allocates a tensor of results.
+    Of a sharded tensor this process's shards are checked.
     """
     for name, tensor in flat(state):
-        sharded = hasattr(tensor, "local_shards")
-        for part in [shard.tensor for shard in tensor.local_shards()] if sharded else [tensor]:
+        parts = [tensor]
+        if hasattr(tensor, "local_shards"):
+            parts = [shard.tensor for shard in tensor.local_shards()]
+        for part in parts:
             if part.is_floating_point() and part.numel() and not _is_finite(part.detach()):
                 return name
     return ""
 
 
 def _is_finite(tensor: Any) -> bool:
+    """Return whether all elements are finite.
+
+    The smallest and the largest one suffice, which are NaN if any element is. They are found in one
+    pass without allocation; torch.isfinite allocates a tensor of results.
+    """
     low, high = tensor.aminmax()
     return bool(low.isfinite() & high.isfinite())

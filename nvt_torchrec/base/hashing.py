@@ -16,8 +16,13 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.kernels import compiled
 
-_C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
-_M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+#: The constants of MurmurHash3_x86_32, named as in its source.
+_C1 = np.uint32(0xCC9E2D51)
+_C2 = np.uint32(0x1B873593)
+_N = np.uint32(0xE6546B64)
+#: The multipliers of its finalizer.
+_M1 = np.uint32(0x85EBCA6B)
+_M2 = np.uint32(0xC2B2AE35)
 
 
 def murmur3_int(values: np.ndarray) -> np.ndarray:
@@ -33,7 +38,10 @@ def murmur3_string(values: pa.Array) -> np.ndarray:
 
 @numba.njit(inline="always")
 def mix(x):
-    """The finalizer of 64 bits, for compiled code: a bit changes about half of the bits."""
+    """Mix 64 bits by MurmurHash3's finalizer: each bit changes about half of the bits.
+
+    For compiled code.
+    """
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return x ^ (x >> np.uint64(33))
@@ -41,7 +49,10 @@ def mix(x):
 
 @numba.njit(inline="always")
 def splitmix64(x):
-    """SplitMix64's output function (Steele, Lea, Flood 2014); ``py_func`` takes arrays."""
+    """Mix 64 bits by SplitMix64's output function (Steele, Lea, Flood 2014).
+
+    ``py_func`` takes arrays.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -66,7 +77,7 @@ def _mix(hashed, word):
 
 @numba.njit(forceinline=True)
 def finish_murmur3(hashed, length):
-    """MurmurHash3's finalizer of 32 bits; ``py_func`` takes arrays."""
+    """Mix 32 bits by MurmurHash3's finalizer; ``py_func`` takes arrays."""
     hashed = np.uint32(hashed ^ np.uint32(length))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * _M1)
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(13))) * _M2)
@@ -75,7 +86,7 @@ def finish_murmur3(hashed, length):
 
 @numba.njit(forceinline=True)
 def murmur3_of_int(value):
-    """The hash of one int64, for compiled code."""
+    """Hash one int64, in compiled code."""
     bits = np.uint64(value)
     hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
     return finish_murmur3(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
@@ -83,7 +94,7 @@ def murmur3_of_int(value):
 
 @numba.njit(forceinline=True)
 def murmur3_of_bytes(data, at, end):
-    """The hash of the bytes ``data[at:end]``, for compiled code."""
+    """Hash the bytes ``data[at:end]``, in compiled code."""
     length = end - at
     hashed = np.uint32(0)
     while at + 4 <= end:
@@ -102,6 +113,7 @@ def murmur3_of_bytes(data, at, end):
 
 @compiled()
 def _hash_ints(values):
+    """Hash int64 [n]; uint32 [n]."""
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
         hashes[i] = murmur3_of_int(values[i])
@@ -110,6 +122,7 @@ def _hash_ints(values):
 
 @compiled()
 def _hash_strings(offsets, data):
+    """Hash the texts that :func:`base.arrays.string_parts` returns, [n]; uint32 [n]."""
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):
         hashes[i] = murmur3_of_bytes(data, offsets[i], offsets[i + 1])

@@ -19,19 +19,19 @@ def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> ParsedText:
     """Parse one to eight hexadecimal digits."""
     offsets, data = string_parts(texts)
     data.flags.writeable = False  # one type of array, so that the loop is compiled once
-    values, wrong = _hexadecimal(offsets, data)
+    values, wrong = _parse_texts(offsets, data)
     return ParsedText(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
 
 
 @compiled()
-def _hexadecimal(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers [n], 0 where a text is wrong or empty, and which are wrong."""
+def _parse_texts(offsets: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers, uint32 [n], 0 where a text is wrong or empty; and which are wrong."""
     values = np.zeros(len(offsets) - 1, np.uint32)
     wrong = np.zeros(len(values), np.bool_)
     for i in range(len(values)):
         begin, end = offsets[i], offsets[i + 1]
         value = np.uint32(0)
-        digits = np.uint8(0)
+        digits = np.uint8(0)  # all digits joined by "or": above 15 if a byte is no digit
         for at in range(begin, min(end, begin + 8)):
             digit = _DIGIT[data[at]]
             digits |= digit

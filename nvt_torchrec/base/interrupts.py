@@ -14,9 +14,12 @@ import sys
 from _collections_abc import Callable  # is loaded already, unlike collections.abc
 from types import TracebackType
 
-#: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
-#: on.
-INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY, DISK_FULL = 130, 141, 2, 2
+#: The exit statuses of SIGINT and SIGPIPE, as shells report them.
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+#: The exit status of all errors that a user can act on.
+OUT_OF_MEMORY = 2
+DISK_FULL = 2
 #: What to do about errors of the system that any command can meet.
 _REMEDIES = {
     errno.ENOSPC: "free space there, or write elsewhere",
@@ -35,7 +38,10 @@ _interrupted = False
 
 
 def expected_end(error: BaseException) -> tuple[int, str] | None:
-    """Return exit status and message ("": none) of an error that is not a defect; else None."""
+    """Return exit status and message of an error that is not a defect; None for a defect.
+
+    The message is "" if nothing is to be printed.
+    """
     if isinstance(error, KeyboardInterrupt) or (_interrupted and isinstance(error, ImportError)):
         return INTERRUPTED, "" if _interrupted else "interrupted"
     if isinstance(error, BrokenPipeError) and not _is_read():
@@ -62,7 +68,7 @@ def report_end(error: BaseException, report: Callable[[str], object]) -> int | N
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means too little memory, or was raised from one that does."""
+    """Return whether an error means too little memory, or was raised from one that does."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -72,20 +78,22 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             text = str(error).lower()
             if any(words in text for words in _NO_MEMORY):
                 return True
-        # The context is followed only for errors that libraries wrap: another error that came while
-        # this one was handled is a defect.
-        wrapper = isinstance(error, ImportError | OSError | SystemError)
-        error = error.__cause__ or (error.__context__ if wrapper else None)
+        # The context is followed only for errors in which libraries wrap others. Any other error
+        # that came while one was handled is a defect.
+        may_wrap = isinstance(error, ImportError | OSError | SystemError)
+        error = error.__cause__ or (error.__context__ if may_wrap else None)
     return False
 
 
 def _memory_message(error: BaseException) -> str:
+    """Return the message about too little memory, with the limit of the shell and the reason."""
+    what = "out of memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limit_note = (
-        "" if limit == resource.RLIM_INFINITY else f" (`ulimit -v` allows {limit >> 20:,} MiB)"
-    )
+    if limit != resource.RLIM_INFINITY:
+        what += f" (`ulimit -v` allows {limit >> 20:,} MiB)"
     detail = str(error).strip().split("\n")[0]
-    what = f"out of memory{limit_note}{f': {detail}' if detail else ''}"
+    if detail:
+        what += f": {detail}"
     return (
         f"error: {what}\n  -> free some, raise the limit, or ask for less at once: fewer workers "
         "or ranks, smaller blocks or batches"
@@ -93,7 +101,7 @@ def _memory_message(error: BaseException) -> str:
 
 
 def _is_read() -> bool:
-    """Whether the readers of stdout and stderr are still there."""
+    """Return whether the readers of stdout and stderr are still there."""
     import select
 
     poll = select.poll()
@@ -132,7 +140,8 @@ def _excepthook(
     if status is None:
         sys.__excepthook__(kind, error, trace)
     # C code that Ctrl-C interrupts also calls this, and then raises another error.
-    _interrupted |= status == INTERRUPTED
+    if status == INTERRUPTED:
+        _interrupted = True
 
 
 def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:

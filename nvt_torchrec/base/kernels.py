@@ -73,6 +73,8 @@ def compile_seconds() -> float:
 
 
 class _Cache(FunctionCache):
+    """Numba's cache, with :func:`stamp` in the place of the time of the function's file."""
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Only now, because the function may call functions defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
@@ -113,6 +115,13 @@ def stamp(function: FunctionType) -> str:
 
 
 def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -> None:
+    """Add the digest of a function's file, and its constants, and those of all that it calls.
+
+    Args:
+        function: The function.
+        seen: The functions that were collected already, to which this one is added.
+        parts: What :func:`stamp` digests, to which its own are added.
+    """
     if function in seen:
         return
     seen.add(function)
@@ -132,17 +141,19 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
 def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function names, also in functions and loops within it.
 
-    Of a module of the function's own package, what it names of that module.
+    For a module of the function's own package, yield what the function names of that module.
     """
     codes = [function.__code__]
-    for code in codes:
+    for code in codes:  # the list grows meanwhile: code of functions within functions
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     names = sorted({name for code in codes for name in code.co_names})
     package = function.__module__.partition(".")[0]
     for name in names:
         value = function.__globals__.get(name, _MISSING)
         if isinstance(value, ModuleType) and value.__name__.startswith(f"{package}."):
-            yield from ((inner, vars(value)[inner]) for inner in names if inner in vars(value))
+            for inner in names:
+                if inner in vars(value):
+                    yield inner, vars(value)[inner]
         elif value is not _MISSING:
             yield name, value
 

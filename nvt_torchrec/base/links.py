@@ -11,7 +11,10 @@ from types import ModuleType
 
 
 class _LinkedModules(MetaPathFinder, Loader):
-    """Gives ``NAME.module`` as ``nvt_torchrec.NAME.module``; not __main__, which is executed."""
+    """Imports ``NAME.module`` as ``nvt_torchrec.NAME.module``, but for ``__main__``.
+
+    That module is executed, not imported.
+    """
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -19,8 +22,9 @@ class _LinkedModules(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = name.startswith(f"{self._package}.") and not name.endswith(".__main__")
-        return ModuleSpec(name, self) if ours else None
+        if name.startswith(f"{self._package}.") and not name.endswith(".__main__"):
+            return ModuleSpec(name, self)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = importlib.import_module(f"nvt_torchrec.{module.__name__}")

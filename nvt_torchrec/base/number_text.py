@@ -1,7 +1,7 @@
 """Fields of text as integers and floats, exactly and correctly rounded.
 
-What Arrow's casts take as it is costs one pass over the bytes; only where a field is written in
-another way, or is wrong, regular expressions look at each of them, and Python at the rest.
+Where Arrow's casts take all fields, parsing costs one pass over the bytes. Only where a field is
+written in another way, or is wrong, regular expressions look at each field, and Python at the rest.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from nvt_torchrec.base.arrays import mask_to_numpy, string_array, string_parts, 
 
 #: The largest finite float32. What is larger would become infinite in the training parquet.
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-#: What can be wrong with a number: it is none, or it is too small or too large.
-SYNTAX, RANGE = 1, 2
+#: The code of a text that is no number.
+SYNTAX = 1
+#: The code of a number that is too small or too large.
+RANGE = 2
 
 _INTEGER = "^-?[0-9]+$"
-#: +5 and 260.0; the replacement writes them as 5 and 260.
-_LENIENT_INTEGER, _PLAIN_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$", r"\1\2"
+#: Integers that are written as +5 or 260.0, and what replaces them: 5 and 260.
+_LENIENT_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$"
+_PLAIN_INTEGER = r"\1\2"
 _FLOAT = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DECIMAL = re.compile(rb"[+-]?(?=\.?[0-9])[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
-#: Takes more digits than logs write; numbers beyond its limits become infinite.
+#: It takes more digits than logs write; numbers beyond its limits become infinite.
 _CONTEXT = decimal.Context(prec=1000, traps=[])
 #: Integers of at most so many characters fit int64.
-_SURE_LENGTH = 18
-
+_MAX_SURE_LENGTH = 18
 
 #: Which bytes Arrow's casts may see, bool [256].
 _INTEGER_BYTES = np.isin(np.arange(256), list(b"0123456789-"))
 _FLOAT_BYTES = np.isin(np.arange(256), list(b"0123456789-.eE"))
+#: What replaces each byte where commas and points are exchanged.
 _EXCHANGED = np.arange(256, dtype=np.uint8)
 _EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
 
@@ -85,7 +88,7 @@ def parse_integers(
             texts = pc.replace_substring_regex(
                 texts, pattern=_LENIENT_INTEGER, replacement=_PLAIN_INTEGER
             )
-        plain = matches(texts, _INTEGER) & (lengths(texts) <= _SURE_LENGTH)
+        plain = matches(texts, _INTEGER) & (lengths(texts) <= _MAX_SURE_LENGTH)
         numbers = cast(texts, ~plain, pa.int64())
         for row in np.flatnonzero(~plain & ~missing).tolist():
             text = texts[row].as_py()
@@ -159,20 +162,21 @@ def try_cast(
 
     Args:
         texts: The texts.
-        absent: Where there is none, bool [n].
-        kind: Of the numbers.
-        alphabet: Which bytes they may have, bool [256], as Arrow also casts 0x10, nan and +1.0;
-            None: the texts are known to be numbers.
+        absent: Where no text is to be cast, bool [n].
+        kind: The type of the numbers.
+        alphabet: Which bytes the texts may have, bool [256], because Arrow would also cast 0x10,
+            nan and +1.0; None if the texts are known to be numbers.
 
     Returns:
-        The numbers; None if there is a text that is none.
+        The numbers [n]; None if a text is not a number.
     """
     offsets, data = string_parts(texts)
     used = data[offsets[0] : offsets[-1]]
     if alphabet is not None and len(used):
-        # what Arrow takes of the bytes from - to 9 are numbers as they are wanted here
-        usual = used.min() >= ord("-") and used.max() <= ord("9")
-        if not usual and not alphabet[used].all():
+        # The bytes from - to 9 are - . / and digits, of which Arrow casts only numbers as they are
+        # wanted here. To look for the smallest and largest byte is faster than to look each one up.
+        is_usual = used.min() >= ord("-") and used.max() <= ord("9")
+        if not is_usual and not alphabet[used].all():
             return None
     buffers: list[pa.Buffer | None] = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     if absent.any():

@@ -22,5 +22,8 @@ def show_progress(
     """
     from tqdm import tqdm
 
-    hide = False if "ipykernel" in sys.modules else None
-    return tqdm(desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=hide)
+    # None hides the bar unless stderr is a terminal, which it never is in a notebook.
+    disable = False if "ipykernel" in sys.modules else None
+    return tqdm(
+        desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=disable
+    )

@@ -1,4 +1,4 @@
-"""What a process does before it imports PyTorch: quieten the libraries."""
+"""What a process does before it imports PyTorch: settings of threads, and fewer warnings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def prepare_torch() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
-        # TorchRec's state is in them; PyTorch warns of every call
+        # TorchRec keeps its state in ShardedTensors; PyTorch warns of every call.
         warnings.filterwarnings("ignore", message=".*ShardedTensor", category=FutureWarning)
-        # of torch.export, as copyreg's
+        # A warning of torch.export that appears as one of copyreg.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         logging.getLogger("torch.fx._symbolic_trace").addFilter(  # PyTorch sets levels back
             lambda record: "is_fx_tracing" not in record.getMessage()

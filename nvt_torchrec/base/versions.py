@@ -89,28 +89,29 @@ def missing_package(error: ModuleNotFoundError, module: str) -> ImportError:
     if package in ("", "nvt_torchrec"):
         return error
     extras = _EXTRAS | {"torch": _TORCH_EXTRAS.get(module.split(".")[1], "")}
-    if (extra := extras.get(package)) and not IS_CHECKOUT:  # whose lock files have all of them
+    extra = extras.get(package)
+    remedy = f"run `{_find_install_command(installed_version)}`"
+    if extra and not IS_CHECKOUT:  # the lock files of a checkout have the packages of all extras
         remedy = f"run `pip install '{_PACKAGE}[{extra}]'`"
-    else:
-        remedy = f"run `{_install(installed_version)}`"
     return UnsupportedStackError(f"the package {package} is not installed", remedy)
 
 
 def check_training_stack(version: VersionLookup = installed_version) -> None:
     """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec match each other."""
     fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
-    rows = [
-        {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
-        for row in TRAINING
-    ]
-    installed = {name: version(name) for name in rows[0]}
-    supported = ", or ".join(_listed(row) for row in rows)
+    names = ("torch", fbgemm, "torchrec")
+    installed = {name: version(name) for name in names}
+    rows = [dict(zip(names, row.values(), strict=True)) for row in TRAINING]
+    supported = ", or ".join(_list_versions(row) for row in rows)
+    install = _find_install_command(version)
     if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
         installed["fbgemm-gpu"] = version("fbgemm-gpu")
-        remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
-        raise _error(installed, supported, remedy)
-    if not any(all(_fits(installed[name], row[name]) for name in row) for row in rows):
-        raise _error(installed, supported, _install(version))
+        remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {install}"
+        raise _make_error(installed, supported, remedy)
+    for row in rows:
+        if all(_fits(installed[name], wanted) for name, wanted in row.items()):
+            return
+    raise _make_error(installed, supported, install)
 
 
 def check_etl_stack(version: VersionLookup = installed_version) -> None:
@@ -122,28 +123,43 @@ def check_etl_stack(version: VersionLookup = installed_version) -> None:
     wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
     if wrong:
         installed = {name: version(name) for name in wrong}
-        raise _error(installed, _listed(wrong), _install(version))
+        raise _make_error(installed, _list_versions(wrong), _find_install_command(version))
 
 
 def _fits(installed: str | None, wanted: str) -> bool:
-    """Whether a version begins with the wanted one: ``23.08.0+x`` with ``23.8``, not ``23.80``."""
+    """Return whether a version begins with another: ``23.08.0+x`` with ``23.8``, not ``23.80``."""
     parts = (installed or "").split("+")[0].split(".")
-    return [part.lstrip("0") or "0" for part in parts][: wanted.count(".") + 1] == wanted.split(".")
+    numbers = [part.lstrip("0") or "0" for part in parts]
+    expected = wanted.split(".")
+    return numbers[: len(expected)] == expected
 
 
-def _listed(versions: dict[str, str]) -> str:
+def _list_versions(versions: dict[str, str]) -> str:
+    """Return packages and their versions as an error lists them."""
     return " + ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _error(installed: dict[str, str | None], supported: str, command: str) -> UnsupportedStackError:
-    there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in installed.items())
+def _make_error(
+    installed: dict[str, str | None], supported: str, command: str
+) -> UnsupportedStackError:
+    """Return the error for packages that are not supported.
+
+    Args:
+        installed: The packages and their versions.
+        supported: The versions that are supported.
+        command: Installs them.
+    """
+    found = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in installed.items())
+    remedy = f"run `{command}`"
+    if IS_CHECKOUT:
+        remedy += ", or `make env` for a new .venv"
     return UnsupportedStackError(
-        f"unsupported packages: found {there}; supported: {supported}",
-        f"run `{command}`{', or `make env` for a new .venv' if IS_CHECKOUT else ''}",
+        f"unsupported packages: found {found}; supported: {supported}", remedy
     )
 
 
-def _install(version: VersionLookup) -> str:
+def _find_install_command(version: VersionLookup) -> str:
+    """Return the command that installs the packages of the kind that is installed now."""
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
     return install_command(kind)
 
@@ -152,8 +168,7 @@ def install_command(kind: str) -> str:
     """Return the command that installs the packages of ``cpu`` or ``gpu``."""
     if not IS_CHECKOUT:
         return f"pip install '{_PACKAGE}[{kind}]' && pip install --no-deps {_APART}"
-    return (
-        "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
-        f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"
-        f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
-    )
+    first = "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
+    if kind == "gpu":
+        first += " -r requirements/cuda.txt"
+    return f"{first} && pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"

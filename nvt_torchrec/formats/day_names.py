@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
-#: How names of text files end; other formats have endings of their own.
+#: The endings of names of text files; other formats have endings of their own.
 _TEXT_ENDINGS = ("tsv", "txt", "csv", "dat", "data", "log", "json", "inter")
-#: What may follow the number or date: Spark's ids, then endings.
+#: What may follow a number or date: Spark's number of a file and its codec, the format's ending,
+#: and that of a compressed file.
 _ENDINGS = r"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{}))?(?:\.(?:gz|bz2|xz|zst))?"
+#: Spark's id of a job, as in part-00017-01234567-89ab-cdef-0123-456789abcdef-c000.snappy.parquet.
 _SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
 _DAY = r"day_(\d+)"
 _DATE = r"(|.*[^0-9])(\d{4})([-_]?)(\d\d)\3(\d\d)"
@@ -21,12 +23,14 @@ _NUMBER = rf"(|.*[-_.=])(\d+){_SPARK}"
 _PARTITION = re.compile(r"([^=]+)=([^=]+)")
 
 _EPOCH = datetime.date(1970, 1, 1)
-#: Numbers that are shown as dates: a log of 27 years of numbered days is unlikely.
-_FIRST_DATE, _LAST_DATE = 10_000, 84_005
+#: Numbers of days from the first to the last of these, 1997 to 2199, are shown as dates: a log of
+#: 27 years of numbered days is unlikely.
+_FIRST_DATE = 10_000
+_LAST_DATE = 84_005
 #: The largest number of a day: generations of a workflow keep days in 32 bits.
 MAX_DAY = 2**31 - 1
 #: The most days that a range on the command line may have.
-_LONGEST_RANGE = 1_000_000
+_MAX_RANGE = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +38,10 @@ class DayName:
     """What the name of a file says.
 
     Attributes:
-        kind: ``day`` for ``day_3``, ``date`` or ``number``.
+        kind: ``day`` for ``day_3``, ``date`` or ``number``; ``natural`` for a file that is numbered
+            by its place among others, whose prefix is then its whole name.
         prefix: The name before the number or date.
-        number: The number; of a date, the days since 1970-01-01.
+        number: The number; for a date, the days since 1970-01-01.
         digits: How many digits the number has if it begins with 0, else 0.
     """
 
@@ -53,7 +58,9 @@ class DayName:
 
     def flag(self, numbers: Iterable[int]) -> str:
         """Return numbers as ``--days`` takes them."""
-        return ",".join(map(self.other if self.kind == "date" else str, sorted(numbers)))
+        if self.kind == "date":
+            return ",".join(self.other(number) for number in sorted(numbers))
+        return ",".join(str(number) for number in sorted(numbers))
 
 
 def name_of(path: str) -> DayName | None:
@@ -72,32 +79,38 @@ def day_title(path: str) -> str:
         return ""
     if name.kind == "date":
         return name.other(name.number)
-    return "/".join(path.split("/")[-2:]) if name.prefix.endswith("=") else path.split("/")[-1]
+    is_partition = name.prefix.endswith("=")  # its directory tells the day
+    return "/".join(path.split("/")[-2:] if is_partition else path.split("/")[-1:])
 
 
 def partition_name(directory: str) -> DayName | None:
     """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
     match = _PARTITION.fullmatch(directory)
-    parsed = _parse(match[2]) if match else None
-    if match is None or parsed is None or parsed.prefix:
+    if match is None:
+        return None
+    parsed = _parse(match[2])
+    if parsed is None or parsed.prefix:
         return None
     return dataclasses.replace(parsed, prefix=f"{match[1]}=")
 
 
 def data_endings() -> str:
-    """Return how names of files with rows end, without the dot, as a regular expression."""
-    further = (ending for kind in INPUT_FORMATS.values() for ending in kind.endings)
-    return "|".join(map(re.escape, (*_TEXT_ENDINGS, *further)))
+    """Return the endings of names of files with rows, without the dot, as a regular expression."""
+    endings = [*_TEXT_ENDINGS]
+    for file_format in INPUT_FORMATS.values():
+        endings += file_format.endings
+    return "|".join(re.escape(ending) for ending in endings)
 
 
 def _parse(name: str) -> DayName | None:
+    """Return what a name says; None if it has neither number nor date."""
     endings = _ENDINGS.format(data_endings())
     match = re.fullmatch(_DAY + endings, name)
     if match:
         return DayName("day", "day_", int(match[1]))
     match = re.fullmatch(_DATE + endings, name)
     if match:
-        number = _days_since_1970(*map(int, (match[2], match[4], match[5])))
+        number = _days_since_1970(int(match[2]), int(match[4]), int(match[5]))
         if number is not None:
             return DayName("date", match[1], number)
     match = re.fullmatch(_NUMBER + endings, name)
@@ -108,6 +121,7 @@ def _parse(name: str) -> DayName | None:
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int | None:
+    """Return the number of a date; None if there is no such day, or it is no day of a log."""
     if not 1970 <= year < 2200:
         return None
     try:
@@ -122,7 +136,10 @@ def date_of(number: int) -> datetime.date:
 
 
 def day_text(number: int) -> str:
-    """Return a day of a workflow, which holds numbers alone: from 10,000 on, 1997, it is a date."""
+    """Return a day as text: a date if it is from 10,000 on, 1997.
+
+    For a workflow, which keeps the numbers of days alone.
+    """
     return str(date_of(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
 
 
@@ -134,8 +151,14 @@ def days_text(days: Sequence[int]) -> str:
             runs[-1][1] = day
         else:
             runs.append([day, day])
-    texts = [[day_text(day) for day in dict.fromkeys(run)] for run in runs]
-    return ", ".join((".." if "-" in text[0] else "-").join(text) for text in texts)
+    texts = []
+    for first, last in runs:
+        text = day_text(first)
+        if last > first:
+            dash = ".." if "-" in text else "-"  # dates have dashes
+            text += f"{dash}{day_text(last)}"
+        texts.append(text)
+    return ", ".join(texts)
 
 
 def parse_days(text: str) -> frozenset[int]:
@@ -151,9 +174,14 @@ def parse_days(text: str) -> frozenset[int]:
     """
     days: set[int] = set()
     for part in text.split(","):
+        begin, dots, end = part.partition("..")
         match = re.fullmatch(r"\s*(\d+)-(\d+)\s*", part)
-        begin, dots, end = (match[1], "..", match[2]) if match else part.partition("..")
-        first, last = _day(begin), _day(end if dots else begin)
+        if match:
+            begin, end = match[1], match[2]
+        elif not dots:
+            end = begin
+        first = _parse_day(begin)
+        last = _parse_day(end)
         if first is None or last is None:
             raise SettingsError(
                 f"days {text!r}: cannot read {part!r}",
@@ -161,21 +189,25 @@ def parse_days(text: str) -> frozenset[int]:
             )
         if last < first:
             raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
-        if last - first > _LONGEST_RANGE:
+        if last - first > _MAX_RANGE:
             raise SettingsError(f"days {text!r}: {part!r} is {last - first:,} days", "write fewer")
         days.update(range(first, last + 1))
     return frozenset(days)
 
 
-def _day(text: str) -> int | None:
-    """Return a number, or a date's: ``2024-10-30`` or ``20241030``."""
+def _parse_day(text: str) -> int | None:
+    """Return the number of a day, given as such or as ``2024-10-30`` or ``20241030``; else None."""
     match = re.fullmatch(r"(\d{4})(-?)(\d\d)\2(\d\d)", text.strip())
-    number = _days_since_1970(*map(int, (match[1], match[3], match[4]))) if match else None
-    if number is not None:
-        return number
+    if match:
+        number = _days_since_1970(int(match[1]), int(match[3]), int(match[4]))
+        if number is not None:
+            return number
     return int(text) if re.fullmatch(r"\s*\d+\s*", text) else None
 
 
 def natural_order(path: str) -> list[tuple[int, int | str]]:
     """Return a key that sorts ``part-2`` before ``part-10``."""
-    return [(0, int(run)) if run.isdigit() else (1, run) for run in re.findall(r"\d+|\D+", path)]
+    key: list[tuple[int, int | str]] = []
+    for run in re.findall(r"\d+|\D+", path):
+        key.append((0, int(run)) if run.isdigit() else (1, run))
+    return key

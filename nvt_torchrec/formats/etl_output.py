@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +12,7 @@ from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 
-#: What a run leaves in its output directory, the last one written last.
+#: What a run leaves in its output directory; the manifest is written last.
 NAMES = (
     "criteo_binary", "workflow", "extension", "rejected", "report.html", "timings.json",
     "manifest.json",
@@ -24,6 +22,7 @@ SWITCH_FILE = ".switching.json"
 #: The generation before the newest one, or the one that was taken back, laid out as ``OUT``, until
 #: a later one is made.
 PREVIOUS = ".previous"
+#: What the paths of stores of histories have in them.
 _STORES = f"/{HISTORIES}/"
 
 
@@ -45,13 +44,16 @@ class EtlOutput:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.splits = root / "criteo_binary" / "split"
-        _, *others = (root / name for name in NAMES)
-        self.workflow, self.extension, self.rejected, self.report, *last = others
-        self.timings, self.manifest = last
+        self.workflow = root / "workflow"
+        self.extension = root / "extension"
+        self.rejected = root / "rejected"
+        self.report = root / "report.html"
+        self.timings = root / "timings.json"
+        self.manifest = root / "manifest.json"
 
     @classmethod
     def from_splits(cls, directory: Path | str) -> EtlOutput:
-        """The output whose splits are in ``directory``, if the ETL wrote them there."""
+        """Return the output whose splits are in ``directory``, if the ETL wrote them there."""
         return cls(Path(directory).absolute().parent.parent)
 
     def parts(self, split: str) -> list[PartFile]:
@@ -67,15 +69,23 @@ class EtlOutput:
         """Return the entries for the manifest's ``described``.
 
         Args:
-            before: Those of the generation before, whose stores of histories are linked, not read.
+            before: The entries of the generation before. Its stores of histories are linked, and
+                not read again.
         """
-        files = [path for path in sorted(self.splits.rglob("*")) if path.is_file()]
-        files = [path for path in files if path.suffix != ".parquet"]
-        files += self.extension.glob("*.json")  # not of NVTabular's own operators
+        files = []
+        for path in sorted(self.splits.rglob("*")):
+            if path.is_file() and path.suffix != ".parquet":
+                files.append(path)
+        files += self.extension.glob("*.json")  # there is none for NVTabular's own operators
         files.append(self.workflow / METADATA_FILE)
-        names = {str(path.relative_to(self.root)): path for path in files}
-        linked = {name: entry for name, entry in before.items() if _STORES in name}
-        return {n: linked.get(n) or FileEntry.from_file(path) for n, path in names.items()}
+        entries = {}
+        for path in files:
+            name = str(path.relative_to(self.root))
+            if _STORES in name and name in before:
+                entries[name] = before[name]
+            else:
+                entries[name] = FileEntry.from_file(path)
+        return entries
 
     def check_described(
         self, manifest: Manifest, remedy: str, *, below: str = "", stores: bool = True
@@ -89,16 +99,23 @@ class EtlOutput:
         Args:
             manifest: What was written.
             remedy: What to do about a difference.
-            below: A directory of the output, with "/" at its end; "": all files.
-            stores: Whether the stores of histories are read, too; otherwise, as of parts, their
-                sizes are compared.
+            below: Compare only files below this directory of the output, with "/" at its end; "":
+                all files.
+            stores: Whether the stores of histories are read, too; else only their sizes are
+                compared, as for parts.
 
         Raises:
             BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
         """
-        files = {n: entry for n, entry in manifest.described.items() if n.startswith(below)}
-        check_sizes(self.root, files, remedy)
-        read = {n: entry for n, entry in files.items() if stores or _STORES not in n}
+        sized: dict[str, FileEntry] = {}
+        read: dict[str, FileEntry] = {}
+        for name, entry in manifest.described.items():
+            if not name.startswith(below):
+                continue
+            sized[name] = entry
+            if stores or _STORES not in name:
+                read[name] = entry
+        check_sizes(self.root, sized, remedy)
         check_digests(self.root, read, remedy)
 
     def part_difference(self, part: PartFile) -> str:
@@ -133,28 +150,41 @@ class EtlOutput:
 
 
 def find_part(part: Path, then: os.stat_result) -> Path | None:
-    """Return where a part is now, also if days were added to its output since it was found.
+    """Return the path of a part now, also if days were added to its output since it was found.
 
     `python -m etl extend` may give it another name, in this generation and in :data:`PREVIOUS`:
     all of them are links to one file. ``--undo`` moves what it takes back to :data:`PREVIOUS`.
 
     Args:
-        part: Where it was.
-        then: Its status there.
+        part: Its path when it was found.
+        then: Its status when it was found.
 
     Returns:
         A path of the same file; None if there is none, or the file was rewritten.
     """
+    if _is_same_file(part, then, has_same_name=True):
+        return part
     output = EtlOutput.from_splits(part.parent.parent)
-    # lazily: what a switch moves meanwhile is found at one of these places, in this order
     parts = output.splits.relative_to(output.root) / "*" / "*.parquet"
-    places = ("", ".work/*/discarded", PREVIOUS)
-    others = (path for place in places for path in output.root.glob(str(Path(place) / parts)))
-    for path in itertools.chain([part], others):
-        with contextlib.suppress(OSError):
-            now = path.stat()
-            same = (now.st_ino == then.st_ino, now.st_mtime_ns == then.st_mtime_ns)
-            # under its own name, network file systems may invent the inode, `touch` sets the time
-            if now.st_size == then.st_size and (all(same) or (path is part and any(same))):
+    # In the order in which a switch moves files, each directory listed only when it is its turn: so
+    # a file that is moved meanwhile is found in one of them.
+    for directory in ("", ".work/*/discarded", PREVIOUS):
+        for path in output.root.glob(str(Path(directory) / parts)):
+            if _is_same_file(path, then, has_same_name=False):
                 return path
     return None
+
+
+def _is_same_file(path: Path, then: os.stat_result, *, has_same_name: bool) -> bool:
+    """Return whether a file exists and is the one that had this status."""
+    try:
+        now = path.stat()
+    except OSError:
+        return False
+    if now.st_size != then.st_size:
+        return False
+    has_same_inode = now.st_ino == then.st_ino
+    has_same_time = now.st_mtime_ns == then.st_mtime_ns
+    if has_same_name:  # network file systems may invent the inode, and `touch` sets the time
+        return has_same_inode or has_same_time
+    return has_same_inode and has_same_time

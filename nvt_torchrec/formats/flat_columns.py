@@ -1,6 +1,6 @@
 """The categorical values of a few rows in three arrays, instead of an array for each column.
 
-Of one row, making and reading an array for each column takes longer than all else.
+For a single row, to make and read an array for each column takes longer than all else.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class FlatColumns(Sequence[CategoryValues]):
 
     Attributes:
         numbers: int64, the values of the columns of numbers, one column after the other.
-        begins: int32 [texts + 1], where the texts of the columns of text begin in ``data``.
+        begins: int32 [texts + 1], the offsets in ``data`` of the texts of the columns of text.
         data: uint8, their UTF-8 bytes.
-        missing: uint64, of the values of all columns, 1 where one is missing.
+        missing: uint64, for the values of all columns, 1 where one is missing.
         layout: int64 [columns, 3] in C order: whether its values are texts, the index of its first
             one in ``numbers`` or in ``begins``, and how many it has.
         lengths: int64 [columns, n], the values of each row; 1 in columns without lists.
@@ -46,7 +46,8 @@ class FlatColumns(Sequence[CategoryValues]):
         numbers: list[int] = []
         texts: list[str] = []
         absent: list[int] = []
-        layout, lengths = [], []
+        layout: list[tuple[bool, int, int]] = []
+        lengths: list[list[int]] = []
         for j, (column, given) in enumerate(zip(columns, values, strict=True)):
             items = given
             if column.multi_hot:
@@ -83,7 +84,8 @@ class FlatColumns(Sequence[CategoryValues]):
             return [self[j] for j in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        column, (is_text, begin, count) = self._columns[index], self.layout[index].tolist()
+        column = self._columns[index]
+        is_text, begin, count = self.layout[index].tolist()
         values: np.ndarray | pa.StringArray
         if is_text:
             begins = self.begins[begin : begin + count + 1]

@@ -14,8 +14,8 @@ are added get new ones, and no old one ever changes. In it are
 - ``COLUMN.npy`` for each column of the history: int32 [events], the ids of that categorical column,
   of each key the oldest first.
 
-So the events of a row with key k in it are places ``offsets[k - FIRST]`` to ``offsets[k - FIRST] +
-events``, and a reader takes as many of the newest ones as it likes.
+So the events of a row with key k are those at positions from ``offsets[k - FIRST]`` to
+``offsets[k - FIRST] + events``, and a reader takes as many of the newest ones as it likes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
 #: The directory of all histories, beside those of the splits.
 HISTORIES = "_histories"
 _OFFSETS = "offsets"
+#: How many names an error lists.
+_MAX_LISTED = 5
 _REMEDY = "copy the histories again, or run the ETL again"
 
 
@@ -53,8 +55,7 @@ class StoredHistory:
     columns: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.columns):
-            # they become paths
+        for name in (self.name, *self.columns):  # they become names of files
             if Path(name).name != name or "\0" in name or name in ("", "..", _OFFSETS):
                 raise SchemaError(
                     f"history {self.name!r:.60}: {name!r:.60} cannot be the name of a file",
@@ -81,12 +82,10 @@ def list_features(categorical: Sequence[str], histories: Sequence[StoredHistory]
 
     They are the categorical columns, then each column of each history.
     """
-    of_histories = {
-        feature: column
-        for history in histories
-        for feature, column in zip(history.features, history.columns, strict=True)
-    }
-    return {name: name for name in categorical} | of_histories
+    columns = {name: name for name in categorical}
+    for history in histories:
+        columns |= zip(history.features, history.columns, strict=True)
+    return columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,8 @@ class HistoryStore:
     """
 
     def __init__(self, directory: Path, history: StoredHistory, sizes: Sequence[int]) -> None:
-        self.history, self.sizes = history, tuple(sizes)
+        self.history = history
+        self.sizes = tuple(sizes)
         root = directory / HISTORIES / history.name
         self._mapped: list[MappedArray] = []
         try:
@@ -136,35 +136,42 @@ class HistoryStore:
                 f"{root}: the events of history {history.name}: {error.strerror}", _REMEDY
             ) from error
         self.parts: list[HistoryPart] = []
-        expected = 0
+        expected = 0  # the first key of the next directory
         for first in sorted(int(name) for name in names if name.isdecimal() and name.isascii()):
             if first != expected:
                 break
             self.parts.append(self._open(root / str(first), first))
             expected += len(self.parts[-1].offsets) - 1
         if len(self.parts) != len(names) or not names:
+            listed = ", ".join(sorted(names)[:_MAX_LISTED]) or "nothing"
             raise BadInputError(
-                f"{root}: it holds {', '.join(sorted(names)[:5]) or 'nothing'}, where directories "
-                f"of keys begin at 0 and follow each other without a gap (here at {expected})",
+                f"{root}: it holds {listed}, where directories of keys begin at 0 and follow each "
+                f"other without a gap (here at {expected})",
                 _REMEDY,
             )
 
     def _open(self, directory: Path, first: int) -> HistoryPart:
+        """Map the files of a directory, whose first key has this number. Raises BadInputError."""
         offsets = self._map(directory / f"{_OFFSETS}.npy", np.int64)
         ids = [self._map(directory / f"{name}.npy", np.int32) for name in self.history.columns]
-        ends = [int(offsets[0]), int(offsets[-1])] if len(offsets) else []
+        if not len(offsets):
+            raise BadInputError(f"{directory}: no offsets in {_OFFSETS}.npy", _REMEDY)
+        begin = int(offsets[0])
+        end = int(offsets[-1])
         for name, column in zip(self.history.columns, ids, strict=True):
-            if ends != [0, len(column)]:
+            if (begin, end) != (0, len(column)):
                 raise BadInputError(
                     f"{directory}: {len(column)} events in {name}.npy, but the offsets go from "
-                    + (" to ".join(map(str, ends)) or "nowhere"),
+                    f"{begin} to {end}",
                     _REMEDY,
                 )
         return HistoryPart(directory, first, offsets, tuple(ids))
 
     def _map(self, path: Path, dtype: type) -> np.ndarray:
+        """Map a file of one dimension. Raises BadInputError."""
         try:
-            # writable, in memory alone: compiled loops take arrays of one kind
+            # Writable, in memory alone, like arrays that are not mapped: for read-only ones, Numba
+            # would compile loops again.
             array = MappedArray(path, dtype, 1, writable=True)
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or error
@@ -189,24 +196,25 @@ class HistoryStore:
         """
         if (key, events) == (-1, 0):
             return [np.empty(0, np.int32) for _ in self.history.columns]
-        part = next((part for part in reversed(self.parts) if part.first <= key), None)
-        at = key - part.first if part else 0
-        if part is None or not 0 <= at < len(part.offsets) - 1:
-            keys = self.parts[-1].first + len(self.parts[-1].offsets) - 1
-            raise SchemaError(f"key {key} of history {self.history.name}, which has {keys}")
-        begin, end = part.offsets[at : at + 2].tolist()
+        key_count = self.parts[-1].first + len(self.parts[-1].offsets) - 1
+        if not 0 <= key < key_count:
+            raise SchemaError(f"key {key} of history {self.history.name}, which has {key_count}")
+        part = next(part for part in reversed(self.parts) if part.first <= key)
+        index = key - part.first
+        begin, end = part.offsets[index : index + 2].tolist()
         if not (0 <= begin <= begin + events <= end <= part.offsets[-1] and events >= 0):
             raise SchemaError(
                 f"{events} events of key {key} in history {self.history.name}, where "
                 f"{part.directory} has {end - begin}"
             )
-        begin, end = begin + max(events - maximum, 0), begin + events
+        end = begin + events
+        begin += max(events - maximum, 0)
         found = [ids[begin:end] for ids in part.ids]
         for name, size, ids in zip(self.history.columns, self.sizes, found, strict=True):
             bad = np.flatnonzero((ids < 0) | (ids >= size))
             if bad.size:
                 raise SchemaError(
-                    f"{part.directory / name}.npy: id {ids[bad[0]]} at place {begin + bad[0]}, "
+                    f"{part.directory / name}.npy: id {ids[bad[0]]} at position {begin + bad[0]}, "
                     f"outside the table of {size} rows of column {name}",
                     _REMEDY,
                 )
@@ -246,7 +254,9 @@ def write_history(directory: Path, history: StoredHistory, first: int) -> Iterat
     with new_directory(directory / HISTORIES / history.name / str(first)) as temporary:
         names = (_OFFSETS, *history.columns)
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(temporary / f"{n}.npy", "wb+")) for n in names]
+            files = []
+            for name in names:
+                files.append(stack.enter_context(open(temporary / f"{name}.npy", "wb+")))
             writer = HistoryWriter(history, files)
             yield writer
             writer.finish()

@@ -144,8 +144,9 @@ class Manifest(_ByKey):
     def log_name(self) -> str:
         """The raw files as a page names them."""
         paths = [file.path for file in self.inputs]
-        count = f"{len(paths)} files, " if len(paths) > 1 else ""
-        return count + " to ".join(dict.fromkeys(paths[:1] + paths[-1:]))
+        if len(paths) > 1:
+            return f"{len(paths)} files, {paths[0]} to {paths[-1]}"
+        return "".join(paths)
 
     @property
     def day_titles(self) -> dict[int, str]:
@@ -155,25 +156,32 @@ class Manifest(_ByKey):
     @property
     def split_text(self) -> str:
         """How rows are divided, as a page says it."""
-        titles, rule = self.day_titles, self.split
+        rule = self.split
         if rule is None:
-            rule = {"by": "days"}
-            for split, days in self.days.items():
-                ends = dict.fromkeys(titles.get(day, str(day)) for day in days[:1] + days[-1:])
-                rule |= {split: " to ".join(ends) or "none"}
-        by, *texts = (
-            f"{key.replace('_', ' ')} "
-            f"{', '.join(value) if isinstance(value, list | tuple) else value}"
-            for key, value in rule.items()
-        )
-        return f"{by}: {', '.join(texts)}"
+            rule = {"by": "days"} | {
+                split: self._name_days(days) for split, days in self.days.items()
+            }
+        texts = []
+        for key, value in rule.items():
+            listed = ", ".join(value) if isinstance(value, list | tuple) else value
+            texts.append(f"{key.replace('_', ' ')} {listed}")
+        return f"{texts[0]}: {', '.join(texts[1:])}"
+
+    def _name_days(self, days: list[int]) -> str:
+        """Return the first and the last of a split's days as a page names them."""
+        if not days:
+            return "none"
+        titles = self.day_titles
+        first = titles.get(days[0], str(days[0]))
+        last = titles.get(days[-1], str(days[-1]))
+        return first if first == last else f"{first} to {last}"
 
     def fingerprints(self) -> dict[str, Any]:
         """Return the fingerprints of the inputs, as a plan record has them."""
         return {file.path: file.fingerprint for file in self.inputs}
 
     def drop_extensions(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return inputs, as a plan record has them, but those that the output was extended by."""
+        """Return the inputs of a plan record without those that the output was extended by."""
         extended = {extension.day for extension in self.extensions}
         added = {file.path: file.fingerprint for file in self.inputs if file.day in extended}
         return {path: value for path, value in inputs.items() if added.get(path) != value}

@@ -27,7 +27,7 @@ class Jagged:
     Attributes:
         offsets: Integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
             0, the last the number of values. int64 in raw rows.
-        values: Of all rows, one after the other.
+        values: The values of all rows, one after the other.
     """
 
     offsets: np.ndarray
@@ -45,7 +45,7 @@ class Ids:
         values: Integers [columns, n], one id in each row; with lists, one-dimensional.
         offsets: Integers [columns, n + 1], for lists: row i of column j has the ids
             ``values[offsets[j, i]:offsets[j, i + 1]]``, and column j + 1 begins where column j
-            ends. None: one id in each row of each column.
+            ends. None if each row has one id in each column.
     """
 
     values: np.ndarray
@@ -56,11 +56,11 @@ class Ids:
 
     @classmethod
     def from_lengths(cls, columns: Sequence[np.ndarray], lengths: np.ndarray) -> Ids:
-        """Return ids of which each row has so many: [columns, n].
+        """Make ids of their values and lengths.
 
         Args:
             columns: The ids in pieces, one column after the other.
-            lengths: How many each row has.
+            lengths: Integers [columns, n], how many each row has.
         """
         values = np.concatenate(columns)
         if (lengths == 1).all():
@@ -72,12 +72,13 @@ class Ids:
         """Return the ids of some rows, followed by those of others of the same columns."""
         if all(part.offsets is None for part in parts):
             return cls(np.concatenate([part.values for part in parts], axis=1))
-        of_parts = [part.columns for part in parts]
-        values = [ids for of_column in zip(*of_parts, strict=True) for ids in of_column]
+        values: list[np.ndarray] = []
+        for ids_of_parts in zip(*(part.columns for part in parts), strict=True):
+            values += ids_of_parts
         return cls.from_lengths(values, np.concatenate([part.lengths for part in parts], axis=1))
 
     def slice(self, begin: int, end: int) -> Ids:
-        """Return the ids of the rows from ``begin`` to ``end``; of lists, copies."""
+        """Return the ids of the rows from ``begin`` to ``end``; copies of lists, else views."""
         if self.offsets is None:
             return Ids(self.values[:, begin:end])
         offsets = self.offsets[:, begin : end + 1]
@@ -85,14 +86,20 @@ class Ids:
         return Ids.from_lengths(columns, np.diff(offsets))
 
     def take_newest(self, first: int, maximum: int) -> Ids:
-        """Return the ids of which, from column ``first`` on, each row has its last ``maximum``."""
+        """Return the ids with only the last ``maximum`` of each row in the columns from ``first``.
+
+        All ids of the columns before are kept.
+        """
         if self.offsets is None or self.lengths_from(first).max(initial=0) <= maximum:
             return self
-        kept = self.lengths
-        kept[first:] = np.minimum(kept[first:], maximum)
-        places = np.arange(kept.sum())
-        places += np.repeat(self.offsets[:, 1:].reshape(-1) - kept.cumsum(), kept.reshape(-1))
-        return Ids.from_lengths([self.values[places]], kept)
+        lengths = self.lengths
+        lengths[first:] = np.minimum(lengths[first:], maximum)
+        # The ids of a list end where they did. So the indices of its last ones are consecutive
+        # numbers, moved by the distance between that end and its end among the ids that are kept.
+        ends = self.offsets[:, 1:].reshape(-1)
+        indices = np.arange(lengths.sum())
+        indices += np.repeat(ends - lengths.cumsum(), lengths.reshape(-1))
+        return Ids.from_lengths([self.values[indices]], lengths)
 
     def column(self, j: int) -> np.ndarray:
         """Return the ids of all rows of a column, one row after the other."""
@@ -104,13 +111,15 @@ class Ids:
         """Return the last ids of each row in a column.
 
         Returns:
-            Integers [n, width], of which a row's last one is in the last place, and 0 where it has
-            fewer; and where it has an id.
+            Integers [n, width], which end with the last id of the row and begin with 0 where it has
+            fewer; and bool [n, width], where there is an id.
         """
-        back, lengths = np.arange(width, 0, -1), self.lengths[j]
-        present = back <= lengths[:, np.newaxis]
+        lengths = self.lengths[j]
+        from_end = np.arange(width, 0, -1)  # the last position of a row is 1 from its end
+        present = from_end <= lengths[:, np.newaxis]
         padded = np.zeros(present.shape, self.values.dtype)
-        padded[present] = self.column(j)[(lengths.cumsum()[:, np.newaxis] - back)[present]]
+        indices = lengths.cumsum()[:, np.newaxis] - from_end
+        padded[present] = self.column(j)[indices[present]]
         return padded, present
 
     @property
@@ -123,7 +132,7 @@ class Ids:
         """What :meth:`column` returns for each column."""
         if self.offsets is None:
             return [*self.values]
-        ends = zip(self.offsets[:, 0].tolist(), self.offsets[:, -1].tolist(), strict=True)
+        ends = self.offsets[:, [0, -1]].tolist()
         return [self.values[begin:end] for begin, end in ends]
 
     @property
@@ -139,7 +148,7 @@ class Ids:
 
 
 def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
-    """Return :attr:`Ids.offsets` of so many ids in each row, [columns, n]."""
+    """Return :attr:`Ids.offsets` for the number of ids in each row, integers [columns, n]."""
     columns, rows = lengths.shape
     ends = lengths.cumsum().reshape(columns, rows)  # the ids of a column follow those before it
     offsets = np.zeros((columns, rows + 1), dtype)
@@ -150,7 +159,8 @@ def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
 
 
 _ONE = np.uint64(1)
-#: The time of a row without one; it is before all others, also when it is divided or added to.
+#: The time of a row without one: before all others, and far enough from the end of int64 that it
+#: stays so when something is added to it.
 NO_TIME = -(2**62)
 #: Where more rows of a block are bad than may be left out, so many are described, and further ones
 #: are only counted.
@@ -173,17 +183,20 @@ def repeat_lists(lists: Jagged, index: np.ndarray, newest: int | None = None) ->
     Args:
         lists: Different lists [m].
         index: int64 [n], the list of each row.
-        newest: How many last values of a list are taken at most; None: all.
+        newest: The most values that are taken from the end of a list; None for all.
     """
     lengths = np.diff(lists.offsets)
-    ends = lists.offsets[1:][index]
-    lengths = (lengths if newest is None else np.minimum(lengths, newest))[index]
+    if newest is not None:
+        lengths = np.minimum(lengths, newest)
+    lengths = lengths[index]
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    places = np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
+    # consecutive numbers, moved for each row by the distance between the two ends of its list
+    ends = lists.offsets[1:][index]
+    indices = np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
     values = lists.values
     if isinstance(values, np.ndarray):
-        return Jagged(offsets, values[places])
-    return Jagged(offsets, values.take(to_arrow(places)))
+        return Jagged(offsets, values[indices])
+    return Jagged(offsets, values.take(to_arrow(indices)))
 
 
 @dataclasses.dataclass(slots=True)
@@ -311,7 +324,7 @@ def empty_mask(columns: int, rows: int) -> np.ndarray:
 
 
 def bit_of(column: int) -> np.uint64:
-    """Return the place of a column's bit in its word."""
+    """Return the position of a column's bit in its word."""
     return np.uint64(column % WORD_BITS)
 
 
@@ -340,14 +353,15 @@ def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
     """Return the mask of integers that have bit j set where column j of a row is missing."""
     if columns <= WORD_BITS:
         return np.array(bits, np.uint64)[np.newaxis]
-    words, full = mask_words(columns), 2**WORD_BITS - 1
-    return np.array(
-        [[row >> (WORD_BITS * word) & full for row in bits] for word in range(words)], np.uint64
-    )
+    full = 2**WORD_BITS - 1
+    words = []
+    for word in range(mask_words(columns)):
+        words.append([row >> (WORD_BITS * word) & full for row in bits])
+    return np.array(words, np.uint64)
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
-    """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
+    """Return the dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
     dtypes = {RAW_TYPES[column.raw].dtype for column in spec.dense}
     return np.int32 if dtypes <= {"int32"} else np.float64
 
@@ -389,16 +403,19 @@ def add_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
         bad: The bad rows in order; their line numbers count all lines.
     """
     # how many of the parsed lines come before each bad row
-    places = np.array([row.line - i for i, row in enumerate(bad)], np.int64)
+    parsed_before = np.array([row.line - i for i, row in enumerate(bad)], np.int64)
 
-    def moved(line: np.ndarray) -> np.ndarray:
-        return line + np.searchsorted(places, line, side="right")
+    def count_all(line: np.ndarray) -> np.ndarray:
+        """Return line numbers that count the bad rows, too."""
+        return line + np.searchsorted(parsed_before, line, side="right")
 
-    others = [row.move_to(int(moved(np.array(row.line)))) for row in rows.bad]
+    described = list(bad)
+    for row in rows.bad:
+        described.append(row.move_to(int(count_all(np.array(row.line)))))
     return dataclasses.replace(
         rows,
-        line=moved(rows.line),
-        bad=sorted([*others, *bad], key=lambda row: row.line),
+        line=count_all(rows.line),
+        bad=sorted(described, key=lambda row: row.line),
         bad_count=rows.bad_count + len(bad),
         lines=rows.lines + len(bad),
     )

@@ -25,12 +25,13 @@ SCHEMA_FILE = Path(".merlin") / "schema.json"
 WEIGHT_TAG = "sample_weight"
 #: The tag of the columns that point to a history's events.
 HISTORY_TAG = "history"
-#: The tags of what each schema needs, and how NVTabular gives them.
-_TAGS = {
-    "label": ("target", "`['clicked'] >> AddTags([Tags.TARGET])`"),
-    "categorical column": ("categorical", "`[…] >> Categorify()`"),
-}
-#: Rows of a table, at most: ids are int32.
+#: The tags of Merlin's columns.
+_TARGET_TAG = "target"
+_DENSE_TAG = "continuous"
+_CATEGORICAL_TAG = "categorical"
+#: What to do about a damaged schema.
+_AGAIN = "copy it again, or run the ETL again"
+#: The most rows of a table: ids are int32.
 LARGEST_TABLE = 2**31 - 1
 
 
@@ -81,15 +82,25 @@ class TableSchema:
         unknown = set(self.multi_hot) - set(self.categorical)
         if unknown:
             raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
+        self._check_histories()
+
+    def _check_histories(self) -> None:
+        """Check that histories have columns of single ids, and names that no column has.
+
+        Raises:
+            SchemaError: They have not.
+        """
+        single = set(self.categorical) - {*self.multi_hot}
+        names = [*self.columns]
         for history in self.histories:
-            single = set(self.categorical) - {*self.multi_hot}
-            if other := [name for name in history.columns if name not in single]:
-                raise SchemaError(
-                    f"history {history.name}: column {other[0]} is no categorical column with one "
-                    "id in each row",
-                    "a history takes the vocabulary and the table of such a column",
-                )
-        names = [*self.columns, *(name for h in self.histories for name in h.features)]
+            names += history.features
+            for name in history.columns:
+                if name not in single:
+                    raise SchemaError(
+                        f"history {history.name}: column {name} is no categorical column with one "
+                        "id in each row",
+                        "a history takes the vocabulary and the table of such a column",
+                    )
         if self.histories and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"two columns are called {twice}", "rename the history")
@@ -102,8 +113,10 @@ class TableSchema:
     @property
     def integers(self) -> list[str]:
         """The columns of int32 and of its lists, which come last: ids, pointers to histories."""
-        pointers = (name for history in self.histories for name in history.pointers)
-        return [*self.categorical, *pointers]
+        names = [*self.categorical]
+        for history in self.histories:
+            names += history.pointers
+        return names
 
     @property
     def features(self) -> dict[str, str]:
@@ -118,7 +131,8 @@ class TableSchema:
     @property
     def floats(self) -> list[str]:
         """The float32 columns, which come first: labels, weight, dense."""
-        return [*self.labels, *([self.weight] if self.weight else []), *self.dense]
+        weights = [self.weight] if self.weight else []
+        return [*self.labels, *weights, *self.dense]
 
     @functools.cached_property
     def arrow(self) -> pa.Schema:
@@ -143,15 +157,17 @@ class TableSchema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that Merlin reads as a schema."""
-        targets = ["target", "binary_classification"]
-        features = [_feature(name, "FLOAT", targets) for name in self.labels]
+        features = []
+        for name in self.labels:
+            features.append(_describe_column(name, "FLOAT", [_TARGET_TAG, "binary_classification"]))
         if self.weight:
-            features.append(_feature(self.weight, "FLOAT", [WEIGHT_TAG]))
-        features += [_feature(name, "FLOAT", ["continuous"]) for name in self.dense]
+            features.append(_describe_column(self.weight, "FLOAT", [WEIGHT_TAG]))
+        for name in self.dense:
+            features.append(_describe_column(name, "FLOAT", [_DENSE_TAG]))
         vocabularies = self.vocabularies or self.categorical
         columns = zip(self.categorical, self.table_sizes, vocabularies, strict=True)
         for name, size, domain in columns:
-            feature = _feature(name, "INT", ["categorical"])
+            feature = _describe_column(name, "INT", [_CATEGORICAL_TAG])
             feature["intDomain"] = {"name": domain, "max": str(size - 1), "isCategorical": True}
             properties = feature["annotation"]["extraMetadata"][0]
             if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
@@ -162,10 +178,11 @@ class TableSchema:
             }
             features.append(feature)
         for history in self.histories:
-            of_key, of_events = (_feature(name, "INT", [HISTORY_TAG]) for name in history.pointers)
-            properties = of_key["annotation"]["extraMetadata"][0]
+            key_name, events_name = history.pointers
+            key_column = _describe_column(key_name, "INT", [HISTORY_TAG])
+            properties = key_column["annotation"]["extraMetadata"][0]
             properties |= {"history": history.name, "columns": list(history.columns)}
-            features += [of_key, of_events]
+            features += [key_column, _describe_column(events_name, "INT", [HISTORY_TAG])]
         return {"feature": features}
 
     @classmethod
@@ -177,16 +194,15 @@ class TableSchema:
             SchemaError: It has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
-        of_train = Path(directory) / "train" / SCHEMA_FILE
-        if not path.exists() and of_train.exists():
-            path = of_train
-        again = "copy it again, or run the ETL again"
-        value = read_json(path, "the schema that the ETL writes beside the parquet files", again)
+        train_path = Path(directory) / "train" / SCHEMA_FILE
+        if not path.exists() and train_path.exists():
+            path = train_path
+        value = read_json(path, "the schema that the ETL writes beside the parquet files", _AGAIN)
         try:
             return cls.from_dict(value, path)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadInputError(
-                f"{path}: damaged, or not a schema of Merlin: {error!r}", again
+                f"{path}: damaged, or not a schema of Merlin: {error!r}", _AGAIN
             ) from error
 
     @classmethod
@@ -197,53 +213,76 @@ class TableSchema:
             SchemaError: It has no label, or a categorical column without a table size.
             AttributeError, LookupError, TypeError, ValueError, OverflowError: It is no schema.
         """
-        names: dict[str, list[str]] = {
-            tag: [] for tag in ("target", WEIGHT_TAG, "continuous", "categorical")
-        }
-        seen, sizes, multi_hot, histories, vocabularies = set(), [], [], [], []
+        tags = (_TARGET_TAG, WEIGHT_TAG, _DENSE_TAG, _CATEGORICAL_TAG)
+        names: dict[str, list[str]] = {tag: [] for tag in tags}
+        seen: set[str] = set()
+        sizes: list[int] = []
+        multi_hot: list[str] = []
+        histories: list[StoredHistory] = []
+        vocabularies: list[str] = []
         for feature in value.get("feature", []):
-            tags, name = feature.get("annotation", {}).get("tag", []), feature["name"]
+            feature_tags = feature.get("annotation", {}).get("tag", [])
+            name = feature["name"]
             if not isinstance(name, str) or name in seen:
                 raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
             seen.add(name)
-            tag = next((tag for tag in names if tag in tags), "")
+            tag = next((tag for tag in tags if tag in feature_tags), "")
             if tag:
                 names[tag].append(name)
-            if tag == "categorical":
-                domain = feature.get("intDomain", {})
-                size = int(domain.get("max", -1)) + 1
-                if size < 1:
-                    raise SchemaError(
-                        f"{path}: column {name} has no table size (intDomain.max)",
-                        "write it there, the largest id; in a workflow of NVTabular, HashedCross "
-                        "says none: put Categorify after it",
-                    )
-                sizes.append(size)
-                vocabularies.append(str(domain.get("name") or name))
+            if tag == _CATEGORICAL_TAG:
+                sizes.append(_read_table_size(feature, path))
+                vocabularies.append(str(feature["intDomain"].get("name") or name))
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):
                     multi_hot.append(name)
-            elif HISTORY_TAG in tags and "columns" in feature["annotation"]["extraMetadata"][0]:
-                properties = feature["annotation"]["extraMetadata"][0]
-                histories.append(StoredHistory(properties["history"], (*properties["columns"],)))
-        labels, weights, dense, categorical = map(tuple, names.values())
+            elif HISTORY_TAG in feature_tags:
+                properties = feature["annotation"]["extraMetadata"]
+                if "columns" in properties[0]:  # the first of a history's two columns
+                    columns = tuple(properties[0]["columns"])
+                    histories.append(StoredHistory(properties[0]["history"], columns))
+        weights = names[WEIGHT_TAG]
         if len(weights) > 1:
             raise SchemaError(
                 f"{path}: {' and '.join(weights)} are both tagged {WEIGHT_TAG}",
                 "a row has one weight: remove the tag of one of them",
             )
-        if not labels or not categorical:
-            lacking = "categorical column" if labels else "label"
+        if not names[_TARGET_TAG]:
             raise SchemaError(
-                f"{path}: no {lacking}: no column has the tag {_TAGS[lacking][0]}",
-                f"in a workflow of NVTabular, write {_TAGS[lacking][1]}; or run the ETL again",
+                f"{path}: no label: no column has the tag {_TARGET_TAG}",
+                "in a workflow of NVTabular, write `['clicked'] >> AddTags([Tags.TARGET])`; or run "
+                "the ETL again",
             )
-        weight = "".join(weights)
-        lists = tuple(multi_hot), weight, tuple(histories), tuple(vocabularies)
-        return cls(labels, dense, categorical, tuple(sizes), *lists)
+        if not names[_CATEGORICAL_TAG]:
+            raise SchemaError(
+                f"{path}: no categorical column: no column has the tag {_CATEGORICAL_TAG}",
+                "in a workflow of NVTabular, write `[…] >> Categorify()`; or run the ETL again",
+            )
+        return cls(
+            labels=tuple(names[_TARGET_TAG]),
+            dense=tuple(names[_DENSE_TAG]),
+            categorical=tuple(names[_CATEGORICAL_TAG]),
+            table_sizes=tuple(sizes),
+            multi_hot=tuple(multi_hot),
+            weight=weights[0] if weights else "",
+            histories=tuple(histories),
+            vocabularies=tuple(vocabularies),
+        )
 
 
-def _feature(name: str, kind: str, tags: list[str]) -> dict:
+def _read_table_size(feature: dict[str, Any], path: Path | str) -> int:
+    """Return the rows of a categorical column's table. Raises SchemaError if there are none."""
+    size = int(feature.get("intDomain", {}).get("max", -1)) + 1
+    if size < 1:
+        raise SchemaError(
+            f"{path}: column {feature['name']} has no table size (intDomain.max)",
+            "write it there, the largest id; in a workflow of NVTabular, HashedCross says none: "
+            "put Categorify after it",
+        )
+    return size
+
+
+def _describe_column(name: str, kind: str, tags: list[str]) -> dict[str, Any]:
+    """Return a column as Merlin's JSON describes it, without a list and without a domain."""
     properties = {
         "is_list": False,
         "is_ragged": False,
@@ -258,10 +297,15 @@ def check_vocabularies(
 ) -> None:
     """Check that columns of one vocabulary have tables of one size.
 
+    Args:
+        categorical: The columns.
+        vocabularies: The vocabulary of each; () if each has its own.
+        sizes: The rows of the table of each.
+
     Raises:
-        SchemaError: They have not, or not every column has a vocabulary.
+        SchemaError: The sizes differ, or not every column has a vocabulary.
     """
-    first: dict[str, tuple[str, int]] = {}
+    first: dict[str, tuple[str, int]] = {}  # by vocabulary, the first column with it, and its size
     if len(vocabularies) not in (0, len(categorical)):
         raise SchemaError(f"{len(categorical)} columns, {len(vocabularies)} vocabularies")
     for name, vocabulary, size in zip(categorical, vocabularies, sizes, strict=False):
@@ -275,5 +319,5 @@ def check_vocabularies(
 
 
 def embedding_dimension(size: int) -> int:
-    """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
+    """Return the embedding dimension that NVTabular suggests (its ``_emb_sz_rule``)."""
     return min(max(16, round(1.6 * size**0.56)), 512)

@@ -32,13 +32,13 @@ class RowRule:
 
     Attributes:
         by: ``share``: the value is a hash of the row's place; ``column``: a hash of its key;
-            ``time``: its time, in microseconds since 1970; ``values``: 0, 1 or 2, as the text of
-            its key says.
+            ``time``: its time, in microseconds since 1970 UTC; ``values``: 0, 1 or 2, as the text
+            of its key says.
         cuts: Ascending: rows whose value is below the first are train, below the second valid, all
             others test. With one cut there are no test rows.
-        seed: Of the hash.
-        valid_cut: By values, where valid is a share of the rows for training: from which hash of
-            its place on such a row is valid; None: the values say it.
+        seed: The seed of the hash.
+        valid_cut: For a split by values in which valid is a share of the rows for training: such a
+            row is valid if the hash of its place is at least this. None if the values name valid.
     """
 
     by: str
@@ -61,5 +61,8 @@ class RowRule:
 
 def cuts_of_hash(valid: float, test: float) -> tuple[int, ...]:
     """Return the cuts of a 64-bit hash for shares of the rows; without ``test``, one cut."""
-    shares = [Fraction(share) for share in ((valid, test) if test else (valid,))]
-    return tuple(int((1 - sum(shares[i:])) * 2**64) for i in range(len(shares)))
+    # fractions, because float64 has 53 bits where a cut has 64
+    before_test = 1 - Fraction(test)
+    before_valid = before_test - Fraction(valid)
+    shares = (before_valid, before_test) if test else (before_valid,)
+    return tuple(int(share * 2**64) for share in shares)

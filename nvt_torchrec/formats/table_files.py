@@ -4,19 +4,19 @@ Layout of ``WORKFLOW/tables/NAME``; ``metadata.json`` of the workflow lists the 
 digests, and they are mapped, not read::
 
     keys.npy              int64 [rows], the hashes of the keys, rising
-    starts.npy            of a table with versions int64 [rows], from when each is known, in
-                          microseconds since 1970; of one key rising
+    starts.npy            for a table with versions, int64 [rows]: the time from which each is
+                          known, in microseconds since 1970 UTC; rising for each key
     COLUMN.missing.npy    uint8 [rows], 1 where the column is missing
-    COLUMN.values.npy     of a dense column float64 [rows]; of a categorical one its distinct
-                          values, int64 or uint32 (raw type hex32), of texts their UTF-8 bytes
-    COLUMN.texts.npy      of texts int64 [distinct + 1], where each begins
-    COLUMN.codes.npy      of a categorical column int32, the index of the value of each row or, of
-                          lists, of each item; 0 where the column is missing
-    COLUMN.lists.npy      of lists int64 [rows + 1], where the items of each row begin
+    COLUMN.values.npy     for a dense column, float64 [rows]; for a categorical one, its distinct
+                          values: int64, uint32 (raw type hex32), or the UTF-8 bytes of texts
+    COLUMN.texts.npy      for texts, int64 [distinct + 1], the offset of each in these bytes
+    COLUMN.codes.npy      for a categorical column, int32, the index of the value of each row or,
+                          for lists, of each item; 0 where the column is missing
+    COLUMN.lists.npy      for lists, int64 [rows + 1], the offset of each row's items
 
-A dense value is that before the transform, a category the raw one: rows that take them are encoded
-as rows that hold them in their own columns. Distinct values are stored once, so that the ETL counts
-and encodes each once, however many rows of the log have it.
+Values are raw ones: dense values are not transformed yet, and categories have no ids. So rows that
+take them are encoded like rows that hold them in their own columns. Distinct values are stored
+once, so that the ETL counts and encodes each once, however many rows of the log have it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 
 #: In the directory of a workflow.
 DIRECTORY = "tables"
-KEYS, STARTS = "keys.npy", "starts.npy"
+KEYS = "keys.npy"
+STARTS = "starts.npy"
 
 
 def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype]:
@@ -61,11 +62,11 @@ def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
 
 def table_files(spec: FeatureSpec) -> list[str]:
     """Return the files of all tables of a workflow, relative to it."""
-    return [
-        f"{DIRECTORY}/{rule.name}/{name}"
-        for rule in spec.joined_tables
-        for name in table_arrays(spec, rule.name)
-    ]
+    files = []
+    for rule in spec.joined_tables:
+        for name in table_arrays(spec, rule.name):
+            files.append(f"{DIRECTORY}/{rule.name}/{name}")
+    return files
 
 
 def link_table(spec: FeatureSpec, name: str, source: Path, target: Path) -> None:

@@ -35,8 +35,8 @@ class Generation:
             parent.
         days: The days that were counted in this generation and in none before it, increasing.
         values: By vocabulary, how many values it had then.
-        reused: Of earlier versions, which could give ids to other values (``--retire_after_days``):
-            by vocabulary, how many; a workflow with such ids is refused.
+        reused: By vocabulary, how many ids were given to other values, which only earlier versions
+            could do (``--retire_after_days``). A workflow with such ids is refused.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Generation:
 
 
 def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[str, int]) -> None:
-    """Check that generations are a line of descent that ends with a workflow.
+    """Check that generations are the line of descent of a workflow.
 
     Args:
         lineage: The generations.
@@ -70,7 +70,8 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
         values: By vocabulary, how many values it has.
 
     Raises:
-        ValueError: They are not.
+        ValueError: A generation has the wrong number or vocabularies, or the last one is another
+            workflow.
     """
     for number, generation in enumerate(lineage):
         if generation.number != number or generation.values.keys() != values.keys():
@@ -178,14 +179,15 @@ def describe_vocabularies(
         name = column.vocabulary_name
         counts = counted[name]
         maximum = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
-        good = counts.observed.keys() == {"null", "oov", "unique"}
-        if not good or min(counts.observed.values()) < 0 or not 0 <= counts.values <= maximum:
+        observed = counts.observed
+        has_keys = observed.keys() == {"null", "oov", "unique"}
+        if not has_keys or min(observed.values()) < 0 or not 0 <= counts.values <= maximum:
             raise ValueError(f"the vocabulary of column {column.name} has {counts}")
         described[column.name] = Vocabulary(
             name=name,
             file=f"{directories[name]}/unique.{name}.parquet",
             values=counts.values,
             table_size=column.reserved_ids + counts.values,
-            observed=counts.observed,
+            observed=observed,
         )
     return described

@@ -110,14 +110,16 @@ class WorkflowDescription:
             other_format="NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
             other_version="use the version that saved it, or fit it again",
         )
-        wanted = content.file_names()
-        differing = wanted ^ content.files.keys()
-        if content.spec.events:  # listed once it is there: it is encoded with this workflow
+        expected = content.file_names()
+        differing = expected ^ content.files.keys()
+        if content.spec.events:
+            # The state of the events is encoded with this workflow, so it is listed later.
             differing.discard(EVENT_STATE_FILE)
-        for name in sorted(differing):
+        if differing:
+            name = min(differing)
+            what = "missing" if name in expected else "unknown"
             raise BadInputError(
-                f"{file}: damaged: its files are not those of its spec: {name!r} is "
-                f"{'missing' if name in wanted else 'unknown'}",
+                f"{file}: damaged: its files are not those of its spec: {name!r} is {what}",
                 COPY_AGAIN,
             )
         return cls(
@@ -152,9 +154,9 @@ class WorkflowDescription:
         FORMAT.write(self.path / METADATA_FILE, content)
 
     def list_event_state(self) -> WorkflowDescription:
-        """List the state of the events, which is there now, in ``metadata.json``.
+        """List the state of the events, which has been written by now, in ``metadata.json``.
 
-        So the workflow is of this state alone, and not of that of another day.
+        So the workflow is opened with this state alone, and not with that of another day.
 
         Returns:
             The description with the state among its files.
@@ -195,10 +197,12 @@ class WorkflowDescription:
     def ancestor(self, digest: str) -> Generation | None:
         """Return the generation with a digest, which may be this one; None if there is none.
 
-        Generations with equal digests encode every row equally; of these it is the last.
+        Generations with equal digests encode every row equally; the last of them is returned.
         """
-        same = (generation for generation in self.lineage[::-1] if generation.digest == digest)
-        return next(same, None)
+        for generation in reversed(self.lineage):
+            if generation.digest == digest:
+                return generation
+        return None
 
     @property
     def table_schema(self) -> TableSchema:
@@ -233,14 +237,14 @@ class WorkflowDescription:
         return values, counts
 
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
-        """Return by which id a column's values were encoded before they had one of their own.
+        """Return the ids by which values were encoded before they had ids of their own.
 
         Args:
             column: The column, which is not hashed.
             ids: Ids of values that the vocabulary holds now: int64 [n].
 
         Returns:
-            The ids of out of vocabulary: int64 [n].
+            The ids for values out of vocabulary: int64 [n].
 
         Raises:
             BadInputError: The vocabulary's file is missing or damaged.
@@ -252,17 +256,16 @@ class WorkflowDescription:
 
         file = self.check_file(self.vocabularies[column.name].file)
         values, _ = self.read_values(column)
-        places = ids - column.reserved_ids
-        if places.min() < 0 or places.max() >= len(values):
+        positions = ids - column.reserved_ids
+        if positions.min() < 0 or positions.max() >= len(values):
             raise BadInputError(
-                f"{file}: damaged: {len(values)} values instead of more than {places.max()}",
+                f"{file}: damaged: {len(values)} values instead of more than {positions.max()}",
                 COPY_AGAIN,
             )
-        hashes = (
-            murmur3_string(values.take(to_arrow(places)))
-            if RAW_TYPES[column.raw].is_text
-            else murmur3_int(to_numpy(values)[places])
-        )
+        if RAW_TYPES[column.raw].is_text:
+            hashes = murmur3_string(values.take(to_arrow(positions)))
+        else:
+            hashes = murmur3_int(to_numpy(values)[positions])
         return FIRST_OOV_ID + (hashes % np.uint32(column.oov_ids)).astype(np.int64)
 
 
@@ -298,11 +301,12 @@ class _Metadata:
         for name in self.spec.normalized_names:
             if self.statistics.get(name, {}).keys() != {"mean", "std"}:
                 raise ValueError(f"statistics.{name} are not mean and std")
-        for name in sorted(self.spec.vocabularies.keys() - self.vocabularies.keys()):
-            raise ValueError(f"vocabularies.{name} is missing")
+        missing = self.spec.vocabularies.keys() - self.vocabularies.keys()
+        if missing:
+            raise ValueError(f"vocabularies.{min(missing)} is missing")
         values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
         check_lineage(self.lineage, self.digest, values)
-        # checks the numbers
+        # for its checks of the numbers alone
         describe_vocabularies(self.spec, self.vocabularies, dict.fromkeys(values, ""))
 
     def directory(self, vocabulary: str) -> str:
@@ -316,5 +320,6 @@ class _Metadata:
         names = {GRAPH_FILE}
         for vocabulary in self.spec.vocabularies:
             directory = self.directory(vocabulary)
-            names |= {f"{directory}/{kind}.{vocabulary}.parquet" for kind in ("unique", "meta")}
+            names.add(f"{directory}/unique.{vocabulary}.parquet")
+            names.add(f"{directory}/meta.{vocabulary}.parquet")
         return names | {*table_files(self.spec)}

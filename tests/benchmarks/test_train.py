@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_system_is_measured(system: str, data: Path) -> None:
     settings = train.BenchmarkSettings(warm_up=2, steps=5)
     flags = ["--no-boosted_trees"] if system == OURS else []
-    systems = train._systems(settings, data, 64, ["--interaction_type=dcn", *flags])
+    systems = train._list_systems(settings, data, 64, ["--interaction_type=dcn", *flags])
     [command] = [one.command for one in systems if one.name == system]
     done = run(command, timeout=800)
     assert done.error == ""

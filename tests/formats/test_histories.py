@@ -66,7 +66,7 @@ def _save(name: str, values: object, dtype: type | str) -> Callable[[Path], obje
         (_save("item.npy", [[5, 3, 9]], np.int32), r"item\.npy.*in 1 dimensions"),
         (_save("item.npy", [{"x": 1}], object), r"item\.npy.*is not an \.npy file"),
         (_save("item.npy", [5, 3], np.int32), r"2 events in item\.npy.*from 0 to 3"),
-        (_save("offsets.npy", [], np.int64), "offsets go from nowhere"),
+        (_save("offsets.npy", [], np.int64), "no offsets in offsets"),
         (_save("offsets.npy", [-1, 2, 2, 3], np.int64), "from -1 to 3"),
         (_save("offsets.npy", [0, 3], np.int64), r"begin at 0 .*\(here at 1\)"),
         (lambda root: os.truncate(root / "shop.npy", 130), r"shop\.npy: is not an"),
@@ -90,8 +90,8 @@ def test_a_strangers_store(tmp_path: Path, damage: Callable[[Path], object], mes
     [
         ("offsets", [0, 2**62, 2, 3], "1 events of key 0"),
         ("offsets", [0, -5, 2, 3], "1 events of key 0"),
-        ("item", [10, 3, 9], r"item\.npy: id 10 at place 0, .*10 rows of column item"),
-        ("shop", [-1, 2, 0], r"shop\.npy: id -1 at place 0"),
+        ("item", [10, 3, 9], r"item\.npy: id 10 at position 0, .*10 rows of column item"),
+        ("shop", [-1, 2, 0], r"shop\.npy: id -1 at position 0"),
     ],
 )
 def test_a_strangers_values(tmp_path: Path, name: str, values: list[int], message: str) -> None:

@@ -149,7 +149,7 @@ def test_ids_outside_their_table(copied: Path) -> None:
     for value in (50, -1):
         ids[3] = value
         np.save(file, ids)
-        with pytest.raises(SchemaError, match=rf"cat_1\.npy: id {value} at place 3, .* 50 rows"):
+        with pytest.raises(SchemaError, match=rf"cat_1\.npy: id {value} at position 3, .* 50 rows"):
             list(KJTLoader(copied, 64, device="cpu"))
     shutil.rmtree(file.parents[2])
     with pytest.raises(BadInputError, match="the events of history recent: No such file"):

@@ -46,7 +46,8 @@ class Format:
 
     @property
     def _header(self) -> dict[str, Any]:
-        return {**({"format": self.name} if self.name else {}), self.version_key: self.version}
+        header: dict[str, Any] = {self.version_key: self.version}
+        return {"format": self.name, **header} if self.name else header
 
     def write(self, file: Path, content: dict[str, Any]) -> None:
         """Write a file with this content, JSON-ready. Raises :class:`OutputError`."""
@@ -56,9 +57,12 @@ class Format:
         write_json(file, value)
 
     def digest(self, value: dict[str, Any]) -> str:
-        """BLAKE2b digest of a file's values but the digest itself, however they are indented."""
-        plain = {key: item for key, item in value.items() if key != self.digest_key}
-        return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        """Return the BLAKE2b digest of a file's values without the digest itself.
+
+        It does not depend on the order of keys, nor on indentation.
+        """
+        content = {key: item for key, item in value.items() if key != self.digest_key}
+        return hashlib.blake2b(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def read(
         self,
@@ -69,7 +73,7 @@ class Format:
         other_format: str = "",
         other_version: str = "",
     ) -> T:
-        """The content of a file, checked.
+        """Return the content of a file, checked.
 
         Args:
             kind: What the content must be, see :func:`base.files.validation.parse`.
@@ -87,16 +91,17 @@ class Format:
             raise self.foreign(f"{file}: not {self.what}", other_format or remedy)
         version = value.get(self.version_key)
         if type(version) is not int or version != self.version:
+            what = f"{file}: format version {version}, this program reads {self.version}"
             versions = value.get("versions")
             writer = versions.get("nvt-torchrec") if isinstance(versions, dict) else None
-            by = f"; nvt-torchrec {writer} wrote it" if writer else ""
-            raise SchemaError(
-                f"{file}: format version {version}, this program reads {self.version}{by}",
-                other_version or remedy,
-            )
+            if writer:
+                what += f"; nvt-torchrec {writer} wrote it"
+            raise SchemaError(what, other_version or remedy)
         if self.digest_key and value.get(self.digest_key) != self.digest(value):
             raise BadInputError(f"{file}: not what was written (its digest differs)", remedy)
-        header = {*self._header, *filter(None, [self.digest_key])}
+        header = set(self._header)
+        if self.digest_key:
+            header.add(self.digest_key)
         content = {key: item for key, item in value.items() if key not in header}
         return parse(kind, content, file, remedy)
 
@@ -115,15 +120,18 @@ class FileEntry:
 
     @classmethod
     def from_file(cls, file: Path, algorithm: str = "sha256") -> FileEntry:
-        """The entry of a file there is. Raises OSError."""
+        """Make the entry of a file that exists. Raises OSError."""
         return cls(file.stat().st_size, **{algorithm: _digest(file, algorithm)})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Return the entry in a form that JSON can hold."""
         return {key: item for key, item in dataclasses.asdict(self).items() if item is not None}
 
     def difference(self, file: Path) -> str:
-        """How the content of a file differs from what was written; "" if not. Raises OSError."""
+        """Return how the content of a file differs from what was written; "" if it does not.
+
+        Raises OSError.
+        """
         algorithm = "blake2b" if self.sha256 is None else "sha256"
         if _digest(file, algorithm) == getattr(self, algorithm):
             return ""
@@ -136,9 +144,12 @@ def _digest(file: Path, algorithm: str) -> str:
 
 
 def holds_only(directory: Path, names: Iterable[str]) -> bool:
-    """Whether a directory holds files of these relative paths, and no others."""
-    files = (file for file in directory.rglob("*") if file.is_symlink() or not file.is_dir())
-    return {str(file.relative_to(directory)) for file in files} == {*names}
+    """Return whether a directory holds files of these relative paths, and no others."""
+    held = set()
+    for path in directory.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            held.add(str(path.relative_to(directory)))
+    return held == {*names}
 
 
 def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
@@ -171,6 +182,6 @@ def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) 
         if difference:
             raise BadInputError(difference, remedy)
 
-    # hashing releases the interpreter lock
+    # in threads, because hashing releases the interpreter lock
     for _ in map_in_order(compare, files, count_cores(), "digests"):
         pass

@@ -23,10 +23,10 @@ from nvt_torchrec.base.files.validation import read_regular, strict_json
 #: Ending of files and directories that are being written. They are never read, and may always be
 #: deleted.
 TEMPORARY = ".tmp"
-#: Bytes that JSON of this project may have. A manifest takes 200 for each file.
-_MAX_BYTES = 64 << 20
-#: Files that are synced at the same time, at most.
-_SYNCS = 8
+#: The most bytes of a JSON file of this project. A manifest takes 200 for each file.
+_MAX_JSON_BYTES = 64 << 20
+#: How many files are synced at the same time, at most.
+_MAX_SYNCS = 8
 
 #: A temporary file, and the path it is for.
 Written: TypeAlias = tuple[Path, Path]
@@ -64,7 +64,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         _delete(temporary)
         ours = {str(written) for written in (temporary, path, *path.parents)}
         if error.filename is not None and str(error.filename) not in ours:
-            raise  # the error is of another file, for example of an input
+            raise  # it is about another file, for example an input
         with output_errors(path):
             raise
     except BaseException:
@@ -78,20 +78,27 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def _delete(temporary: Path) -> None:
+    """Delete a temporary file if it is there; what cannot be deleted is left."""
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
-    """Turn an OSError into an :class:`OutputError` of ``path``."""
+    """Turn an OSError into an :class:`OutputError` about ``path``.
+
+    Args:
+        path: What was written.
+        remedy: What to do about it; by default, to free space or to write elsewhere.
+    """
     try:
         yield
     except OSError as error:
-        # that of shutil.copytree is a list of (source, target, reason)
-        first = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        reason: object = error.strerror or error
+        if isinstance(error, shutil.Error):  # of copytree: a list of (source, target, reason)
+            reason = error.args[0][0][2]
         raise OutputError(
-            f"{path}: cannot be written: {error.strerror or first}",
+            f"{path}: cannot be written: {reason}",
             remedy or "free space or choose a writable place; finished files are kept",
         ) from error
 
@@ -141,24 +148,28 @@ def publish(written: Sequence[Written]) -> None:
         OutputError: A file cannot be written; those that are not in place are removed.
     """
     try:
+        # Before renaming: after a power failure a name may otherwise lead to an empty file.
         _sync_in_threads(_sync_file, written)
         for temporary, path in written:
             with output_errors(path):
                 os.replace(temporary, path)
-        # one path per directory: it is named if the directory cannot be synced
-        _sync_in_threads(_sync_parent, {path.parent: path for _, path in written}.values())
+        # One file for each directory, which the error names if the directory cannot be synced.
+        file_by_directory = {path.parent: path for _, path in written}
+        _sync_in_threads(_sync_parent, file_by_directory.values())
     finally:
         for temporary, _ in written:
             _delete(temporary)
 
 
 def _sync_file(written: Written) -> None:
+    """Make the content of a temporary file durable."""
     temporary, path = written
     with output_errors(path), open(temporary, "rb+") as file:
         os.fsync(file.fileno())
 
 
 def _sync_parent(path: Path) -> None:
+    """Make the names in the directory of a file durable."""
     with output_errors(path):
         fsync_directory(path.parent)
 
@@ -169,7 +180,7 @@ def _sync_in_threads(sync: Callable[[_Item], object], items: Iterable[_Item]) ->
     if len(items) == 1:
         sync(items[0])  # a thread for it would take longer than the file
         return
-    with ThreadPoolExecutor(min(_SYNCS, len(items)) or 1, "sync") as pool:
+    with ThreadPoolExecutor(min(_MAX_SYNCS, len(items)) or 1, "sync") as pool:
         list(pool.map(sync, items))
 
 
@@ -225,7 +236,8 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
     while True:
         with open(marker, "a+", encoding="utf-8") as file:
             lock(file, directory)
-            # the process that held it before may have removed it, and a third created another
+            # The process that held the lock before may have removed the marker since it was opened
+            # here, and a third may have created and locked another one of that name.
             if marker.exists() and os.path.samestat(os.fstat(file.fileno()), marker.stat()):
                 yield file
                 return
@@ -239,7 +251,7 @@ def remove_temporary(directory: Path) -> None:
     Raises:
         OutputError: One cannot be deleted.
     """
-    # all names first: what is deleted while a directory is listed may confuse the listing
+    # List all names first: deleting files while their directory is listed may confuse the listing.
     for path in [*directory.rglob(f".*{TEMPORARY}")]:
         if path.is_dir() and not path.is_symlink():
             with output_errors(path, "make its directory writable"):
@@ -278,7 +290,7 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
             twice; or it is larger than what this project writes.
     """
     try:
-        return strict_json(read_regular(path, _MAX_BYTES).decode())
+        return strict_json(read_regular(path, _MAX_JSON_BYTES).decode())
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: no such file", f"check the path; it should lead to {what}"
@@ -303,7 +315,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         with output_errors(path, "free space, or choose a writable place"):
-            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
             for path_inside in (temporary, *temporary.rglob("*")):

@@ -25,9 +25,12 @@ from nvt_torchrec.base.errors import BadInputError, OutputError
 from nvt_torchrec.base.files.atomic import output_errors, read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 
-PLAN_FILE, UNITS = "plan.json", "units"
-#: Of the changes that an error lists; of a list or dict.
-_SHOWN_CHANGES, _SHOWN_LETTERS = 8, 60
+PLAN_FILE = "plan.json"
+UNITS = "units"
+#: How many changes an error lists.
+_MAX_SHOWN_CHANGES = 8
+#: How many characters of a value it shows.
+_MAX_SHOWN_CHARACTERS = 60
 T = TypeVar("T")
 
 
@@ -49,7 +52,7 @@ class Journal:
         write_json(self.directory / PLAN_FILE, plan)
 
     def plan(self, kind: type[T], remedy: str) -> T | None:
-        """The plan that the job was begun with; None if it was not begun.
+        """Return the plan that the job was begun with; None if it was not begun.
 
         Args:
             kind: What the plan must be, see :func:`base.files.validation.parse`.
@@ -65,11 +68,12 @@ class Journal:
 
     def add(self, records: dict[str, Any]) -> None:
         """Record finished units by name, durably; their files are in place. Raises OutputError."""
-        # Of a unit that was done again, because its first record is damaged, the later one counts.
+        # Names begin with the time: where a unit was done again because its record was damaged, the
+        # later record counts. Random letters keep apart what two processes write at a time.
         write_json(self._units / f"{time.time_ns():020}.{secrets.token_hex(4)}.json", records)
 
     def finished(self, kind: type[T]) -> dict[str, T]:
-        """The records of the finished units, by name.
+        """Return the records of the finished units, by name.
 
         Args:
             kind: What a record must be; a unit whose record is damaged is left out.
@@ -91,8 +95,8 @@ class Journal:
         return finished
 
     def _files(self) -> list[Path]:
-        """The files of records, oldest first."""
-        try:  # unlike a glob, which passes over what it may not list
+        """Return the files of records, oldest first."""
+        try:  # not a glob, which passes over a directory that it may not list
             names = os.listdir(self._units)
         except FileNotFoundError:
             return []
@@ -113,8 +117,9 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, reme
     """
     changed = changes(before, now)
     if changed:
-        more = len(changed) - _SHOWN_CHANGES
-        listed = changed[:_SHOWN_CHANGES] + ([f"and {more} more"] if more > 0 else [])
+        listed = changed[:_MAX_SHOWN_CHANGES]
+        if len(changed) > len(listed):
+            listed.append(f"and {len(changed) - len(listed)} more")
         lines = "".join(f"\n  {line}" for line in listed)
         raise OutputError(f"{path}: begun with other settings or inputs:{lines}", remedy)
 
@@ -125,45 +130,52 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     Plans are nested dicts and lists. A line names a value by the keys below the first: of
     ``{"settings": {"seed": 0}}`` it says ``seed: 0 before, 1 now``.
     """
-    kinds = sorted(before.keys() | now.keys(), key=lambda kind: (kind == "inputs", kind))
-    return [
-        line
-        for kind in kinds
-        for line in _changes(before.get(kind, {}), now.get(kind, {}), (kind,))
-    ]
+    lines: list[str] = []
+    for kind in sorted(before.keys() | now.keys(), key=lambda kind: (kind == "inputs", kind)):
+        lines += _compare(before.get(kind, {}), now.get(kind, {}), (kind,))
+    return lines
 
 
-def _changes(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines on the values below a path; nothing is the same as an empty dict or list."""
-    old, new = _items(before), _items(now)
+def _compare(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line for each change below a path; a missing value is like an empty dict or list."""
+    old = _to_items(before)
+    new = _to_items(now)
     if old is None or new is None:
         if before != now:
-            yield f"{_name(path)}: {_short(before)} before, {_short(now)} now"
+            yield f"{_name_path(path)}: {_shorten(before)} before, {_shorten(now)} now"
         return
     for key in sorted(old.keys() | new.keys()):
         below = (*path, key)
-        if key in old and key in new:
-            yield from _changes(old[key], new[key], below)
+        if key not in new:
+            yield f"{_name_path(below)}: no longer there"
+        elif key not in old:
+            yield f"{_name_path(below)}: new"
         else:
-            yield f"{_name(below)}: {'new' if key in new else 'no longer there'}"
+            yield from _compare(old[key], new[key], below)
 
 
-def _name(path: tuple[str, ...]) -> str:
+def _name_path(path: tuple[str, ...]) -> str:
+    """Return how an error names the value at a path: by the keys below the first."""
     kind, *rest = path
     return " ".join(rest) if kind == "inputs" else ".".join(rest or path)
 
 
-def _items(value: Any) -> dict[str, Any] | None:
-    """Return the items of a dict or a list, columns by their names; None of other values."""
+def _to_items(value: Any) -> dict[str, Any] | None:
+    """Return the items of a dict or a list, without empty ones; None for other values.
+
+    Items of a list that all have names, such as columns, are named so, and others by their index.
+    """
     if isinstance(value, list):
-        named = all(isinstance(item, dict) and "name" in item for item in value)
-        value = {item["name"] if named else i: item for i, item in enumerate(value)}
+        have_names = all(isinstance(item, dict) and "name" in item for item in value)
+        value = {item["name"] if have_names else i: item for i, item in enumerate(value)}
     if not isinstance(value, dict):
         return None
-    return {str(key): item for key, item in value.items() if _items(item) != {}}
+    return {str(key): item for key, item in value.items() if _to_items(item) != {}}
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
+    """Return a value as an error shows it: texts, such as paths, as a whole."""
     text = repr(value)
-    is_short = isinstance(value, str) or len(text) <= _SHOWN_LETTERS  # a path is shown as a whole
-    return text if is_short else f"{text[: _SHOWN_LETTERS - 1]}…"
+    if isinstance(value, str) or len(text) <= _MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[: _MAX_SHOWN_CHARACTERS - 1]}…"

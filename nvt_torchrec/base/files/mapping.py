@@ -53,7 +53,7 @@ class MappedArray:
             self._descriptor: int | None = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
         self._stamp = _stamp(self._descriptor)
-        try:  # by the descriptor, as the path may lead to another file by now
+        try:  # by the descriptor, because the path may lead to another file by now
             with HEADERS:
                 mapped = np.lib.format.open_memmap(
                     f"/proc/self/fd/{self._descriptor}", mode="c" if writable else "r"
@@ -78,7 +78,7 @@ class MappedArray:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """State of a copy, as in another process: its values are not mapped from the file."""
+        """Return the state of a copy, as in another process, whose values are not mapped."""
         return self.__dict__ | {"_descriptor": None}
 
 
@@ -106,9 +106,11 @@ class ArrayWriter:
     """
 
     def __init__(self, file: IO[bytes], dtype: np.dtype | type) -> None:
-        self.length = self.checksum = 0
-        self._file, self._dtype = file, np.dtype(dtype)
-        self.finish()
+        self.length = 0
+        self.checksum = 0
+        self._file = file
+        self._dtype = np.dtype(dtype)
+        self.finish()  # makes room for the header, which is written again at the end
 
     def append(self, values: np.ndarray | Sequence[int]) -> None:
         """Add values [n]."""
@@ -125,6 +127,6 @@ class ArrayWriter:
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:
-    """Size and time of the last change."""
+    """Return the size of an open file and the time of its last change, in nanoseconds."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns

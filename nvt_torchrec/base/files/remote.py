@@ -21,8 +21,9 @@ def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
     try:
         filesystem, root = fsspec.core.url_to_fs(path)
-        is_local = isinstance(filesystem, LocalFileSystem)
-        return filesystem, os.path.abspath(root) if is_local else root  # one name: without ".."
+        if isinstance(filesystem, LocalFileSystem):
+            root = os.path.abspath(root)  # without "..", so that a file has one name
+        return filesystem, root
     except (ImportError, ValueError) as error:
         raise BadInputError(
             f"{path}: cannot be opened: {error}",
@@ -32,7 +33,7 @@ def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file that fsspec opens, with what of a Path's methods reading it needs."""
+    """A file that fsspec opens, with those methods of a Path that reading needs."""
 
     filesystem: Any
     path: str

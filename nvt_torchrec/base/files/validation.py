@@ -24,9 +24,11 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, UnregisteredE
 
 T = TypeVar("T")
 
-_LARGEST = 2**63 - 1
+#: The largest integer and the largest float that arrays hold.
+_MAX_INTEGER = 2**63 - 1
+_MAX_FLOAT = math.nextafter(math.inf, 0)
+#: How errors name the types.
 _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
-_LARGEST_FLOAT = math.nextafter(math.inf, 0)
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
@@ -104,18 +106,19 @@ def path_inside(directory: Path, name: str, source: Path | str, remedy: str = ""
     Raises:
         BadInputError: The name is not relative, or leads out of the directory, perhaps by a link.
     """
-    plain, inside = Path(name), False
-    if plain.parts and ".." not in plain.parts and not plain.is_absolute():
-        with contextlib.suppress(ValueError):  # of a name that no file can have
-            real = Path(os.path.realpath(directory / name))
-            inside = real.is_relative_to(os.path.realpath(directory))
-    if not inside:
+    parts = Path(name).parts
+    is_inside = False
+    if parts and ".." not in parts and not Path(name).is_absolute():
+        with contextlib.suppress(ValueError):  # raised for a name that no file can have
+            real = Path(os.path.realpath(directory / name))  # where links lead
+            is_inside = real.is_relative_to(os.path.realpath(directory))
+    if not is_inside:
         raise BadInputError(f"{source}: {name!r:.200} does not lie in {directory}", remedy)
     return directory / name
 
 
 def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
-    """``value``, read from JSON, as ``kind``.
+    """Return a value that was read from JSON as a type.
 
     Args:
         kind: A dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
@@ -142,8 +145,9 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
     """Return what :func:`parse` does; raises ValueError, and what ``__post_init__`` raises."""
     if kind is Any:
         return value
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
+    if origin is types.UnionType:  # X | None
         return None if value is None else convert(inner[0], value, where)
     if origin in (list, tuple):
         _check(isinstance(value, list | tuple), value, where, "a list")
@@ -156,44 +160,57 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
             return {key: convert(inner[1], item, _join(where, key)) for key, item in value.items()}
         return _convert_dataclass(kind, value, where)
     if kind is float:
-        good = type(value) in (int, float) and abs(value) <= _LARGEST_FLOAT
+        is_good = type(value) in (int, float) and abs(value) <= _MAX_FLOAT
+    elif kind is int:  # type, as True is an instance of int
+        is_good = type(value) is int and abs(value) <= _MAX_INTEGER
     else:
-        good = type(value) is kind and (kind is not int or abs(value) <= _LARGEST)
-    _check(good, value, where, _NAMES[kind])
+        is_good = type(value) is kind
+    _check(is_good, value, where, _NAMES[kind])
     return value
 
 
 def _convert_dataclass(kind: type, value: dict[str, Any], where: str) -> Any:
-    types_of, needed = _fields(kind)
-    for key in needed - value.keys():
-        raise ValueError(f"{_join(where, key)} is missing")
+    """Return an object of JSON as a dataclass; see :func:`convert`."""
+    field_types, required = _find_fields(kind)
+    missing = required - value.keys()
+    if missing:
+        raise ValueError(f"{_join(where, min(missing))} is missing")
     removed: dict[str, Any] = getattr(kind, "removed_keys", {})
     value = {key: item for key, item in value.items() if removed.get(key, ...) != item}
-    for key in sorted(value.keys() - types_of.keys()):
-        raise ValueError(f"{_join(where, key)[:80]} is unknown")
-    return kind(**{key: convert(types_of[key], value[key], _join(where, key)) for key in value})
+    unknown = value.keys() - field_types.keys()
+    if unknown:
+        raise ValueError(f"{_join(where, min(unknown))[:80]} is unknown")
+    arguments = {}
+    for key, item in value.items():
+        arguments[key] = convert(field_types[key], item, _join(where, key))
+    return kind(**arguments)
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of a dataclass's fields, and the names of those without a default."""
+def _find_fields(kind: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of a dataclass's fields, and the names of those without a default."""
     hints = typing.get_type_hints(kind)
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    missing = dataclasses.MISSING
-    return (
-        {field.name: hints[field.name] for field in fields},
-        frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing),
-    )
+    field_types = {}
+    required = set()
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        field_types[field.name] = hints[field.name]
+        has_default = field.default is not dataclasses.MISSING
+        if not has_default and field.default_factory is dataclasses.MISSING:
+            required.add(field.name)
+    return field_types, frozenset(required)
 
 
 def _join(where: str, key: str) -> str:
+    """Return the place of a key in a file, for errors."""
     return f"{where}.{key}" if where else key
 
 
-def _check(good: bool, value: Any, where: str, wanted: str) -> None:
-    if not good:
-        raise ValueError(f"{where or 'it'} is {_shown(value)}, {wanted} is needed")
-
-
-def _shown(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, dict | list | tuple) else f"{value!r:.60}"
+def _check(is_good: bool, value: Any, where: str, wanted: str) -> None:
+    """Raise ValueError unless a value is of the type that is wanted."""
+    if is_good:
+        return
+    is_nested = isinstance(value, dict | list | tuple)
+    shown = type(value).__name__ if is_nested else f"{value!r:.60}"
+    raise ValueError(f"{where or 'it'} is {shown}, {wanted} is needed")

@@ -39,7 +39,10 @@ def environment(directory: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for filter_ in (charts.number, charts.short, charts.percent, charts.size):
-        result.filters[filter_.__name__] = filter_
-    result.globals |= {"columns": charts.columns, "lines": charts.lines}
+    result.filters["number"] = charts.number
+    result.filters["short"] = charts.short
+    result.filters["percent"] = charts.percent
+    result.filters["size"] = charts.size
+    result.globals["columns"] = charts.columns
+    result.globals["lines"] = charts.lines
     return result

@@ -7,15 +7,20 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 460, 180
-#: Edges of the area between the axes.
-LEFT, RIGHT, TOP, BOTTOM = 72, WIDTH - 8, 8, HEIGHT - 36
-#: Labels of columns that fit below the axis.
-_LABELS = 24
+#: The size of a picture, in its own units.
+WIDTH = 460
+HEIGHT = 180
+#: The edges of the area between the axes.
+LEFT = 72
+RIGHT = WIDTH - 8
+TOP = 8
+BOTTOM = HEIGHT - 36
+#: How many labels of columns fit below the axis.
+_MAX_LABELS = 24
 
 
 class Tick(NamedTuple):
-    """A label of an axis, and where on it."""
+    """A label of an axis, and its position along it."""
 
     at: float
     text: str
@@ -74,19 +79,22 @@ def columns(
     ticks = ticks_to(max(values, default=0.0))
     scale = (BOTTOM - TOP) / ticks[-1]
     step = (RIGHT - LEFT) / max(1, len(values))
-    bars = [
-        Bar(
-            "second" if i >= len(values) - marked else "first",
-            LEFT + (i + 0.15) * step,
-            BOTTOM - value * scale,
-            0.7 * step,
-            value * scale,
-            f"{x} {label}: {exact(value, form)}",
+    bars = []
+    for i, (label, value) in enumerate(zip(labels, values, strict=True)):
+        bars.append(
+            Bar(
+                kind="second" if i >= len(values) - marked else "first",
+                x=LEFT + (i + 0.15) * step,
+                y=BOTTOM - value * scale,
+                width=0.7 * step,
+                height=value * scale,
+                tooltip=f"{x} {label}: {exact(value, form)}",
+            )
         )
-        for i, (label, value) in enumerate(zip(labels, values, strict=True))
-    ]
-    every = math.ceil(len(labels) / _LABELS) or 1
-    x_ticks = [Tick(LEFT + (i + 0.5) * step, labels[i]) for i in range(0, len(labels), every)]
+    label_step = math.ceil(len(labels) / _MAX_LABELS) or 1
+    x_ticks = []
+    for i in range(0, len(labels), label_step):
+        x_ticks.append(Tick(LEFT + (i + 0.5) * step, labels[i]))
     y_ticks = [Tick(BOTTOM - tick * scale, short(tick, form)) for tick in ticks]
     return Chart(x, y, x_ticks, y_ticks, bars=bars)
 
@@ -118,43 +126,52 @@ def lines(series: Sequence[Series], *, x: str, y: str, form: str, from_zero: boo
         form: The kind of the y values, "share", "count" or "number".
         from_zero: Whether the y axis begins at 0 instead of near the lowest value.
     """
-    xs, ys = zip(*(point for line in series for point in line.points), strict=True)
-    ticks = _ticks_between(0.0 if from_zero else min(ys), max(ys))
+    xs: list[float] = []
+    ys: list[float] = []
+    for line in series:
+        xs += [point[0] for point in line.points]
+        ys += [point[1] for point in line.points]
+    ticks = _choose_ticks(0.0 if from_zero else min(ys), max(ys))
     x_scale = (RIGHT - LEFT) / (max(xs) or 1)
     y_scale = (BOTTOM - TOP) / (ticks[-1] - ticks[0])
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
+    def locate(point: tuple[float, float]) -> tuple[float, float]:
+        """Return the position of a point in the picture."""
         return LEFT + point[0] * x_scale, BOTTOM - (point[1] - ticks[0]) * y_scale
 
-    drawn = [
-        Line(
-            line.name,
-            line.kind,
-            list(map(place, line.points)),
-            [
-                (*place(point), f"{x} {point[0]:,.10g}: {exact(point[1], form)}")
-                for point in (line.points if line.dots else ())
-            ],
-        )
-        for line in series
-    ]
-    x_ticks = [
-        Tick(place((tick, 0))[0], short(tick)) for tick in ticks_to(max(xs)) if tick <= max(xs)
-    ]
-    y_ticks = [Tick(place((0, tick))[1], _tick_text(tick, ticks, form)) for tick in ticks]
+    drawn = []
+    for line in series:
+        dots = []
+        if line.dots:
+            for point in line.points:
+                tooltip = f"{x} {point[0]:,.10g}: {exact(point[1], form)}"
+                dots.append((*locate(point), tooltip))
+        drawn.append(Line(line.name, line.kind, [locate(point) for point in line.points], dots))
+    x_ticks = []
+    for tick in ticks_to(max(xs)):
+        if tick <= max(xs):
+            left, _ = locate((tick, 0))
+            x_ticks.append(Tick(left, short(tick)))
+    y_ticks = []
+    for tick in ticks:
+        _, top = locate((0, tick))
+        y_ticks.append(Tick(top, _format_tick(tick, ticks, form)))
     return Chart(x, y, x_ticks, y_ticks, lines=drawn)
 
 
-def _ticks_between(lowest: float, highest: float) -> list[float]:
+def _choose_ticks(lowest: float, highest: float) -> list[float]:
     """Choose round numbers from at most ``lowest`` to at least ``highest``."""
-    if highest <= lowest:
-        lowest, highest = lowest - abs(lowest) * 0.05 - 1e-9, highest + abs(highest) * 0.05 + 1e-9
+    if highest <= lowest:  # one value: an axis of some length around it
+        lowest = lowest - abs(lowest) * 0.05 - 1e-9
+        highest = highest + abs(highest) * 0.05 + 1e-9
+    # 1e-9 and .999 below forgive rounding errors of what is a multiple of the step
     step = ticks_to(highest - lowest)[1]
     first = math.floor(lowest / step + 1e-9)
     return [step * i for i in range(first, math.ceil(highest / step - 1e-9) + 1)]
 
 
-def _tick_text(value: float, ticks: Sequence[float], form: str) -> str:
+def _format_tick(value: float, ticks: Sequence[float], form: str) -> str:
+    """Format a number at an axis, with as many digits as any of the axis needs."""
     if form != "number":
         return short(value, form)
     digits = max(len(f"{tick:.6g}".partition(".")[2]) for tick in ticks)
@@ -188,7 +205,9 @@ def short(value: float, form: str = "count") -> str:
 
 def exact(value: float, form: str) -> str:
     """Format with all digits that matter: a "share", a "number", or a "count"."""
-    return {"share": f"{value:.2%}", "number": f"{value:.5g}"}.get(form, f"{value:,.0f}")
+    if form == "share":
+        return f"{value:.2%}"
+    return f"{value:.5g}" if form == "number" else f"{value:,.0f}"
 
 
 def percent(share: float | None) -> str:
@@ -204,5 +223,8 @@ def percent(share: float | None) -> str:
 
 def size(count: float) -> str:
     """Format bytes with a binary unit, as in ``7.1 GiB``; ``count`` is at least 1."""
-    power, unit = next((p, u) for p, u in ((30, "GiB"), (20, "MiB"), (0, "KiB")) if count >= 2**p)
-    return f"{count / 2 ** (power or 10):,.1f} {unit}"
+    if count >= 2**30:
+        return f"{count / 2**30:,.1f} GiB"
+    if count >= 2**20:
+        return f"{count / 2**20:,.1f} MiB"
+    return f"{count / 2**10:,.1f} KiB"

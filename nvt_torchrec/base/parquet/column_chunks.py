@@ -30,14 +30,20 @@ from nvt_torchrec.base.parquet.encode_kernels import (
     rank_values,
 )
 
-#: Values of a page, about: a page of lists has whole rows. A page fits a core's second-level cache,
-#: and libcudf decodes the pages of a column at the same time.
+#: About how many values a page has; a page of lists has whole rows. A page fits a core's
+#: second-level cache, and libcudf decodes the pages of a column at the same time.
 PAGE_VALUES = 16 << 10
-#: Parquet's numbers of types, encodings, codecs and kinds of pages.
+#: Parquet's numbers of types.
 TYPES = {np.dtype(np.int32): 1, np.dtype(np.float32): 4}
-_PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
+#: Its numbers of encodings.
+_PLAIN = 0
+_RLE = 3
+_RLE_DICTIONARY = 8
+#: Its number of the codec.
 _UNCOMPRESSED = 0
-_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+#: Its numbers of kinds of pages.
+_DATA_PAGE = 0
+_DICTIONARY_PAGE = 2
 
 #: Bytes of a file.
 Bytes: TypeAlias = bytes | memoryview
@@ -68,7 +74,7 @@ class ColumnChunk:
     Attributes:
         leaf: The values.
         limits: Their smallest and largest, as :func:`_find_limits` returns them.
-        dictionary: The page of the dictionary, in pieces; without one, none.
+        dictionary: The page of the dictionary, in pieces; empty without a dictionary.
         pages: The pages of the values, in pieces.
         page_count: How many pages they are.
         levels: The number of values and empty lists.
@@ -110,22 +116,30 @@ class ColumnChunk:
             metadata[11] = thrift.i64(begin)
         metadata[12] = _describe_limits(self.limits, self.levels - len(self.leaf.values))
         metadata[13] = page_encodings
-        # the second field is where the first page was once meant to be found; 0 as in new files
+        # field 2, file_offset, is deprecated; new files have 0
         return thrift.struct({2: thrift.i64(0), 3: thrift.struct(metadata)})
 
 
 @functools.lru_cache(64)
 def _describe_encodings(has_dictionary: bool, pages: int) -> tuple[Value, Value]:
     """Return the encodings of a chunk, and those of its pages (``PageEncodingStats``)."""
-    encodings, described = [_PLAIN, _RLE], [(_DATA_PAGE, _PLAIN, pages)]
     if has_dictionary:
-        encodings.append(_RLE_DICTIONARY)
-        described = [(_DICTIONARY_PAGE, _PLAIN, 1), (_DATA_PAGE, _RLE_DICTIONARY, pages)]
-    page_encodings = [
-        thrift.struct({1: thrift.i32(kind), 2: thrift.i32(encoding), 3: thrift.i32(count)})
-        for kind, encoding, count in described
-    ]
-    return thrift.list_of(list(map(thrift.i32, encodings))), thrift.list_of(page_encodings)
+        encodings = [_PLAIN, _RLE, _RLE_DICTIONARY]
+        page_encodings = [
+            _describe_pages(_DICTIONARY_PAGE, _PLAIN, 1),
+            _describe_pages(_DATA_PAGE, _RLE_DICTIONARY, pages),
+        ]
+    else:
+        encodings = [_PLAIN, _RLE]
+        page_encodings = [_describe_pages(_DATA_PAGE, _PLAIN, pages)]
+    return thrift.list_of([thrift.i32(number) for number in encodings]), thrift.list_of(
+        page_encodings
+    )
+
+
+def _describe_pages(kind: int, encoding: int, count: int) -> Value:
+    """Return parquet's ``PageEncodingStats`` of ``count`` pages."""
+    return thrift.struct({1: thrift.i32(kind), 2: thrift.i32(encoding), 3: thrift.i32(count)})
 
 
 class ChunkEncoder:
@@ -140,15 +154,18 @@ class ChunkEncoder:
         limits = _find_limits(leaf.values)
         divided = _divide(leaf)
         self._make_room(len(leaf.values))
-        dictionary = _index(leaf.values, limits, self._indices)
+        dictionary = _make_dictionary(leaf.values, limits, self._indices)
         pages: list[Bytes] = []
         dictionary_page: list[Bytes] = []
         if dictionary is None:
-            encoding, content, ends = _PLAIN, _as_bytes(leaf.values), 4 * divided.cuts[1:]
+            encoding = _PLAIN
+            content = _as_bytes(leaf.values)
+            ends = 4 * divided.cuts[1:]
         else:
             body = [_as_bytes(dictionary)]
             dictionary_page = _make_page(_DICTIONARY_PAGE, body, len(dictionary), _PLAIN)
-            encoding, content = _RLE_DICTIONARY, _as_bytes(self._packed)
+            encoding = _RLE_DICTIONARY
+            content = _as_bytes(self._packed)
             ends = np.empty(len(divided.levels), np.int64)
             pack_pages(self._indices, divided.cuts, self._packed, ends)
         begin = 0
@@ -160,10 +177,12 @@ class ChunkEncoder:
         return ColumnChunk(leaf, limits, dictionary_page, pages, len(ends), sum(divided.levels))
 
     def _make_room(self, values: int) -> None:
+        """Have room for the indices of so many values, and for what they are packed into."""
         if len(self._indices) < values + 8:
             self._indices = np.empty(values + 8, np.uint16)
             self._packed = np.empty(PACKED_BYTES * values + PACKED_MARGIN, np.uint8)
-        # a last group of fewer than eight is filled with these, not with those of another column
+        # The last group of indices may have fewer than eight. It is filled up with zeros, not with
+        # indices of the column before, so that the same rows always give the same bytes.
         self._indices[values : values + 8] = 0
 
 
@@ -176,27 +195,30 @@ def _as_bytes(values: np.ndarray) -> memoryview:
 
 def _make_page(kind: int, body: Sequence[Bytes], count: int, encoding: int) -> list[Bytes]:
     """Return a page in pieces: its header with the checksum, and its body."""
-    size = checksum = 0
+    size = 0
+    checksum = 0
     for piece in body:
         size += len(piece)
         checksum = isal_zlib.crc32(piece, checksum)
-    signed = checksum - (1 << 32) if checksum >> 31 else checksum
+    _, encoded_checksum = thrift.i32(checksum - (1 << 32) if checksum >> 31 else checksum)
     begin, end = _make_header(kind, size, count, encoding)
-    return [begin + thrift.i32(signed)[1] + end, *body]
+    return [begin + encoded_checksum + end, *body]
 
 
 @functools.lru_cache(1024)
 def _make_header(kind: int, size: int, count: int, encoding: int) -> tuple[bytes, bytes]:
     """Return a ``PageHeader`` in two parts, between which its checksum belongs.
 
-    Many pages have the same ones, and building one takes longer than writing its page.
+    Many pages have the same header, and to build it takes longer than to write its page.
     """
     numbers = {1: thrift.i32(count), 2: thrift.i32(encoding)}
     if kind == _DATA_PAGE:
         numbers |= {3: thrift.i32(_RLE), 4: thrift.i32(_RLE)}  # encodings of the levels
     fields = {1: thrift.i32(kind), 2: thrift.i32(size), 3: thrift.i32(size), 4: thrift.i32(0)}
-    before = len(thrift.struct(fields)[1]) - 2  # less the checksum of one byte, and the end
-    fields[5 if kind == _DATA_PAGE else 7] = thrift.struct(numbers)
+    # The last field so far is the checksum; 0 takes one byte, and so does the end of the struct.
+    before = len(thrift.struct(fields)[1]) - 2
+    page_header = 5 if kind == _DATA_PAGE else 7  # data_page_header, dictionary_page_header
+    fields[page_header] = thrift.struct(numbers)
     header = thrift.struct(fields)[1]
     return header[:before], header[before + 1 :]
 
@@ -217,13 +239,15 @@ class _Division:
 
 
 def _divide(leaf: Leaf) -> _Division:
+    """Divide a column into pages of about :data:`PAGE_VALUES`."""
     # pages of lists have so many rows that they have as many values on average
     page_rows = max(1, PAGE_VALUES * leaf.rows // max(len(leaf.values), leaf.rows))
     rows = np.append(np.arange(0, leaf.rows, page_rows), leaf.rows)
     if leaf.offsets is None:
         levels = np.diff(rows).tolist()
         return _Division(rows, levels, [()] * len(levels))
-    levels, encoded = [], []
+    levels = []
+    encoded = []
     for first, last in itertools.pairwise(rows.tolist()):
         count, buffers = _encode_levels(np.diff(leaf.offsets[first : last + 1]))
         levels.append(count)
@@ -260,7 +284,9 @@ def _encode_levels(lengths: np.ndarray) -> tuple[int, list[Bytes]]:
 # ---- dictionaries
 
 
-def _index(values: np.ndarray, limits: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
+def _make_dictionary(
+    values: np.ndarray, limits: np.ndarray | None, indices: np.ndarray
+) -> np.ndarray | None:
     """Find the distinct values, and the index of each value among them.
 
     Args:
@@ -279,15 +305,19 @@ def _index(values: np.ndarray, limits: np.ndarray | None, indices: np.ndarray) -
             count = rank_values(values, smallest, largest, indices, dictionary)
     if count < 0:
         count = index_values(values.view(np.uint32), indices, dictionary.view(np.uint32))
-    indexed_bytes = 4 * count + len(values) * (count - 1).bit_length() // 8
-    return dictionary[:count] if count >= 0 and indexed_bytes < 4 * len(values) else None
+    if count < 0:
+        return None
+    dictionary_bytes = 4 * count
+    index_bytes = len(values) * (count - 1).bit_length() // 8
+    saves_bytes = dictionary_bytes + index_bytes < 4 * len(values)
+    return dictionary[:count] if saves_bytes else None
 
 
 # ---- statistics
 
 
 def _find_limits(values: np.ndarray) -> np.ndarray | None:
-    """Return the smallest and the largest of values [n], without NaN: [2]; None if there are none.
+    """Return the smallest and the largest of values [n] that are not NaN: [2]; None without any.
 
     Zeros of floats have the sign that makes them the smallest or largest (parquet.thrift:
     ``ColumnOrder``).

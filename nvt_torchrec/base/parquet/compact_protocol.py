@@ -14,10 +14,10 @@ Value: TypeAlias = tuple[int, bytes]
 
 #: The numbers of the types.
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-#: Longer lists have their length in bytes of its own.
-_SHORT_LIST = 15
+#: Lists of this length on have it in bytes of its own, behind the header.
+_LONG_LIST = 15
 
-#: Most numbers are small.
+#: All single bytes, because most numbers are small, and to make a bytes object takes longer.
 _BYTES = [bytes([number]) for number in range(256)]
 
 
@@ -34,6 +34,7 @@ def varint(number: int) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
+    """Return a signed integer: 0, -1, 1, -2 … as 0, 1, 2, 3 …, so that small ones are short."""
     return varint(number << 1 if number >= 0 else ~(number << 1))
 
 
@@ -58,19 +59,21 @@ def binary(content: bytes) -> Value:
 
 
 def list_of(values: Sequence[Value]) -> Value:
-    """Return a list of values of one type, without values one of structs."""
+    """Return a list of values of one type; an empty list is one of structs."""
     kind = values[0][0] if values else STRUCT
-    if len(values) < _SHORT_LIST:
+    if len(values) < _LONG_LIST:
         header = bytes([len(values) << 4 | kind])
     else:
-        header = bytes([_SHORT_LIST << 4 | kind]) + varint(len(values))
+        header = bytes([_LONG_LIST << 4 | kind]) + varint(len(values))
     return LIST, header + b"".join(content for _, content in values)
 
 
 def struct(fields: Mapping[int, Value]) -> Value:
     """Return a struct of fields by their numbers, which increase and are at most 15 apart."""
-    parts, previous = [], 0
+    parts = []
+    previous = 0
     for number, (kind, content) in fields.items():
-        parts += [_BYTES[(number - previous) << 4 | kind], content]
+        parts.append(_BYTES[(number - previous) << 4 | kind])
+        parts.append(content)
         previous = number
     return STRUCT, b"".join(parts) + b"\0"

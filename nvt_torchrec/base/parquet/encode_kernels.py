@@ -18,10 +18,14 @@ DICTIONARY_ENTRIES = 4096
 _SLOT_BITS = 13
 #: The multiplier of Fibonacci hashing: 2**32 divided by the golden ratio.
 _MULTIPLIER = 0x9E3779B1
-#: Bytes that :func:`pack_indices` may write for each value, at most, and those beyond the last one.
-PACKED_BYTES, PACKED_MARGIN = 4, 64
+#: The most bytes that :func:`pack_indices` writes for each value.
+PACKED_BYTES = 4
+#: The most bytes that it writes behind those of the last value.
+PACKED_MARGIN = 64
 
+#: All bits of a float32 but its sign.
 _ABSOLUTE = 0x7FFFFFFF
+#: The bits of infinity; those of NaN are above them.
 _INFINITY = 0x7F800000
 
 
@@ -37,7 +41,7 @@ def index_values(values, indices, dictionary):
     Returns:
         How many there are; -1 if they are more than the dictionary holds.
     """
-    # a slot holds a value and, in the high half, its number plus one
+    # A slot holds a value and, in the high half, its number plus one, so that 0 is an empty slot.
     slots = np.zeros(1 << _SLOT_BITS, np.uint64)
     mask = np.uint32((1 << _SLOT_BITS) - 1)
     high = np.uint64(32)
@@ -83,7 +87,7 @@ def rank_values(values, smallest, largest, indices, dictionary):
             dictionary[count] = smallest + i
             ranks[i] = count
             count += 1
-    if count == len(ranks):  # by vector instructions
+    if count == len(ranks):  # no gaps: without the table, LLVM uses vector instructions
         for i in range(len(values)):
             indices[i] = values[i] - smallest
     else:
@@ -94,6 +98,7 @@ def rank_values(values, smallest, largest, indices, dictionary):
 
 @numba.njit(inline="always")
 def _write_varint(memory, at, number):
+    """Write an unsigned integer in groups of 7 bits, the lowest first; return where it ends."""
     while number > 127:
         memory[at] = number & 127 | 128
         at += 1
@@ -104,9 +109,10 @@ def _write_varint(memory, at, number):
 
 @numba.njit(inline="always")
 def _is_run(address):
-    """Whether eight indices are one and the same."""
+    """Return whether the eight indices at an address are all the same."""
     words = numba.carray(pointer(address), (2,), np.uint64)
     first = words[0]
+    # four indices are the same if they stay when all move by one
     rotated = first >> np.uint64(16) | first << np.uint64(48)
     return first == words[1] and first == rotated
 
@@ -115,7 +121,8 @@ def _is_run(address):
 def _write_groups(source, groups, bits, packed, at):
     """Write groups of eight indices from an address on; return where they end in ``packed``.
 
-    For a group 16 bytes are written, of which the next one overwrites what is too much.
+    A group takes as many bytes as an index has bits. Two words, 16 bytes, are written for each,
+    which is faster than to write each byte; the next group overwrites what is too much.
     """
     if groups == 0:
         return at
@@ -151,7 +158,7 @@ def pack_indices(indices, begin, end, bits, packed, at):
         Where what was written ends.
     """
     source = indices.ctypes.data
-    # a shorter run takes about as many bytes as its packed indices, and is read more slowly
+    # A shorter run takes about as many bytes as its packed indices, and is read more slowly.
     min_run = max(8, 64 // bits)
     i = begin  # ``begin`` is the first index that is not written yet
     while i + 8 <= end:

@@ -17,12 +17,15 @@ from nvt_torchrec.base.parquet.compact_protocol import Value
 MAGIC = b"PAR1"
 #: Names the writer of a file, in the form in which readers look for faults of old ones.
 CREATED_BY = f"nvt-torchrec version {__version__}"
-#: Buffers that a system call takes, at most (POSIX: IOV_MAX).
-_BUFFERS = 1024
-#: Parquet's numbers: repetition of a field, version of the format, and lists among logical types.
-_REQUIRED, _REPEATED = 0, 2
+#: The most buffers that a system call takes (POSIX: IOV_MAX).
+_MAX_BUFFERS = 1024
+#: Parquet's numbers of how often a field occurs.
+_REQUIRED = 0
+_REPEATED = 2
 _FORMAT_VERSION = 2
-_CONVERTED_LIST, _LOGICAL_LIST = 3, 3
+#: Parquet's number of lists among converted types, and of the field for them in ``LogicalType``.
+_CONVERTED_LIST = 3
+_LOGICAL_LIST = 3
 
 
 class ParquetFileWriter:
@@ -45,15 +48,18 @@ class ParquetFileWriter:
     def __init__(self, descriptor: int, schema: pa.Schema) -> None:
         for field in schema:
             _check_field(field)
-        self._descriptor, self._schema = descriptor, schema
+        self._descriptor = descriptor
+        self._schema = schema
         self._encoder = ChunkEncoder()
         self._row_groups: list[Value] = []
-        self._rows = self.size = 0
+        self._rows = 0
+        self.size = 0
         self._write([MAGIC])
 
     def write_row_group(self, table: pa.Table) -> None:
         """Write rows of the schema, at least one, as a row group."""
-        chunks, begin = [], self.size
+        chunks = []
+        begin = self.size
         for field, column in zip(self._schema, table.columns, strict=True):
             chunk = self._encoder.encode(_make_leaf(field, column.combine_chunks()))
             chunks.append(chunk.describe(self.size))
@@ -74,6 +80,7 @@ class ParquetFileWriter:
 
     def finish(self) -> None:
         """Write the footer."""
+        # a ColumnOrder: limits are compared as numbers
         ordered_by_type = thrift.struct({1: thrift.struct({})})
         leaves = len(self._schema)
         fields = {
@@ -88,10 +95,12 @@ class ParquetFileWriter:
         self._write([footer, len(footer).to_bytes(4, "little"), MAGIC])
 
     def _write(self, buffers: Sequence[Bytes]) -> None:
+        """Write buffers one after the other without joining them, which would copy them."""
         rest = [memoryview(buffer) for buffer in buffers]
         while rest:
-            written = os.writev(self._descriptor, rest[:_BUFFERS])
+            written = os.writev(self._descriptor, rest[:_MAX_BUFFERS])
             self.size += written
+            # the system may write fewer bytes than it was given
             while rest and written >= len(rest[0]):
                 written -= len(rest.pop(0))
             if written:
@@ -109,6 +118,7 @@ def _check_field(field: pa.Field) -> None:
 
 
 def _make_leaf(field: pa.Field, column: pa.Array) -> Leaf:
+    """Return a column as the values that are written."""
     if not pa.types.is_list(field.type):
         return Leaf((field.name,), to_numpy(column), len(column))
     offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
@@ -138,6 +148,7 @@ def _describe_schema(schema: pa.Schema) -> list[Value]:
 
 
 def _describe_group(name: str, repetition: int, children: int, *, is_list: bool = False) -> Value:
+    """Return the ``SchemaElement`` of a field that has other fields."""
     fields = {
         3: thrift.i32(repetition),
         4: thrift.binary(name.encode()),

@@ -34,14 +34,22 @@ from nvt_torchrec.base.parquet.compact_protocol import (
     TRUE,
 )
 
-#: A column chunk is a row of int64 of these: its codec, values, bytes decompressed and in the file,
-#: and where its first data page and its dictionary begin. What a footer does not say is MISSING.
-CODEC, VALUES, DECOMPRESSED, BYTES, DATA_PAGE, DICTIONARY = range(6)
+#: What a footer says of a column chunk is a row of int64, with these indices: its codec, the number
+#: of its values, its bytes decompressed and in the file, and the offsets of its first data page and
+#: of its dictionary.
+CODEC = 0
+VALUES = 1
+DECOMPRESSED = 2
+BYTES = 3
+DATA_PAGE = 4
+DICTIONARY = 5
+#: What a footer does not say.
 MISSING = -(1 << 63)
 
-#: Structs and lists in each other, at most.
-_DEPTH = 12
-#: A path is the numbers of fields from the root on, each in so many bits; lists have no number.
+#: How deep structs and lists may be nested.
+_MAX_DEPTH = 12
+#: The bits of a field's number in a path, which is the numbers of fields from the root on; lists
+#: have no number.
 _PATH_BITS = 5
 
 
@@ -53,17 +61,24 @@ def structs_path(*fields: int) -> int:
     return number
 
 
-_CHUNK = structs_path(4, 1, 3)  # ColumnMetaData
+#: Of ColumnMetaData.
+_CHUNK = structs_path(4, 1, 3)
+#: Of its fields in the order of CODEC to DICTIONARY.
 _CHUNK_NUMBERS = np.array([structs_path(4, 1, 3, field) for field in (4, 5, 6, 7, 9, 11)])
 
-#: Bytes read of the end of a file, of which few footers have more.
-_TAIL = 64 << 10
+#: How many bytes are read from the end of a file first; few footers have more.
+_TAIL_BYTES = 64 << 10
 
 
 @numba.njit(inline="always")
 def varint(memory, at, end):
-    """Read an unsigned integer of 7 bits a byte; return it and where it ends, -1 if it does not."""
-    value, shift = np.uint64(0), np.uint64(0)
+    """Read an unsigned integer of 7 bits a byte.
+
+    Returns:
+        The integer, and where it ends; -1 if it does not end before ``end``.
+    """
+    value = np.uint64(0)
+    shift = np.uint64(0)
     while at < end and shift < np.uint64(64):
         byte = np.uint64(memory[at])
         at += 1
@@ -78,6 +93,8 @@ def varint(memory, at, end):
 def read_structs(memory, at, end, struct, wanted, numbers):
     """Read integers of the structs at one path of a Thrift object.
 
+    The object may be damaged: every read is checked against ``end``, and the depth is limited.
+
     Args:
         memory, at, end: The bytes, where the object begins, and where they end.
         struct: The path of the structs.
@@ -87,9 +104,12 @@ def read_structs(memory, at, end, struct, wanted, numbers):
     Returns:
         Where the object ends, -1 if it cannot be read, and the number of structs.
     """
-    paths, fields, lefts, kinds = np.zeros((4, _DEPTH), np.int64)
-    lefts[0] = -1  # of a struct; of a list, the elements that are left
-    depth = count = 0
+    # The stack of structs and lists: the path of each, the number of its last field, how many
+    # elements of a list are left (-1 for a struct), and the type of a list's elements.
+    paths, fields, lefts, kinds = np.zeros((4, _MAX_DEPTH), np.int64)
+    lefts[0] = -1
+    depth = 0
+    count = 0
     if struct == 0 and len(numbers):
         numbers[0] = MISSING
     while True:
@@ -98,7 +118,8 @@ def read_structs(memory, at, end, struct, wanted, numbers):
             continue
         if at >= end:
             return -1, count
-        kind, here = kinds[depth], paths[depth]
+        kind = kinds[depth]
+        here = paths[depth]
         if lefts[depth] > 0:
             lefts[depth] -= 1
             if kind in (TRUE, FALSE):  # a byte each, in lists
@@ -106,7 +127,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
         else:
             byte = np.int64(memory[at])
             at += 1
-            if byte == 0:
+            if byte == 0:  # the struct ends
                 count += here == struct
                 depth -= 1
                 if depth < 0:
@@ -114,7 +135,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
                 continue
             kind = byte & 15
             fields[depth] += byte >> 4
-            if byte < 16:
+            if byte < 16:  # the field's number is not near the last one, and follows as a whole
                 value, at = varint(memory, at, end)
                 if at < 0:
                     return -1, count
@@ -123,7 +144,7 @@ def read_structs(memory, at, end, struct, wanted, numbers):
             here = (here << _PATH_BITS) + fields[depth] if known else np.int64(-1)
         if kind in (STRUCT, LIST, SET):
             depth += 1
-            if depth == _DEPTH:
+            if depth == _MAX_DEPTH:
                 return -1, count
             paths[depth], fields[depth], lefts[depth] = here, 0, -1
             if kind != STRUCT:
@@ -209,7 +230,7 @@ def footer_of(file: IO[bytes]) -> Footer:
     try:
         metadata = pq.read_metadata(pa.BufferReader(content))
         schema = metadata.schema.to_arrow_schema()
-        schema.names  # noqa: B018
+        schema.names  # noqa: B018  # raises UnicodeDecodeError
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
     groups, leaves = metadata.num_row_groups, metadata.num_columns
@@ -233,9 +254,13 @@ def footer_digest(path: Path) -> str:
 
 
 def _footer_bytes(file: IO[bytes]) -> bytes:
-    """Return the footer with the eight bytes that follow it."""
+    """Return the footer with the eight bytes that follow it: its length and ``PAR1``.
+
+    Raises:
+        pa.ArrowInvalid, OSError: It cannot be read.
+    """
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _TAIL))
+    file.seek(max(0, size - _TAIL_BYTES))
     tail = file.read()
     if len(tail) < 8 or tail[-4:] != b"PAR1":
         raise pa.ArrowInvalid("it does not end with a parquet footer")
@@ -249,9 +274,18 @@ def _footer_bytes(file: IO[bytes]) -> bytes:
 
 
 def columns_of_leaves(schema: pa.Schema) -> list[str]:
-    """Return the column that each leaf belongs to; the leaves' paths are ambiguous."""
-    return [field.name for field in schema for _ in range(_count_leaves(field.type))]
+    """Return the name of the column that each leaf belongs to.
+
+    The paths of leaves would not tell: a column may be called ``a.b``.
+    """
+    names: list[str] = []
+    for field in schema:
+        names += [field.name] * _count_leaves(field.type)
+    return names
 
 
 def _count_leaves(kind: pa.DataType) -> int:
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
+    """Count the leaves of a type: 1 unless it has fields."""
+    if not kind.num_fields:
+        return 1
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))

@@ -21,10 +21,10 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import CategoryValues
 
-#: Characters of a name whose check is remembered.
-_MAX_KEPT = 100
-#: Numbers of the caller up to this are exact, and no infinity.
-_LARGEST_USUAL = 2.0**53
+#: The most characters of a name whose check is remembered: names may come from any client.
+_MAX_CACHED_NAME = 100
+#: Python's integers up to this are exact as floats; larger ones are checked one by one.
+_MAX_USUAL = 2.0**53
 #: How much of a name a shorter one must have to be an abbreviation of it.
 _MIN_ABBREVIATION = 0.75
 #: How much of the shorter of two words must begin both, so that they are forms of one: "clicks" and
@@ -36,7 +36,8 @@ class _Refused(NamedTuple):
     """Why a field is refused.
 
     Attributes:
-        reason, remedy: What is wrong, and what to do.
+        reason: What is wrong.
+        remedy: What to do about it.
         columns: If not empty, the field is refused only if it holds objects with one of these.
     """
 
@@ -62,9 +63,8 @@ class EventFields:
         self._histories = {h.name: set(h.columns) for h in histories if h.name not in sources}
         self._aggregates = {column.name: column for column in spec.aggregates}
         self._rules = {c.name: c.aggregate for c in spec.aggregates if c.aggregate is not None}
-        outer = {name.partition(".")[0] for name in sources} - self._histories.keys()
-        read = {*spec.labels, spec.weight, *sources, *outer, *self._aggregates}
-        self._known = frozenset(read)
+        objects = {name.partition(".")[0] for name in sources} - self._histories.keys()
+        self._known = frozenset({*spec.labels, spec.weight, *sources, *objects, *self._aggregates})
         self._find_meant = functools.lru_cache(1024)(self._find_meant_field)
 
     def check(self, fields: RowFields) -> None:
@@ -81,8 +81,8 @@ class EventFields:
             if name in self._histories:
                 self._check_objects(name, self._histories[name], fields)
                 continue
-            # names are those of a client: only short ones are kept
-            find = self._find_meant if len(str(name)) <= _MAX_KEPT else self._find_meant_field
+            is_short = len(str(name)) <= _MAX_CACHED_NAME
+            find = self._find_meant if is_short else self._find_meant_field
             refused = find(str(name))
             if refused is None:
                 continue
@@ -93,18 +93,18 @@ class EventFields:
         """Return why an unknown field is refused; None for one that is ignored."""
         outer, _, column = name.partition(".")
         if column and outer in self._histories:
-            columns = ", ".join(f"{outer}.{known}" for known in sorted(self._histories[outer]))
-            return _Refused(f"history {outer} has no column {column!r}", f"pass {columns}")
+            listed = ", ".join(f"{outer}.{known}" for known in sorted(self._histories[outer]))
+            return _Refused(f"history {outer} has no column {column!r}", f"pass {listed}")
         remedy = "did you mean {!r}? else leave it out, or rename it"
-        for known, columns_of in self._histories.items():
+        for known, columns in self._histories.items():
             if not is_misspelt(outer, known):
                 continue
             reason = f"not a column of the workflow, but like the history {known}"
-            if column in columns_of:
+            if column in columns:
                 return _Refused(reason, remedy.format(f"{known}.{column}"))
             if not column:
-                return _Refused(reason, remedy.format(known), frozenset(columns_of))
-        # a misspelt name says which one is meant, where several have the same parts
+                return _Refused(reason, remedy.format(known), frozenset(columns))
+        # A misspelt name comes first: it tells which one is meant of several with the same parts.
         like = [known for known in self._aggregates if is_misspelt(name, known)]
         like += [known for known, rule in self._rules.items() if is_named_for(name, rule)]
         if not like:
@@ -120,9 +120,10 @@ class EventFields:
         assert field is not None
         if isinstance(field.values, list):
             for position, value in enumerate(field.values):
-                is_history = isinstance(value, Mapping) and value.keys() <= columns
-                # lists and arrays are no missing values
-                if not is_history and (isinstance(value, Sequence) or not is_missing(value)):
+                if isinstance(value, Mapping) and value.keys() <= columns:
+                    continue
+                # is_missing is for single values, and lists are not missing
+                if isinstance(value, Sequence) or not is_missing(value):
                     row = field.row_of(position)
                     raise InvalidRowError(row, name, f"{value!r:.60}: {expected}", remedy)
             return
@@ -132,7 +133,7 @@ class EventFields:
             raise fields.error(name, f"of type {held}: {expected}", remedy)
 
     def read_aggregates(self, fields: RowFields) -> tuple[np.ndarray, np.ndarray]:
-        """Return the aggregates that rows have, instead of the state's.
+        """Return the aggregates that rows have, which replace those that the workflow knows.
 
         Returns:
             float64 [aggregates, n], in their units and NaN where missing; and bool of the same
@@ -145,22 +146,23 @@ class EventFields:
         usual = self._read_usual_aggregates(fields)
         if usual is not None:
             return usual, np.ones(shape, np.bool_)
-        numbers, there = np.full(shape, np.nan), np.zeros(shape, np.bool_)
+        numbers = np.full(shape, np.nan)
+        given = np.zeros(shape, np.bool_)
         for j, name in enumerate(self._aggregates):
             field = fields.find(name) if name in fields.names else None
             if field is None:
                 continue
-            there[j] = True
-            there[j, field.lacks] = False
+            given[j] = True
+            given[j, field.lacks] = False
             values, missing = _read_numbers(name, field, fields, self._spec)
-            numbers[j] = check_aggregate(self._aggregates[name], values, missing, there[j])
-        return numbers, there
+            numbers[j] = check_aggregate(self._aggregates[name], values, missing, given[j])
+        return numbers, given
 
     def _read_usual_aggregates(self, fields: RowFields) -> np.ndarray | None:
         """Return all aggregates, float64 [aggregates, n], of rows that have each as a number.
 
-        None for other rows, whose aggregates are read and checked one after the other, which takes
-        longer than to score a row.
+        None for other rows: their aggregates are converted as columns are, which takes longer than
+        to score a row.
         """
         if not fields.rows or not self._aggregates.keys() <= fields.names:
             return None
@@ -171,8 +173,8 @@ class EventFields:
             if field is None or field.index is not None or not isinstance(field.values, list):
                 return None
             kind = column.aggregate.kind
-            minimum = max(kind.minimum, -_LARGEST_USUAL)
-            maximum = min(kind.maximum, _LARGEST_USUAL)
+            minimum = max(kind.minimum, -_MAX_USUAL)
+            maximum = min(kind.maximum, _MAX_USUAL)
             for value in field.values:
                 if type(value) is not float and type(value) is not int:
                     return None
@@ -188,7 +190,7 @@ def _read_numbers(
     """Return the numbers of a field, float64 [n], and where they are missing, bool [n]."""
     values = field.values
     if isinstance(values, list) and field.index is None and {*map(type, values)} <= {int, float}:
-        # as in JSON; to convert a few of them as columns takes longer than to score the rows
+        # Numbers as JSON has them. To convert a few as columns takes longer than to score the rows.
         numbers = RAW_TYPES["float"].from_usual(values, {float})
         if numbers is not None:
             return numbers
@@ -230,20 +232,28 @@ def is_misspelt(name: str, known: str) -> bool:
     It is if one letter differs, is missing or too much, or two are exchanged; if letters are left
     out; or if numbers differ. Capital letters count as small ones.
     """
-    name, known = (re.sub(r"\d+", "0", text.lower()) for text in (name, known))
+    name = re.sub(r"\d+", "0", name.lower())
+    known = re.sub(r"\d+", "0", known.lower())
     if name == known:
         return True
-    if not min(_MIN_ABBREVIATION * len(known), len(known) - 1) <= len(name) <= len(known) + 1:
-        return False  # soon: a request may have many fields
-    rest = iter(known)
-    is_abbreviation = name[:1] == known[:1] and all(letter in rest for letter in name)
-    if is_abbreviation and len(name) >= _MIN_ABBREVIATION * len(known):
+    # Lengths first, which is fast: a request may have many fields.
+    min_length = min(_MIN_ABBREVIATION * len(known), len(known) - 1)
+    if not min_length <= len(name) <= len(known) + 1:
+        return False
+    is_long = len(name) >= _MIN_ABBREVIATION * len(known)
+    if is_long and name[:1] == known[:1] and _is_subsequence(name, known):
         return True
     return _differ_by_one_edit(name, known)
 
 
+def _is_subsequence(letters: str, text: str) -> bool:
+    """Return whether a text with some letters left out is ``letters``."""
+    rest = iter(text)
+    return all(letter in rest for letter in letters)  # "in" goes on behind the letter it found
+
+
 def _count_same(first: str, second: str) -> int:
-    """Return with how many same letters two texts begin."""
+    """Return the length of the beginning that two texts have in common."""
     same = 0
     while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
@@ -251,8 +261,12 @@ def _count_same(first: str, second: str) -> int:
 
 
 def _differ_by_one_edit(first: str, second: str) -> bool:
+    """Return whether one letter was replaced, added or dropped, or two next ones exchanged."""
     same = _count_same(first, second)
-    first, second = first[same:], second[same:]
-    exchanged = first[:2] == second[1::-1] and first[2:] == second[2:]
-    replaced, added, dropped = first[1:] == second[1:], first == second[1:], first[1:] == second
-    return exchanged or replaced or added or dropped
+    first = first[same:]
+    second = second[same:]
+    is_exchanged = first[:2] == second[1::-1] and first[2:] == second[2:]
+    is_replaced = first[1:] == second[1:]
+    is_added = first[1:] == second
+    is_dropped = first == second[1:]
+    return is_exchanged or is_replaced or is_added or is_dropped

@@ -69,21 +69,27 @@ def read_rows(
     Args:
         fields: The rows.
         spec: How they are read.
-        histories: Whose lists ``spec`` has, and which rows need not have.
-        max_events: Of a history that rows share, how many of the newest events each row gets.
+        histories: Histories whose lists ``spec`` has; rows need not have them.
+        max_events: How many of the newest events each row gets of a history that rows share.
 
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
     reads = spec.read_plan(label=False).reads
-    lists = dict.fromkeys((n for history in histories for n in history.features), max_events)
-    columns = find_columns(fields, reads, spec, {*lists, spec.optional_time})
+    history_lists: set[str] = set()
+    for history in histories:
+        history_lists |= {*history.features}
+    columns = find_columns(fields, reads, spec, {*history_lists, spec.optional_time})
     lengths = {column.read.source: column.lengths for column in columns if column.read.multi_hot}
     for history in histories:
         check_lengths({name: lengths[name] for name in history.features})
-    converted = [column.repeat(lists.get(column.read.source)) for column in columns]
-    count = fields.rows
-    return assemble(spec, converted, lambda row: b"", rows=count, label=False, max_bad_rows=0)
+    converted = []
+    for column in columns:
+        newest = max_events if column.read.source in history_lists else None
+        converted.append(column.repeat(newest))
+    # no row is bad: find_columns has raised for a wrong value
+    rows = fields.rows
+    return assemble(spec, converted, lambda row: b"", rows=rows, label=False, max_bad_rows=0)
 
 
 def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Features:
@@ -103,34 +109,37 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
     if spec.negatives or spec.label_files:  # a frame has a label under its own name
         spec = spec.score_rows()
     plan = spec.read_plan(label=True)
-    places: dict[str, tuple[int, ...]] = {}
+    every = list(plan.reads)
+    indices: dict[str, tuple[int, ...]] = {}  # by name, those of its sources in ``every``
     for name, index in zip(spec.labels, plan.labels, strict=True):
         assert index is not None
-        places[name] = (index,)
+        indices[name] = (index,)
     if plan.weight is not None:
-        places[spec.weight] = (plan.weight,)
-    described = {column.name: column for column in spec.features}
-    places |= dict(zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True))
-    every = list(plan.reads)
-    for column in spec.aggregates:
-        places[column.name] = (len(every),)
+        indices[spec.weight] = (plan.weight,)
+    indices |= zip(spec.feature_names, (*plan.dense, *plan.categorical), strict=True)
+    for column in spec.aggregates:  # read as they are given, not made of events
+        indices[column.name] = (len(every),)
         every.append(Read(column.name, "float"))
-    needed = sorted({index for name in names for index in places[name]})
-    reads = [every[index] for index in needed]
-    columns_found = find_columns(open_rows(columns, reads), reads, spec)
-    converted = {i: found.repeat() for i, found in zip(needed, columns_found, strict=True)}
+    needed: set[int] = set()
+    for name in names:
+        needed |= {*indices[name]}
+    reads = [every[index] for index in sorted(needed)]
+    found = find_columns(open_rows(columns, reads), reads, spec)
+    converted = {}
+    for index, column_found in zip(sorted(needed), found, strict=True):
+        converted[index] = column_found.repeat()
     for column in spec.aggregates:
         if column.name in names:
-            (index,) = places[column.name]
+            (index,) = indices[column.name]
             check_aggregate(column, converted[index].values, converted[index].missing)
+    described = {column.name: column for column in spec.features}
     features = {}
     for name in names:
-        sources = [converted[index] for index in places[name]]
-        features[name] = (
-            feature(described[name], sources)
-            if name in described
-            else (sources[0].values, sources[0].missing)
-        )
+        sources = [converted[index] for index in indices[name]]
+        if name in described:
+            features[name] = feature(described[name], sources)
+        else:
+            features[name] = sources[0].parts
     return features
 
 
@@ -166,7 +175,8 @@ class FoundColumn:
 
     def repeat(self, newest: int | None = None) -> Converted:
         """Return a value for each row; of lists that rows share, the ``newest`` last values."""
-        column, index = self.converted, self.index
+        column = self.converted
+        index = self.index
         if index is None:
             return column
         values = column.values
@@ -203,8 +213,10 @@ def find_columns(
         if (field is None or len(field.lacks)) and name not in optional:
             absent.append(name)
             continue
-        none = RowField([None], np.zeros(fields.rows, np.int64))
-        found[name] = none if field is None else field.fill()
+        if field is None:
+            found[name] = RowField([None], np.zeros(fields.rows, np.int64))
+        else:
+            found[name] = field.fill()
     if absent:
         raise fields.missing(absent)
     columns = []
@@ -241,17 +253,20 @@ def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:
         lengths: By column, the values of each row, [n].
 
     Raises:
-        InvalidRowError: They are not.
+        InvalidRowError: A row has lists of different lengths.
     """
     maximum = np.max([*lengths.values()], axis=0)
-    for name, of_rows in lengths.items():
-        if (of_rows < maximum).any():
-            row = int(np.argmax(of_rows < maximum))
+    for name, column_lengths in lengths.items():
+        is_shorter = column_lengths < maximum
+        if is_shorter.any():
+            row = int(np.argmax(is_shorter))
             raise InvalidRowError(
                 row,
                 name,
-                f"a list of {of_rows[row]}, and another column of the history has {maximum[row]}",
-                "pass lists of the same length in all columns of a history: each place is an event",
+                f"a list of {column_lengths[row]}, and another column of the history has "
+                f"{maximum[row]}",
+                "pass lists of the same length in all columns of a history: the values at one "
+                "position are those of an event",
             )
 
 
@@ -259,23 +274,28 @@ def check_aggregate(
     column: DenseColumn,
     values: CategoryValues,
     missing: np.ndarray,
-    there: np.ndarray | None = None,
+    given: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Check the values of an aggregate that were given; return them, NaN where missing.
+    """Check the values of an aggregate that a caller gave.
 
     Args:
         column: The aggregate.
         values: float64 [n].
         missing: bool [n].
-        there: bool [n], which of them were given; None: all.
+        given: bool [n], which rows have a value; None if all have.
+
+    Returns:
+        The values, float64 [n]; NaN where missing.
 
     Raises:
         InvalidRowError: There is one that the aggregate cannot have.
     """
     assert column.aggregate is not None
-    kind, numbers = column.aggregate.kind, np.where(missing, np.nan, np.asarray(values))
+    kind = column.aggregate.kind
+    numbers = np.where(missing, np.nan, np.asarray(values))
     wrong = kind.find_wrong(numbers)
-    wrong = wrong if there is None else wrong & there
+    if given is not None:
+        wrong &= given
     if wrong.any():
         row = int(np.argmax(wrong))
         value = None if missing[row] else numbers[row].item()
@@ -289,9 +309,21 @@ def check_aggregate(
 
 
 def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) -> Converted:
+    """Convert the different values of a field.
+
+    Args:
+        array: The values.
+        read: How they are read.
+        separator: The character between the values of a list that is text.
+        text: Whether texts are fields of a text file, whatever the column holds.
+
+    Raises:
+        SchemaError: The array is of another type.
+        InvalidRowError: A value is of a type that the column does not hold.
+    """
     if isinstance(array, list):
         return convert_values(array, read, text=text)
-    if read.multi_hot and is_text(array.type):  # as in the log
+    if read.multi_hot and is_text(array.type):  # lists as a text file has them
         return convert_lists(fields_of_column(array), read, separator)
     if text and RAW_TYPES[read.raw].is_text and pa.types.is_floating(array.type):
         return convert_values(array.to_pylist(), read, text=text)
@@ -303,7 +335,7 @@ def _convert(array: pa.Array | list, read: Read, separator: str, *, text: bool) 
 
 
 def _check_kind(array: pa.Array, read: Read) -> None:
-    """Refuse numbers as text, whose form in the log is not known."""
+    """Raise SchemaError for numbers in a column of texts: how the log writes them is not known."""
     held = array.type
     if is_list(held):
         held = held.value_type
@@ -317,6 +349,7 @@ def _check_kind(array: pa.Array, read: Read) -> None:
 
 
 def _check_exact(array: pa.Array, name: str) -> None:
+    """Raise SchemaError for float16 or float32 with integers that they cannot hold exactly."""
     limit = EXACT.get(array.type.bit_width // 8)
     if not limit:
         return

@@ -37,7 +37,8 @@ class RowField:
 
     Attributes:
         values: Its different values [m], or one for each row.
-        index: int64 [n], which of the values each row has, -1 for none; None: one for each row.
+        index: int64 [n], the index of each row's value, -1 for rows without the field. None if
+            there is a value for each row.
     """
 
     values: pa.Array | list
@@ -45,17 +46,18 @@ class RowField:
 
     @property
     def lacks(self) -> np.ndarray:
-        """The rows without the field."""
-        return np.flatnonzero(self.index < 0) if self.index is not None else np.empty(0, np.int64)
+        """The indices of the rows without the field."""
+        if self.index is None:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.index < 0)
 
     def fill(self) -> RowField:
-        """Return the field of all rows, None in those that had none."""
+        """Return the field with the value None in rows that lack it."""
         if self.index is None or not len(self.lacks):
             return self
-        assert isinstance(self.values, list)  # of columns, all rows have a field or none
-        return RowField(
-            [*self.values, None], np.where(self.index < 0, len(self.values), self.index)
-        )
+        assert isinstance(self.values, list)  # rows that are columns all have a field, or none has
+        index = np.where(self.index < 0, len(self.values), self.index)
+        return RowField([*self.values, None], index)
 
     def row_of(self, position: int) -> int:
         """Return the first row that has the value at a position."""
@@ -67,8 +69,9 @@ class RowFields(abc.ABC):
 
     Attributes:
         rows: How many rows there are.
-        shared: The fields that all rows share which have none of their own.
-        has_text: Whether texts are fields of a file, whatever the column holds, as in frames.
+        shared: Fields for all rows that do not have them themselves.
+        has_text: Whether texts are read like fields of a text file, whatever the column holds, as
+            in frames.
     """
 
     rows: int
@@ -130,7 +133,9 @@ class DictRows(RowFields):
     """Rows that are dicts."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> None:
-        self._rows, self.shared, self.rows = rows, shared, len(rows)
+        self._rows = rows
+        self.shared = shared
+        self.rows = len(rows)
 
     @functools.cached_property
     def own_names(self) -> set[str]:
@@ -138,7 +143,7 @@ class DictRows(RowFields):
         return set().union(*self._rows)
 
     def _find_own(self, name: str) -> RowField | None:
-        try:
+        try:  # nearly always all rows have it
             return RowField([row[name] for row in self._rows])
         except KeyError:
             pass
@@ -166,17 +171,21 @@ class ColumnRows(RowFields):
     """Rows that are columns."""
 
     def __init__(self, columns: Any, shared: Mapping[str, Any], reads: Sequence[Read]) -> None:
-        self.shared, self.has_text = shared, not isinstance(columns, Mapping)
+        self.shared = shared
+        self.has_text = not isinstance(columns, Mapping)
         self._sources = list(dict.fromkeys(read.source for read in reads))
         self._times = {read.source for read in reads if read.raw == "time"}
         columns = _read_stream(columns)
         names: Any
         if isinstance(columns, pa.Table | pa.RecordBatch):
-            names, self._get = columns.schema.names, columns.column
+            names = columns.schema.names
+            self._get = columns.column
         elif isinstance(columns, Mapping):
-            names, self._get = columns.keys(), columns.__getitem__
+            names = columns.keys()
+            self._get = columns.__getitem__
         elif hasattr(columns, "columns"):  # pandas, Polars, cuDF
-            names, self._get = columns.columns, columns.__getitem__
+            names = columns.columns
+            self._get = columns.__getitem__
         else:
             raise SchemaError(
                 f"rows of type {type(columns).__name__}",
@@ -195,6 +204,7 @@ class ColumnRows(RowFields):
         self.rows = self._count_rows(columns)
 
     def _count_rows(self, columns: Any) -> int:
+        """Return the number of rows. Raises SchemaError if columns that are read differ in it."""
         if isinstance(columns, pa.Table | pa.RecordBatch):
             return columns.num_rows
         if not isinstance(columns, Mapping):
@@ -210,6 +220,7 @@ class ColumnRows(RowFields):
         return counts[read[0]] if read else 0
 
     def _check_length(self, name: str) -> None:
+        """Raise SchemaError for a column with another number of rows."""
         if len(self._array(name)) != self.rows:
             raise SchemaError(
                 f"column {name} has {len(self._array(name))} rows, the others have {self.rows}",
@@ -222,6 +233,7 @@ class ColumnRows(RowFields):
         return self._names
 
     def _array(self, name: str) -> pa.Array | list:
+        """Return the values of a column, which are converted once."""
         if name not in self._arrays:
             self._arrays[name] = to_values(self._get(name), name, times=name in self._times)
         return self._arrays[name]
@@ -251,10 +263,9 @@ class ColumnRows(RowFields):
 
     def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
-        hint = (
-            suggest_column(names[0], self.names, self._sources)
-            or "missing values are nulls in a column"
-        )
+        hint = suggest_column(names[0], self.names, self._sources)
+        if not hint:
+            hint = "missing values are nulls in a column"
         what = f"there is no column {', '.join(names)}"
         return MissingColumnError(what, hint.strip(), names[0])
 
@@ -288,7 +299,7 @@ def _read_stream(columns: Any) -> Any:
     Frames of pandas are read by their columns, whose types say what is missing.
 
     Raises:
-        SchemaError: It is a query that has not run.
+        SchemaError: It is a query of Polars that has not run.
     """
     if type(columns).__name__ == "LazyFrame":
         what = f"rows of type {type(columns).__module__.partition('.')[0]}.LazyFrame"

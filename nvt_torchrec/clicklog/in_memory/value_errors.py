@@ -87,18 +87,24 @@ def add_remedy(error: InvalidRowError, spec: FeatureSpec) -> InvalidRowError:
 
 
 def _remedy(reason: str, read: Read) -> str:
-    """Return what to do about a value of a column, or "" if its reason is not the column's."""
+    """Return what to do about a value of a column, by the message about it.
+
+    "" if the reason is not one of the column's messages.
+    """
     if reason.endswith(NOT_A_LIST):
         return "pass a list of its values"
     kind = RAW_TYPES[read.raw]
-    codes = {kind.syntax: base.SYNTAX, kind.range: base.RANGE}
-    codes |= {base.MESSAGES[code]: base.NULL_ITEM for code in (base.EMPTY_ITEM, base.NULL_ITEM)}
-    code = next((code for message, code in codes.items() if reason.endswith(message)), 0)
-    keys = say_fitted(value_remedy(read, code)) if code else ""
-    if code != base.SYNTAX:
-        return keys
-    instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
-    return instead if kind.is_text else f"{instead}, or {keys}"  # no key takes numbers for texts
+    if reason.endswith(kind.range):  # first: labels and booleans have one message for both
+        return say_fitted(value_remedy(read, base.RANGE))
+    if reason.endswith(kind.syntax):
+        instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
+        if kind.is_text:  # no key of the spec takes numbers for texts
+            return instead
+        return f"{instead}, or {say_fitted(value_remedy(read, base.SYNTAX))}"
+    for code in (base.EMPTY_ITEM, base.NULL_ITEM):  # in memory, both are a missing item
+        if reason.endswith(base.MESSAGES[code]):
+            return say_fitted(value_remedy(read, base.NULL_ITEM))
+    return ""
 
 
 def keys_of(read: Read) -> str:

@@ -43,7 +43,7 @@ MISSING_CATEGORICAL = (
 #: Medians of the counts, and the smallest value of each column (Criteo has counts of -1 and -2).
 MEDIANS = (1.5, 5.0, 6.0, 4.0, 2800.0, 32.0, 3.0, 7.0, 38.0, 0.8, 1.5, 0.5, 4.0)
 MINIMA = (0, -2, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0)
-LARGEST_COUNT = 999_999
+MAX_COUNT = 999_999
 
 #: Codes of missing values, outside of the columns' ranges.
 MISSING_COUNT = np.int64(-(2**31))
@@ -130,10 +130,12 @@ class SyntheticSettings(Settings):
     @property
     def cardinalities(self) -> tuple[int, ...]:
         """The number of values of each categorical column."""
-        return tuple(
-            size if size <= SMALL else max(SMALL, round(size * self.cardinality_scale))
-            for size in MLPERF_CARDINALITIES
-        )
+        sizes = []
+        for size in MLPERF_CARDINALITIES:
+            if size > SMALL:
+                size = max(SMALL, round(size * self.cardinality_scale))
+            sizes.append(size)
+        return tuple(sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class SyntheticModel:
         for term in self.terms:
             product = np.full(len(logits), term.weight)
             for column, centre, scale in zip(term.columns, term.centres, term.scales, strict=True):
-                values = _function(self.settings.seed, term, column, dense, categorical)
+                values = _evaluate(self.settings.seed, term, column, dense, categorical)
                 product *= (values - centre) * scale
             logits += product
         return logits
@@ -212,12 +214,12 @@ def plant(settings: SyntheticSettings) -> SyntheticModel:
     categorical = np.concatenate([block[2] for block in sample], axis=1)
     terms = []
     for term in _weighted_terms(settings):
-        functions = [_function(settings.seed, term, c, dense, categorical) for c in term.columns]
+        functions = [_evaluate(settings.seed, term, c, dense, categorical) for c in term.columns]
         centres = tuple(float(values.mean()) for values in functions)
         scales = tuple(float(1 / values.std()) for values in functions)
         terms.append(dataclasses.replace(term, centres=centres, scales=scales))
     model = SyntheticModel(settings, tuple(terms))
-    return dataclasses.replace(model, bias=_bias_of(model.logits(dense, categorical), settings))
+    return dataclasses.replace(model, bias=_find_bias(model.logits(dense, categorical), settings))
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -227,24 +229,25 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
     """Return all terms; relative weights divide the variance within a kind, signs alternate."""
-    categories = enumerate(settings.cardinalities)
+    categorical: dict[tuple[str, ...], float] = {}
+    for c, size in enumerate(settings.cardinalities):
+        categorical[(f"cat_{c}",)] = size**-WEIGHT_DECAY
     relative: dict[str, dict[tuple[str, ...], float]] = {
         "dense": {(f"int_{j}",): 1.0 for j in range(DENSE)},
-        "categorical": {(f"cat_{c}",): size**-WEIGHT_DECAY for c, size in categories},
+        "categorical": categorical,
         "interactions": dict.fromkeys(PAIRS, 1.0),
     }
     terms = []
     for kind, share in SHARES.items():
         weights = relative[kind]
         unit = SIGNAL * math.sqrt(share / sum(weight**2 for weight in weights.values()))
-        terms += [
-            Term(columns, weight * unit * (-1) ** i)
-            for i, (columns, weight) in enumerate(weights.items())
-        ]
+        for i, (columns, weight) in enumerate(weights.items()):
+            sign = -1 if i % 2 else 1
+            terms.append(Term(columns, sign * weight * unit))
     return terms
 
 
-def _bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
+def _find_bias(logits: np.ndarray, settings: SyntheticSettings) -> float:
     """Find the bias that gives the calibration sample the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(50):
@@ -294,7 +297,7 @@ def _draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray
     all machines round them correctly, so that a seed gives the same bytes on every machine.
     """
     root = np.sqrt(uniform / (1 - uniform))
-    counts = np.minimum(root * np.sqrt(root) * (median - minimum), LARGEST_COUNT)
+    counts = np.minimum(root * np.sqrt(root) * (median - minimum), MAX_COUNT)
     return counts.astype(np.int64) + minimum
 
 
@@ -315,7 +318,8 @@ def _replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
     so that the most frequent late values still have training days, and new values are about 0.7 %
     of the last day. Their neighbours occur from day 0 on.
     """
-    # Floor division by a constant is vectorised in NumPy; its remainder is not.
+    # Remainders are computed by floor division, which NumPy vectorises for a constant; it does not
+    # vectorise %.
     generation = ranks // LATE_EVERY
     late = ranks - generation * LATE_EVERY == LATE_EVERY - 1
     generation += FIRST_LATE_DAY - 1
@@ -334,7 +338,7 @@ def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
     return finish_murmur3.py_func(keyed, 0).astype(np.int64)
 
 
-def _function(
+def _evaluate(
     seed: int, term: Term, column: str, dense: np.ndarray, categorical: np.ndarray
 ) -> np.ndarray:
     """Evaluate the function of one column in one term, before centring and scaling."""

@@ -1,8 +1,8 @@
 """A synthetic log of events: clicks that depend on what the same user did before.
 
-Users are many and their rows few, and a click depends on nothing else of the user: the share of
-rows that the user clicked, the hours since the last one, and how many of the last ten clicks were
-of the item's category. So an id says little, and aggregates and a history of the user nearly all.
+Of the user, a click depends only on the share of rows that the user clicked before, the hours since
+the last row, and how many of the last ten clicks were of the item's category. There are many users
+with few rows each, so an id says little, and aggregates and a history of the user nearly all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import to_arrow
 
-#: What a spec says of the log's events.
+#: The part of a spec about the log's events.
 EVENTS = """[events]
 time = "time"
 
@@ -32,11 +32,11 @@ of = ["user"]
 columns = ["category"]
 where = "click"
 """
-#: What specs of logs in the order of time begin with, by the times from which rows are of valid and
-#: of test.
 LABEL = """[label]
 name = "click"
 """
+#: The beginning of specs of logs in the order of time, with the times from which rows are valid and
+#: test.
 SPEC_HEAD = f"""[input]
 format = "csv"
 
@@ -48,7 +48,7 @@ valid_from = "{{valid}}"
 test_from = "{{test}}"
 
 """
-#: The columns of the log.
+#: The part of a spec about the columns of the log.
 COLUMNS = """[[dense]]
 names = "price"
 raw = "float"
@@ -58,10 +58,16 @@ names = ["user", "item", "category"]
 raw = "int"
 
 """
+#: Seconds.
 DAY = 86_400
 #: The first second of a log, 2026-09-21.
 BEGIN = 1_789_948_800
-_ITEMS, _CATEGORIES, _ROWS_OF_A_USER, _NEWEST = 1_000, 20, 25, 10
+_ITEMS = 1_000
+_CATEGORIES = 20
+#: The mean number of rows of a user.
+_ROWS_PER_USER = 25
+#: How many of a user's last clicks decide.
+_NEWEST_CLICKS = 10
 
 
 def draw_zipf(random: np.random.Generator, rows: int, values: int) -> np.ndarray:
@@ -91,23 +97,31 @@ def draw_events(
         ascending; and the columns ``time``, ``user``, ``item``, ``category``, ``price``, ``click``.
     """
     random = np.random.default_rng(seed)
-    users = max(rows // _ROWS_OF_A_USER, 1)
+    # The order of these draws is part of the format: a seed gives the same log in every version.
+    users = max(rows // _ROWS_PER_USER, 1)
     category = random.integers(0, _CATEGORIES, _ITEMS)
-    user, item = random.integers(0, users, rows), draw_zipf(random, rows, _ITEMS)
+    user = random.integers(0, users, rows)
+    item = draw_zipf(random, rows, _ITEMS)
     seconds = np.sort(random.integers(0, days * DAY, rows))
-    uniform, of_items = random.random(rows), random.normal(0, 0.4, _ITEMS)
-    seen, clicks, last = np.zeros(users), np.zeros(users), np.full(users, -(10**6))
+    uniform = random.random(rows)
+    item_effects = random.normal(0, 0.4, _ITEMS)
+    # by user: the rows and clicks so far, the second of the last row, and the categories clicked
+    seen = np.zeros(users)
+    clicks = np.zeros(users)
+    last = np.full(users, -(10**6))
     liked: list[list[int]] = [[] for _ in range(users)]
     logits = np.empty(rows)
     for row, (u, i, now) in enumerate(zip(user, item, seconds, strict=True)):
-        newest = liked[u][-_NEWEST:]
+        newest = liked[u][-_NEWEST_CLICKS:]
         same = newest.count(category[i]) / len(newest) if newest else 0.0
-        share = (clicks[u] + 1) / (seen[u] + 4)
-        before = last[u] < now and share
-        logits[row] = -2.6 + 3.5 * before + 4 * same + of_items[i]
+        # without effect at the same second, which events strictly before the row do not include
+        click_share = (clicks[u] + 1) / (seen[u] + 4) if last[u] < now else 0.0
+        logits[row] = -2.6 + 3.5 * click_share + 4 * same + item_effects[i]
         logits[row] -= 0.25 * np.log1p((now - last[u]) / 3600)
         clicked = uniform[row] < 1 / (1 + np.exp(-logits[row]))
-        seen[u], clicks[u], last[u] = seen[u] + 1, clicks[u] + clicked, now
+        seen[u] += 1
+        clicks[u] += clicked
+        last[u] = now
         if clicked:
             liked[u].append(category[i])
         advance(1)

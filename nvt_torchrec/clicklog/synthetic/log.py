@@ -49,7 +49,10 @@ from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 SUMMARY_FILE = "synthetic.json"
 SUMMARY_VERSION = 3
 
-_BINS_PER_UNIT, _LARGEST_LOGIT = 2_048, 16
+#: The bins of the oracle's histogram: their number in a unit of the log odds, and the log odds from
+#: which on all are in the last one.
+_BINS_PER_UNIT = 2_048
+_MAX_LOGIT = 16
 
 
 @dataclasses.dataclass
@@ -62,13 +65,13 @@ class OracleScore:
     """
 
     counts: np.ndarray = dataclasses.field(
-        default_factory=lambda: np.zeros((2, 2 * _LARGEST_LOGIT * _BINS_PER_UNIT), np.int64)
+        default_factory=lambda: np.zeros((2, 2 * _MAX_LOGIT * _BINS_PER_UNIT), np.int64)
     )
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
         """Add rows: their true log odds (float64 [n]) and labels (0 or 1)."""
         bins = self.counts.shape[1]
-        index = ((logits + _LARGEST_LOGIT) * _BINS_PER_UNIT).astype(np.int64).clip(0, bins - 1)
+        index = ((logits + _MAX_LOGIT) * _BINS_PER_UNIT).astype(np.int64).clip(0, bins - 1)
         index += labels * bins
         self.counts += np.bincount(index, minlength=2 * bins).reshape(2, bins)
 
@@ -92,9 +95,8 @@ def synthesize(
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
     With events or tables, they are ``day_0.csv`` …, beside ``spec.toml``, and all are held in
-    memory.
-    The bytes depend on the settings only, not on ``workers``. It takes about 100 MB of memory,
-    and 15 MB for each further worker, whatever the number of rows.
+    memory. Else it takes about 100 MB of memory, and 15 MB for each further worker, whatever the
+    number of rows. The bytes depend on the settings only, not on ``workers``.
 
     Args:
         output_path: A new or empty directory; it is there when everything is written.
@@ -111,7 +113,7 @@ def synthesize(
     """
     directory = Path(output_path)
     with contextlib.suppress(OSError):
-        directory.rmdir()  # an empty one
+        directory.rmdir()  # only if it is empty
     with new_directory(directory) as temporary:
         total = settings.days * settings.rows_per_day
         with show_progress("synthesize", total) as bar:
@@ -131,7 +133,8 @@ def synthesize(
 
 def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[str, OracleScore]:
     """Write one file, block by block; return the oracle's score in each split."""
-    rows, days = model.settings.rows_per_day, model.settings.days
+    rows = model.settings.rows_per_day
+    days = model.settings.days
     ranges = {"train": (0, rows)}
     if day == days - 1:
         ranges = cut_last_day(rows, only_day=days == 1)
@@ -156,35 +159,41 @@ def _write_drawn(
     Returns:
         For each day, the oracle's score in each split.
     """
-    rows, end = settings.days * settings.rows_per_day, settings.days * DAY
+    rows = settings.days * settings.rows_per_day
     if settings.tables:
         columns = TABLES_AND_COLUMNS
         drawn = draw_tables(rows, settings.days, settings.seed, advance=bar.update)
-        logits, seconds, table, others = drawn
-        for name, other in others.items():
-            pa_csv.write_csv(other, directory / f"{name}.csv")
+        logits, seconds, log, tables = drawn
+        for name, table in tables.items():
+            pa_csv.write_csv(table, directory / f"{name}.csv")
     else:
         columns = COLUMNS + EVENTS
-        logits, seconds, table = draw_events(rows, settings.days, settings.seed, advance=bar.update)
-    last = DAY if settings.days > 1 else DAY // 5  # as of the other log
-    starts = [0, end - last, end - last // 2]
-    valid, test = format_seconds(BEGIN + np.array(starts[1:])).to_pylist()
+        logits, seconds, log = draw_events(rows, settings.days, settings.seed, advance=bar.update)
+    # valid and test are halves of the last day or, as in the log of Criteo's columns, of the last
+    # fifth of the only day
+    end = settings.days * DAY
+    held_out = DAY if settings.days > 1 else DAY // 5
+    begins = [0, end - held_out, end - held_out // 2]
+    valid, test = format_seconds(BEGIN + np.array(begins[1:])).to_pylist()
     head = SPEC_HEAD.format(valid=valid, test=test)
-    split = np.searchsorted(starts, seconds, side="right") - 1
-    scores, labels = [], table["click"].to_numpy()
+    split = np.searchsorted(begins, seconds, side="right") - 1
+    labels = log["click"].to_numpy()
+    scores = []
     if settings.late_clicks:
         head = head.replace(LABEL, FILE_LABEL)
-        table = _write_clicks(directory, settings, table, seconds)
+        log = _write_clicks(directory, settings, log, seconds)
     write_text(directory / "spec.toml", head + columns)
     for day in range(settings.days):
-        begin, until = np.searchsorted(seconds, [day * DAY, (day + 1) * DAY])
-        pa_csv.write_csv(table.slice(begin, until - begin), directory / f"day_{day}.csv")
-        part, of_day = slice(begin, until), {}
-        for number in np.unique(split[part]).tolist():
-            score = of_day[SPLITS[number]] = OracleScore()
-            chosen = split[part] == number
-            score.add(logits[part][chosen], labels[part][chosen])
-        scores.append(of_day)
+        first, last = np.searchsorted(seconds, [day * DAY, (day + 1) * DAY])
+        pa_csv.write_csv(log.slice(first, last - first), directory / f"day_{day}.csv")
+        day_rows = slice(first, last)
+        day_scores = {}
+        for number in np.unique(split[day_rows]).tolist():
+            chosen = split[day_rows] == number
+            score = OracleScore()
+            score.add(logits[day_rows][chosen], labels[day_rows][chosen])
+            day_scores[SPLITS[number]] = score
+        scores.append(day_scores)
     return scores
 
 
@@ -207,6 +216,7 @@ def format_rows(rows: SyntheticRows) -> bytes:
         columns.append(
             pa.Array.from_buffers(pa.int64(), len(rows), [present, pa.py_buffer(counts)])
         )
+    # Arrow's arrays are made of buffers: eight hexadecimal digits a value, all in one text.
     offsets = pa.py_buffer(np.arange(0, 8 * len(rows) + 1, 8, dtype=np.int32))
     for values in rows.categorical:
         present = mask_to_arrow(values != MISSING_VALUE).buffers()[1]
@@ -221,8 +231,8 @@ def format_rows(rows: SyntheticRows) -> bytes:
 def _summary(settings: SyntheticSettings, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
     """Return the content of ``synthetic.json``."""
     scores = {split: OracleScore() for split in SPLITS}
-    for of_day in days:
-        for split, score in of_day.items():
+    for day_scores in days:
+        for split, score in day_scores.items():
             scores[split].merge(score)
     oracle = {split: score.summary() for split, score in scores.items()}
     return {

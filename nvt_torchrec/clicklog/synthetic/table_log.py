@@ -15,7 +15,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.clicklog.synthetic.event_log import BEGIN, DAY, draw_zipf, format_seconds
 
-#: The tables and the columns of the log.
+#: The part of a spec about the tables and the columns of the log.
 TABLES_AND_COLUMNS = """[[table]]
 name = "items"
 path = "items.csv"
@@ -46,7 +46,11 @@ names = "segment"
 raw = "int"
 table = "users"
 """
-_ITEMS, _BRANDS, _CATEGORIES, _ROWS_OF_A_USER = 1_000, 40, 8, 25
+_ITEMS = 1_000
+_BRANDS = 40
+_CATEGORIES = 8
+#: The mean number of rows of a user.
+_ROWS_PER_USER = 25
 
 
 def draw_tables(
@@ -66,22 +70,24 @@ def draw_tables(
         tables ``items``, with each price from when it counted, and ``users``.
     """
     random = np.random.default_rng(seed)
-    users = max(rows // _ROWS_OF_A_USER, 1)
-    user, item = random.integers(0, users, rows), draw_zipf(random, rows, _ITEMS)
+    # The order of these draws is part of the format: a seed gives the same log in every version.
+    users = max(rows // _ROWS_PER_USER, 1)
+    user = random.integers(0, users, rows)
+    item = draw_zipf(random, rows, _ITEMS)
     seconds = np.sort(random.integers(0, days * DAY, rows))
     brand = random.integers(0, _BRANDS, _ITEMS)
     category = random.integers(0, _CATEGORIES, _ITEMS)
     segment = random.integers(0, _CATEGORIES, users)
-    of_brands = random.normal(0, 0.7, _BRANDS)
+    brand_effects = random.normal(0, 0.7, _BRANDS)
 
-    # the first price of each item is there before the log begins
+    # When each price of an item begins, every day or two; the first one before the log does.
     changes = random.integers(1, DAY, (_ITEMS, days + 1)).cumsum(axis=1) * 3 // 2
     changes[:, 0] = -DAY
     log_price = random.normal(3, 0.5, (_ITEMS, 1)) + random.normal(0, 0.7, changes.shape)
     price = np.exp(log_price).round(2)
     version = (changes[item] < seconds[:, np.newaxis]).sum(axis=1) - 1
 
-    logits = -1.5 - 1.2 * (np.log(price[item, version]) - 3) + of_brands[brand[item]]
+    logits = -1.5 - 1.2 * (np.log(price[item, version]) - 3) + brand_effects[brand[item]]
     logits += 1.8 * (segment[user] == category[item])
     clicked = random.random(rows) < 1 / (1 + np.exp(-logits))
     advance(rows)
@@ -101,5 +107,5 @@ def draw_tables(
         "brand": to_arrow(brand[every_item]),
         "category": to_arrow(category[every_item]),
     }
-    of_users = {"user_id": to_arrow(np.arange(users)), "segment": to_arrow(segment)}
-    return logits, seconds, log, {"items": pa.table(items), "users": pa.table(of_users)}
+    user_columns = {"user_id": to_arrow(np.arange(users)), "segment": to_arrow(segment)}
+    return logits, seconds, log, {"items": pa.table(items), "users": pa.table(user_columns)}

@@ -213,7 +213,10 @@ def _hash_keys_of(
     keys: tuple[tuple[int, ...], ...], converted: list[Converted], rows: int
 ) -> np.ndarray | None:
     """Hash the keys whose columns have these indices in ``converted``; see :func:`hash_keys`."""
-    return hash_keys([[converted[index].parts for index in key] for key in keys], rows)
+    columns = []
+    for indices in keys:
+        columns.append([converted[index].parts for index in indices])
+    return hash_keys(columns, rows)
 
 
 def times_of_rows(time: Converted) -> np.ndarray:
@@ -343,6 +346,7 @@ def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 @compiled()
 def _hash_texts(offsets: np.ndarray, data: np.ndarray) -> np.ndarray:
+    """Hash texts by their offsets [n + 1] and UTF-8 bytes; uint64 [n]."""
     hashes = np.empty(len(offsets) - 1, np.uint64)
     for i in range(len(hashes)):
         hashed = _FNV_BASIS
