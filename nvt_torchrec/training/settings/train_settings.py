@@ -29,28 +29,38 @@ TABLE_SIZES = ("num_embeddings", "num_embeddings_per_feature", "max_table_size")
 RATES = ("learning_rate", "dense_learning_rate", "lr_warmup_steps", "dense_decay")
 #: A flag as the README of TorchRec's example writes it.
 THREE_DASHES = "---adagrad"
-#: The steps of an epoch that the default batch gives at least, and the bounds of that batch.
-_STEPS, _MIN_BATCH, _MAX_BATCH = 350, 32, 16_384
-#: The fewest and the most bins of a dense column, by default.
-_BINS = 8, 64
+#: The steps of an epoch that the default batch gives, at least.
+_MIN_STEPS = 350
+#: The smallest default batch, on all ranks.
+_MIN_BATCH = 32
+#: The largest one.
+_MAX_BATCH = 16_384
+#: The smallest default number of bins of a dense column.
+_MIN_BINS = 8
+#: The largest one.
+_MAX_BINS = 64
 #: The samples of a step of an evaluation, at least, where no batch size is given.
-_TEST_BATCH = 4096
+_MIN_TEST_BATCH = 4096
 #: The flags of what Merlin's loader cannot do.
 _NOT_BY_MERLIN = (
     *("shuffle_training_set", "undersampling_rate", "checkpoint_dir", "loader_memory"),
     "hash_indices",
 )
 
-#: The flags, with those of the interactions' sizes.
+
+def _list_interaction_fields() -> list[tuple[str, Any, Any]]:
+    """Return the sizes of the interactions as fields of a dataclass."""
+    found = []
+    for kind in INTERACTIONS.values():
+        for field in dataclasses.fields(kind):
+            copy = dataclasses.field(default=field.default, metadata=field.metadata)
+            found.append((field.name, field.type, copy))
+    return found
+
+
+#: The flags, with those of the interactions' sizes: an interaction brings its own.
 _AllFields = dataclasses.make_dataclass(
-    "_AllFields",
-    [
-        (field.name, field.type, dataclasses.field(default=field.default, metadata=field.metadata))
-        for kind in INTERACTIONS.values()
-        for field in dataclasses.fields(kind)
-    ],
-    bases=(TrainFields,),
-    frozen=True,
+    "_AllFields", _list_interaction_fields(), bases=(TrainFields,), frozen=True
 )
 
 
@@ -91,8 +101,12 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
 
     def filled(self, defaults: Mapping[str, Any]) -> TrainSettings:
         """Return the settings with those of ``defaults`` that they do not have."""
-        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        if self.adagrad:  # it names the optimizer
+        missing = {}
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                missing[name] = value
+        if self.adagrad:
+            # It names the optimizer, and contradicts another one.
             missing.pop("optimizer", None)
         return dataclasses.replace(self, **missing)
 
@@ -164,35 +178,44 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         "max_events": 50,
         "dense_bins": bins_for(rows),
     }
+    # A trained model was stopped where it is best, and a number of steps is a length already.
+    is_continued = bool(settings.continue_from or settings.load_checkpoint_path)
+    is_one_epoch = settings.mode != "train" or is_continued or bool(settings.max_steps)
+    chosen["early_stopping"] = 0
     if settings.epochs is None:
-        continued = settings.continue_from or settings.load_checkpoint_path
-        several = settings.mode == "train" and not (continued or settings.max_steps)
-        chosen["epochs"] = size.epochs if several else 1
-        chosen["early_stopping"] = size.early_stopping if several else 0
-    chosen.setdefault("early_stopping", 0)
-    last = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
-    for flag in last.keys() & set(flags_of(settings.model)):
-        chosen[flag] = (*getattr(size, flag)[:-1], last[flag])
+        chosen["epochs"] = 1 if is_one_epoch else size.epochs
+        if not is_one_epoch:
+            chosen["early_stopping"] = size.early_stopping
+    # Layers whose last width follows from the data or from the tables.
+    last_widths = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
+    for flag, width in last_widths.items():
+        if flag in flags_of(settings.model):
+            chosen[flag] = (*getattr(size, flag)[:-1], width)
     if settings.batch_size is None:
-        chosen["test_batch_size"] = max(batch, _TEST_BATCH)
+        chosen["test_batch_size"] = max(batch, _MIN_TEST_BATCH)
     return dataclasses.replace(settings.filled(chosen), **{"size": name})
 
 
 def size_for(rows: int) -> str:
     """Return the largest size that so many training rows can train."""
-    return [name for name, size in SIZES.items() if size.min_rows <= rows][-1]
+    # They rise, so the last one that fits is the largest.
+    largest = "tiny"
+    for name, size in SIZES.items():
+        if size.min_rows <= rows:
+            largest = name
+    return largest
 
 
 def bins_for(rows: int) -> int:
     """Return the bins of each dense column for so many training rows."""
-    minimum, maximum = _BINS
-    return max(minimum, min(maximum, round(2 * rows ** (1 / 3))))
+    return max(_MIN_BINS, min(_MAX_BINS, round(2 * rows ** (1 / 3))))
 
 
 def global_batch_for(rows: int) -> int:
     """Return the samples of a step, on all ranks: a power of two."""
-    maximum = 1 << max(0, (rows // _STEPS).bit_length() - 1)
-    return max(_MIN_BATCH, min(maximum, _MAX_BATCH))
+    # The largest power of two that leaves enough steps.
+    batch = 1 << max(0, (rows // _MIN_STEPS).bit_length() - 1)
+    return max(_MIN_BATCH, min(batch, _MAX_BATCH))
 
 
 def _check_layers(settings: TrainSettings) -> None:
@@ -240,7 +263,9 @@ def _check_run(settings: TrainSettings) -> None:
             "--mode test has nothing to test",
             "add --load_checkpoint_path, or --continue_from for a checkpoint with smaller tables",
         )
-    for name in _NOT_BY_MERLIN if settings.loader == "merlin" else ():
+    if settings.loader != "merlin":
+        return
+    for name in _NOT_BY_MERLIN:
         if getattr(settings, name):
             remedy = f"leave --{name} out, or use --loader kjt (docs/loader.md)"
             raise SettingsError(f"--loader merlin cannot do --{name}", remedy)
