@@ -52,7 +52,7 @@ def run(settings: EtlSettings) -> Manifest:
         settings.input_path, settings.days, split=spec.split, without=all_paths(tables)
     )
     settings = choose_engine(settings, days)
-    record = plan_record(settings.to_dict() | describe_sources(tables), days)
+    record = plan_record(settings.to_dict() | describe_sources(tables, spec), days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
             return already_finished(settings.output_path, record)

@@ -270,7 +270,7 @@ class EventState:
         """
         number = [rule.name for rule in self._spec.histories].index(name)
         tail, rule = self.tails[number], self._spec.histories[number]
-        hashes = np.where(wanted, groups[self._spec.groups.index(rule.key)], 0)
+        hashes = np.where(wanted, groups[self._spec.groups.index(rule.group)], 0)
         ends, counts = np.zeros((2, len(hashes)), np.int64)
         if not find_newest(
             tail.keys, tail.offsets, tail.known, hashes, cuts, maximum, ends, counts

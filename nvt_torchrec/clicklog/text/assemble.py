@@ -190,9 +190,11 @@ def _describe_outside(spec: FeatureSpec, time: int) -> str:
     assert spec.events.between is not None
     first, end = spec.events.between
     if time < first:
+        # an event of a source counts from its time plus its delay, a row from its time
+        newest = first + spec.events.delay if spec.of_source else first
         return (
             f"a row of {format_time(time)} is older than rows of the days before, which were "
-            f"written without it; the newest is of {format_time(first)}"
+            f"written without it; the newest is of {format_time(newest)}"
         )
     return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"
 

@@ -24,6 +24,7 @@ from nvt_torchrec.etl.extend.new_days import (
     check_row_count,
     find_new_days,
 )
+from nvt_torchrec.etl.extend.new_events import drop_taken
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
@@ -150,14 +151,16 @@ class _Day:
         """Add the day: make the next generation, and switch the output to it."""
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
-        record = plan_record(self._described() | describe_sources(self.tables), [self.day])
+        files = drop_taken(self.tables, self.reading.spec, self.manifest)
+        described = self._described() | describe_sources(files, self.reading.spec)
+        record = plan_record(described, [self.day])
         begun = self.claim.unfinished_day()
         if begun and (changed := changes(before_resuming(begun, record), record)):
             log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
             self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
-        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=self.tables)
+        self.stages = Stages(self.reading, record, work, self.next, self.paths, tables=files)
         # the new names of parts there are, and the number of each split's next part
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]

@@ -40,7 +40,7 @@ def make_table_spec(rule: TableRule, spec: FeatureSpec, path: str) -> FeatureSpe
         dense=tuple(column for column in columns if isinstance(column, DenseColumn)),
         categorical=(*(c for c in columns if isinstance(c, CategoricalColumn)), *keys),
         dense_transform=spec.dense_transform,
-        input=rule.input or _guess_format(path, spec),
+        input=rule.input or guess_format(path, spec),
         version_time=_version_time(rule),
     )
 
@@ -57,7 +57,7 @@ def key_columns(table_spec: FeatureSpec, rule: TableRule) -> range:
     return range(count - len(rule.key), count)
 
 
-def _guess_format(path: str, spec: FeatureSpec) -> InputFormat:
+def guess_format(path: str, spec: FeatureSpec) -> InputFormat:
     """Return the format that the ending of a name says, else the log's; text has a header."""
     endings = path.split(".")[1:][::-1]
     for ending in endings[:2]:  # the last one may be that of a compression

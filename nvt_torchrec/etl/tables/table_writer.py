@@ -177,6 +177,19 @@ def _describe_rejected(
     described = [(row.line, row.reason, row.text) for row in rows.bad]
     for row in np.flatnonzero(~has_key).tolist():
         described.append((int(rows.line[row]), _describe_missing_key(rule), b""))
+    return format_rejected(path, first_line, described)
+
+
+def format_rejected(
+    path: str, first_line: int, described: list[tuple[int, str, bytes]]
+) -> list[bytes]:
+    """Return lines of a file of rejected rows.
+
+    Args:
+        path: The file that has them.
+        first_line: The number of the first row that was read, as messages count it.
+        described: Of each row its number from there, why it is left out, and its text.
+    """
     lines = []
     for line, reason, text in sorted(described):
         shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")

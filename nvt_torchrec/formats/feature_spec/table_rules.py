@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
@@ -33,6 +34,9 @@ class TableRule:
         known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
     """
 
+    #: What it is called in messages, and in the names of files.
+    role: ClassVar[str] = "table"
+
     name: str
     path: str
     key: tuple[str, ...]
@@ -45,7 +49,6 @@ class TableRule:
     log_time_format: str = ""
 
     def __post_init__(self) -> None:
-        inside = not self.path.startswith("/") and ".." not in self.path.split("/")
         names = self.key_names or self.key
         check(
             self,
@@ -54,7 +57,7 @@ class TableRule:
             ("path", self.path, 'name its files, such as path = "items.csv"'),
             (
                 "path",
-                inside and "://" not in self.path,
+                is_inside(self.path),
                 f"write a path in the directory of the log, and pass --table {self.name}=PATH",
             ),
             ("key", self.key and all(self.key), 'name columns of the log, such as key = ["item"]'),
@@ -79,6 +82,11 @@ class TableRule:
     def own_key(self) -> tuple[str, ...]:
         """The columns of the table with the key."""
         return self.key_names or self.key
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path leads to files in the directory of the log, whatever that is."""
+    return not path.startswith("/") and ".." not in path.split("/") and "://" not in path
 
 
 def check_tables(

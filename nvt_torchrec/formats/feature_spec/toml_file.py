@@ -71,6 +71,7 @@ All keys of a spec; those that are optional say so, or show their default::
     window = "30d"                # optional: events count so long
     transform = "normalize"       # optional: of these columns, instead of that of each value
     label = "clicked"             # of rate; default: the first label
+    source = "purchases"          # optional: of the events of this [[source]], not of the log
     smoothing = 20                # of rate, optional: the weight of the rate of all events
 
     [[history]]
@@ -89,6 +90,15 @@ All keys of a spec; those that are optional say so, or show their default::
     known = "1h"                  # a version counts from its time plus this; default: from its time
     log_time = "time"             # the log's time; default: that of [events], or a [split] by time
     # log_time_format = "epoch_s" # of log_time; default ISO
+    # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
+
+    [[source]]                    # docs/sources.md: further events, such as purchases
+    name = "purchases"            # aggregates name it: source = "purchases"
+    path = "purchases/*.csv"      # a file or a glob in the directory of the log
+    time = "at"                   # the column with the time of an event; time_format as below
+    known = "10m"                 # an event counts from its time plus this; default: from its time
+    key = {user = "user_id"}      # {column of the log = column of the source} where names differ
+    nulls = ["NA"]                # optional: texts that mean a missing value
     # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
 
     # in [[dense]] and [[categorical]], all optional:
@@ -163,7 +173,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
     read_history,
 )
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
-from nvt_torchrec.formats.feature_spec.toml_tables import read_table
+from nvt_torchrec.formats.feature_spec.toml_tables import read_source, read_table
 from nvt_torchrec.formats.splits import SPLITS
 
 DEFAULT_SPEC = "criteo_1tb"
@@ -238,7 +248,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history", "table",
+        "events", "aggregate", "history", "table", "source",
     }  # fmt: skip
     check_keys(value, known, source)
     given = value.get("input", {})
@@ -264,6 +274,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         events=read_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(read_history(block, source) for block in value.get("history", [])),
         tables=tuple(read_table(block, source) for block in value.get("table", [])),
+        event_sources=tuple(read_source(block, source) for block in value.get("source", [])),
     )
 
 
