@@ -1,4 +1,4 @@
-"""Logs of clicks and purchases of other files, and what a loop over all of them says of each row."""
+"""Logs of clicks, purchases in other files, and what a loop over all of these says of a row."""
 
 from __future__ import annotations
 
@@ -87,8 +87,6 @@ raw = "string"
 table = "cities"
 """
 WINDOWS = {"": 0, "12h": 12 * HOUR, "3h": 3 * HOUR}
-#: How many events a log without any has in its files: none, but the header.
-EMPTY = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -212,8 +212,9 @@ def is_named_for(name: str, aggregate: Aggregate) -> bool:
     """Return whether a name has the parts of an aggregate's name: its key and its kind of value.
 
     Between them may be a form of the aggregate's label, or of its source, and a window may follow:
-    ``user_rate``, ``user_clicks_rate`` and ``user_rate_7d`` are all named for ``user_clicked_rate``. Another word
-    between them makes it a name of something else: ``user_login_count``.
+    ``user_rate``, ``user_clicks_rate`` and ``user_rate_7d`` are all named for
+    ``user_clicked_rate``. Another word between them makes it a name of something else:
+    ``user_login_count``.
     """
     key = re.escape("_".join(aggregate.key or ["all"]).lower())
     parts = re.fullmatch(rf"{key}_(?:(.+)_)?{aggregate.value}(?:_\d+[smhd])?", name.lower())
