@@ -304,7 +304,8 @@ class GroupSummer:
         state = summer.finish(horizon)
         kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
         for left in summer.iterate_left():
-            kept.append(self._keep_events(left.take(left.numbers >= 0)))
+            if len(left.known):  # before the first event there are not even its columns
+                kept.append(self._keep_events(left.take(left.numbers >= 0)))
         together = EarlierEvents.concatenate(kept)
         numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
         return together.take(sort_by_key(numbers, len(self._keys)))

@@ -87,6 +87,10 @@ def check_sources(
         SettingsError: One is not; or an aggregate names what is not there.
     """
     names = [rule.name for rule in rules]
+    for aggregate in aggregates:
+        if aggregate.source and aggregate.source not in names:
+            remedy = one_of(names) if names else f"add a [[source]] of name {aggregate.source!r}"
+            raise SettingsError(f"aggregate: source = {aggregate.source!r}", remedy)
     every = [*names, *(table.name for table in tables)]
     for rule in rules:
         if every.count(rule.name) > 1:
@@ -116,7 +120,3 @@ def check_sources(
                     f"source {rule.name}: a value of {name!r}, which is the log's name",
                     f"write the source's own, {rule.own_names([name])[0]!r}",
                 )
-    for aggregate in aggregates:
-        if aggregate.source and aggregate.source not in names:
-            remedy = one_of(names) if names else f"add a [[source]] of name {aggregate.source!r}"
-            raise SettingsError(f"aggregate: source = {aggregate.source!r}", remedy)
