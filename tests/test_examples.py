@@ -66,6 +66,15 @@ def clicks(rows: int = 1000, users: int = 40, items: int = 20) -> pd.DataFrame:
     return pd.DataFrame({**frame, "bought": bought})
 
 
+def write_purchases(folder: Path, frame: pd.DataFrame) -> None:
+    """Write purchases of the users of a log, and a spec that sums them up."""
+    bought = pd.DataFrame({"at": frame["time"][::3], "user_id": frame["user"][::3], "amount": 2.5})
+    bought.to_csv(folder / "purchases.csv", index=False)
+    page = (ROOT / "docs/sources.md").read_text(encoding="utf-8")
+    spec = re.search(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    (folder / "purchases.toml").write_text(spec.replace('raw = "int"', 'raw = "string"'))
+
+
 def passed(directory: Path, script: str) -> str:
     """Run a script of bash; return what it printed."""
     status, printed = run_script(directory, f"set -e\n{script}")
@@ -101,6 +110,7 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "clicks.parquet")
     items = frame[["item"]].drop_duplicates()
     items.assign(shelf=np.arange(len(items)) % 7).to_csv(tmp_path / "items.csv", index=False)
+    write_purchases(tmp_path, frame)
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))

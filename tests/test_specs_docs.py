@@ -53,7 +53,7 @@ def test_every_key_has_an_example() -> None:
         wanted |= {field.name for field in dataclasses.fields(kind)} - own
     wanted |= {field.name for field in dataclasses.fields(Split)}
     wanted |= {"events", "aggregate", "of", "values", "window", "smoothing", "known"}
-    wanted |= {"table", "path", "key", "input"}
+    wanted |= {"table", "path", "key", "input", "source"}
     assert {spec_key(key) for key in wanted} <= keys
     for word in (*DERIVATIONS, *SPLIT_BY, *EPOCHS, *shipped_specs()):
         assert re.search(rf"\b{word}\b", TEXT), word
