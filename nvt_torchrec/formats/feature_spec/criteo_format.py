@@ -22,8 +22,9 @@ def is_criteo_format(
     hex32 value in each row, and a mask of missing values is one word.
     """
     line, separator = layout.max_line_kb, layout.list_separator
+    columns: list[DenseColumn | CategoricalColumn] = [*dense, *categorical]
     return (
-        all(c.reading == AS_IT_IS and c.derive is None for c in (*dense, *categorical))
+        all(column.reading == AS_IT_IS and column.derive is None for column in columns)
         and max(len(dense), len(categorical)) <= WORD_BITS
         and InputFormat(max_line_kb=line, list_separator=separator) == layout
         and all(column.raw == "int32" for column in dense)
