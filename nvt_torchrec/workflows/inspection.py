@@ -30,6 +30,8 @@ def report(path: Path | str) -> str:
         sections.append("dense columns\n" + table(_dense(description)))
     if description.spec.joined_tables:
         sections.append("tables of the log's keys\n" + table(_joined(description)))
+    if description.spec.event_sources:
+        sections.append("sources of events\n" + table(_sources(description)))
     sections.append("line of descent\n" + generations_table(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
@@ -90,6 +92,18 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
         names = [column.name for column in description.spec.columns_of(rule.name)]
         versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
         rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
+    return rows
+
+
+def _sources(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each source whose events are summed up."""
+    rows = [["source", "time", "known after", "columns"]]
+    for rule in description.spec.event_sources:
+        names = []
+        for column in description.spec.aggregates:
+            if column.aggregate and column.aggregate.source == rule.name:
+                names.append(column.name)
+        rows.append([rule.name, rule.time, rule.known or "-", ", ".join(names)])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
+from nvt_torchrec.workflows.inspection import report
 from tests.etl.event_logs import BY_DAYS, BY_TIME, parquet, transformed
 from tests.etl.extended import content, differences
 from tests.etl.findings import bad
@@ -80,6 +82,8 @@ def test_each_format(tmp_path: Path, ending: str) -> None:
     assert_values(tmp_path / "out", written(tmp_path / "out", SPLITS[1:]), values[-last:])
     assert len({value["user_purchases_amount_sum"] for value in values}) > 20
     assert bad(tmp_path / "out") == []
+    shown = report(tmp_path / "out/workflow")
+    assert re.search(r"purchases +at +20m +user_purchases_count, user_purchases_amount_sum", shown)
 
 
 @pytest.mark.parametrize("events", EVENTS.values(), ids=EVENTS)
