@@ -59,7 +59,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-sources bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -122,6 +122,9 @@ bench-events: $(LINKED) ## aggregates and histories beside DuckDB and Polars; mi
 
 bench-tables: $(LINKED) ## tables joined as of a time beside DuckDB and Polars; minutes
 	@$(ON_PATH) python -m benchmarks.tables $(BENCH_FLAGS)
+
+bench-sources: $(LINKED) ## a further source of events, and the same log without it; minutes
+	@$(ON_PATH) python -m benchmarks.sources $(BENCH_FLAGS)
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 	@$(ON_PATH) python -m benchmarks.loader $(BENCH_FLAGS)
