@@ -59,7 +59,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-negatives bench-labels bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-negatives bench-labels bench-sources bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -128,6 +128,9 @@ bench-negatives: $(LINKED) ## negatives drawn beside the rows of a log, beside P
 
 bench-labels: $(LINKED) ## clicks in a file of their own beside the same log with them; minutes
 	@$(ON_PATH) python -m benchmarks.label_files $(BENCH_FLAGS)
+
+bench-sources: $(LINKED) ## a further source of events, and the same log without it; minutes
+	@$(ON_PATH) python -m benchmarks.sources $(BENCH_FLAGS)
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 	@$(ON_PATH) python -m benchmarks.loader $(BENCH_FLAGS)

@@ -97,6 +97,15 @@ raw = "string"
 """
 
 
+def write_purchases(folder: Path, frame: pd.DataFrame) -> None:
+    """Write purchases of the users of a log, and a spec that sums them up."""
+    bought = pd.DataFrame({"at": frame["time"][::3], "user_id": frame["user"][::3], "amount": 2.5})
+    bought.to_csv(folder / "purchases.csv", index=False)
+    page = (ROOT / "docs/sources.md").read_text(encoding="utf-8")
+    spec = re.search(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    (folder / "purchases.toml").write_text(spec.replace('raw = "int"', 'raw = "string"'))
+
+
 def passed(directory: Path, script: str) -> str:
     """Run a script of bash; return what it printed."""
     status, printed = run_script(directory, f"set -e\n{script}")
@@ -138,6 +147,7 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     [spec] = _TOML.findall((ROOT / "docs/negatives.md").read_text(encoding="utf-8"))
     (tmp_path / "likes.toml").write_text(spec)
     write_late_clicks(tmp_path, frame)
+    write_purchases(tmp_path, frame)
     shutil.copy(EXAMPLES / "deepfm.py", tmp_path / "my_model.py")
     python = [*_BEFORE, *(line for line in lines if line not in commands), *_AFTER]
     (tmp_path / "lines.py").write_text("\n".join(python))

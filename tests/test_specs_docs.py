@@ -57,6 +57,7 @@ def test_every_key_has_an_example() -> None:
     wanted |= {"table", "path", "key", "input"}
     wanted |= {"negatives", "value"}
     wanted |= {field.name for field in dataclasses.fields(NegativesRule)} - {"table"}
+    wanted |= {"source"}
     assert {spec_key(key) for key in wanted} <= keys
     for word in (*DERIVATIONS, *SPLIT_BY, *EPOCHS, *shipped_specs()):
         assert re.search(rf"\b{word}\b", TEXT), word

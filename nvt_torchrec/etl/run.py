@@ -17,6 +17,7 @@ from nvt_torchrec.etl.state import output
 from nvt_torchrec.etl.state.run_record import already_finished, plan_record
 from nvt_torchrec.etl.tables.table_sources import (
     all_paths,
+    describe_files,
     describe_sources,
     find_tables,
     parse_paths,
@@ -59,7 +60,7 @@ def run(settings: EtlSettings) -> Manifest:
         without=all_paths(tables) | all_paths(labels),
     )
     settings = choose_engine(settings, days)
-    joined = describe_sources(tables) | describe_sources(labels, "labels")
+    joined = describe_sources(tables, spec) | describe_files(labels, "labels")
     record = plan_record(settings.to_dict() | joined, days)
     with output.claimed(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):

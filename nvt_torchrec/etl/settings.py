@@ -48,7 +48,7 @@ class ReadSettings(Settings):
         metavar="ADDRESS", group=_READING
     )
     table: tuple[str, ...] = flag(
-        "where the files of tables of the spec are, if not in the directory of the log", (),
+        "where the files of tables and sources of the spec are, if not in the log's directory", (),
         metavar="NAME=PATH,…", group=_READING
     )
     label_path: tuple[str, ...] = flag(

@@ -71,7 +71,7 @@ class Stages:
         work: The directory of the state.
         target: Where the workflow, its state for extensions and the descriptions are written.
         before: Of an extension, the output that is extended.
-        tables: The files of the tables that columns are joined from.
+        tables: The files of the tables that columns are joined from, and of sources of events.
         labels: The files of the labels that are from other files than the log.
         resumed: Whether an earlier process began.
         timer: Times the stages.
@@ -116,6 +116,8 @@ class Stages:
             )
         if settings.spec.joined_tables:
             self._store_tables(plan)
+        if settings.spec.event_sources:
+            self._store_sources()
         if settings.spec.events or self.earlier_labels:
             return self._bound_times(plan)
         return plan
@@ -179,6 +181,22 @@ class Stages:
             )
         blocks = plan.train_blocks or plan.blocks
         check_keys(settings.spec, self.work, list(dict.fromkeys([blocks[0], blocks[-1]])))
+
+    def _store_sources(self) -> None:
+        """Read the further sources of events."""
+        from nvt_torchrec.etl.events.source_events import store_sources
+
+        settings, earlier = self.settings, self._earlier
+        with self.timer("sources"), show_progress("sources") as bar:
+            store_sources(
+                settings.spec,
+                self.tables,
+                self.work,
+                newest=earlier.record.newest if earlier else None,
+                threads=settings.threads,
+                reject=settings.reject,
+                report=bar.update,
+            )
 
     def _bound_times(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan in whose blocks rows are malformed whose time cannot be right.
@@ -314,6 +332,10 @@ class Stages:
             keep_rejected(self.settings.spec, self.work, self.target.rejected)
         if self.settings.spec.label_files:
             self._keep_labels(results)
+        if self.settings.spec.event_sources:
+            from nvt_torchrec.etl.events.source_events import keep_rejected_events
+
+            keep_rejected_events(self.settings.spec, self.work, self.target.rejected)
         return results
 
     def _keep_labels(self, results: list[UnitResult]) -> None:

@@ -17,7 +17,8 @@ from nvt_torchrec.base.exact_sums import WORDS
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.aggregates import AggregateValue, EventsBefore
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
-from nvt_torchrec.formats.feature_spec.events import Aggregate, parse_duration
+from nvt_torchrec.formats.feature_spec.event_keys import list_amounts
+from nvt_torchrec.formats.feature_spec.events import Aggregate, EventKey, parse_duration
 from nvt_torchrec.workflows.event_picks import PICK_KINDS
 
 #: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
@@ -83,7 +84,9 @@ class GroupSums:
 
     Attributes:
         key: The columns of its key.
-        labels: How many labels there are.
+        source: The source that has the events; "": the log.
+        amounts: The columns of numbers that the events have.
+        labels: How many labels the events have: those of a source have none.
         sums: Of each sum, the window in microseconds (0: always), and the bit of the events that
             are counted, see :data:`TRAIN`.
         totals: Of each total, the window, and the column whose numbers are summed up.
@@ -96,6 +99,8 @@ class GroupSums:
     """
 
     key: tuple[str, ...]
+    source: str
+    amounts: tuple[str, ...]
     labels: int
     sums: tuple[tuple[int, int], ...]
     totals: tuple[tuple[int, str], ...]
@@ -199,10 +204,10 @@ class GroupSums:
 
 def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
     """Return what is summed up for the aggregates of each group."""
-    return [_plan_group(spec, key) for key in spec.groups]
+    return [_plan_group(spec, group) for group in spec.groups]
 
 
-def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
+def _plan_group(spec: FeatureSpec, group: EventKey) -> GroupSums:
     # the sums of a window stand together, as they are made in one pass over the events
     bits_of_windows: dict[int, dict[int, None]] = {}
     totals: dict[tuple[int, str], None] = {}
@@ -211,7 +216,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
     rules: dict[str, Aggregate] = {}
     for column in spec.aggregates:
         rule = column.aggregate
-        if rule is None or rule.key != key:
+        if rule is None or rule.group != group:
             continue
         rules[column.name] = rule
         window, keeps = parse_duration(rule.window), rule.kind.keeps
@@ -225,7 +230,7 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
         picks |= {(window, rule.column, kind): None for kind in PICK_KINDS if kind in keeps}
         if "distinct" in keeps:
             distinct[window, rule.column] = None
-    histories = [number for number, rule in enumerate(spec.histories) if rule.key == key]
+    histories = [number for number, rule in enumerate(spec.histories) if rule.group == group]
     for number in histories:
         bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
     sums = [(window, bit) for window, bits in bits_of_windows.items() for bit in bits]
@@ -250,8 +255,10 @@ def _plan_group(spec: FeatureSpec, key: tuple[str, ...]) -> GroupSums:
         )
         aggregates.append(aggregate)
     return GroupSums(
-        key=key,
-        labels=len(spec.labels),
+        key=group.columns,
+        source=group.source,
+        amounts=tuple(list_amounts(spec.aggregate_rules, group.source)),
+        labels=0 if group.source else len(spec.labels),
         sums=tuple(sums),
         totals=tuple(totals),
         picks=tuple(picks),

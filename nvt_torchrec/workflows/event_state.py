@@ -165,8 +165,12 @@ class EventState:
         self._groups = {}
         for number, group in enumerate(sums_of_groups(spec)):
             if group.aggregates:
-                events = GroupEvents(*(values[name] for name in _group_files(number, group)))
-                self._groups[number] = group, events
+                # by names: a group may have one of the last arrays without the one before
+                arrays_of_group = {}
+                names = GroupEvents.array_names(group), _group_files(number, group)
+                for name, file in zip(*names, strict=True):
+                    arrays_of_group[name] = values[file]
+                self._groups[number] = group, GroupEvents(**arrays_of_group)
         self.tails = [
             HistoryTail(*(values[name] for name in _history_files(rule.name)))
             for rule in spec.histories
@@ -270,7 +274,7 @@ class EventState:
         """
         number = [rule.name for rule in self._spec.histories].index(name)
         tail, rule = self.tails[number], self._spec.histories[number]
-        hashes = np.where(wanted, groups[self._spec.groups.index(rule.key)], 0)
+        hashes = np.where(wanted, groups[self._spec.groups.index(rule.group)], 0)
         ends, counts = np.zeros((2, len(hashes)), np.int64)
         if not find_newest(
             tail.keys, tail.offsets, tail.known, hashes, cuts, maximum, ends, counts

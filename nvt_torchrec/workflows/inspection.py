@@ -32,6 +32,8 @@ def report(path: Path | str) -> str:
         sections.append("tables of the log's keys\n" + table(_joined(description)))
     if description.spec.label_files:
         sections.append("labels from other files\n" + table(_label_files(description)))
+    if description.spec.event_sources:
+        sections.append("sources of events\n" + table(_sources(description)))
     sections.append("line of descent\n" + generations_table(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
@@ -100,6 +102,18 @@ def _label_files(description: WorkflowDescription) -> list[list[str]]:
     rows = [["label", "files", "key", "within"]]
     for file in description.spec.label_files:
         rows.append([file.name, file.path, ", ".join(file.key), file.within])
+    return rows
+
+
+def _sources(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each source whose events are summed up."""
+    rows = [["source", "time", "known after", "columns"]]
+    for rule in description.spec.event_sources:
+        names = []
+        for column in description.spec.aggregates:
+            if column.aggregate and column.aggregate.source == rule.name:
+                names.append(column.name)
+        rows.append([rule.name, rule.time, rule.known or "-", ", ".join(names)])
     return rows
 
 

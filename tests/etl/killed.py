@@ -68,7 +68,17 @@ key = "user"
 names = "city"
 raw = "string"
 table = "users"
+[[source]]
+name = "purchases"
+path = "purchases*.csv"
+time = "at"
+time_format = "epoch_s"
+[[aggregate]]
+of = "user"
+source = "purchases"
+values = ["count", "last(amount)", "distinct(amount)"]
 """
+PURCHASES = "at,user,amount\n3600,u1,5\n90000,u2,7\n150000,u1,5\n"
 USERS = "user,city\nu1,Wien\nu2,Graz\nu3,Linz\n"
 
 
@@ -160,6 +170,7 @@ def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
         of_day = [row for row in rows if row.time // event_logs.DAY == day]
         event_logs.write(events / f"day_{day}.csv", of_day)
     (events / "users.csv").write_text(USERS)
+    (events / "purchases.csv").write_text(PURCHASES + "86400,u1,bad\n")
     for directory in (by_time, events):
         with open(directory / "day_0.csv", "a") as first:
             first.write("bad row\n" * 3)

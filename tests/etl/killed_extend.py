@@ -25,7 +25,7 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.etl import event_logs
 from tests.etl.extended import add, content, copy_of, differences, make_base
-from tests.etl.killed import USERS, spec_of_few
+from tests.etl.killed import PURCHASES, USERS, spec_of_few
 from tests.forks import draw_writes, kill_before, was_killed
 
 #: The name of the directory of the log without its last day.
@@ -49,6 +49,7 @@ def write_log(raw: Path) -> FeatureSpec:
             os.link(file, raw.with_name(ONE_DAY) / file.name)
     for directory in (raw, raw.with_name(ONE_DAY)):
         (directory / "users.csv").write_text(USERS)
+        (directory / "purchases.csv").write_text(PURCHASES)
     return spec_of_few(raw.parent).replace_policy(freq_threshold=2)
 
 
@@ -123,6 +124,8 @@ def main(directory: Path) -> None:
     spec = write_log(raw)
     base = make_base(raw, directory / "base", spec)
     one_day = raw.with_name(ONE_DAY)
+    for log in (raw, one_day):  # what the base has not taken
+        (log / "purchases_3.csv").write_text("at,user,amount\n270000,u1,3\n280000,u3,4\n")
     # imports and compiles, here, before any fork
     whole = {
         log: generations_of(base, log, directory / f"{log.name}.whole") for log in (one_day, raw)

@@ -309,7 +309,7 @@ def test_tables_that_are_not_there(tmp_path: Path, folders: tuple[Path, Path]) -
     (folders[0] / "users.csv").rename(tmp_path / "moved.csv")
     with pytest.raises(BadInputError, match=r"table users: .*no such file"):
         run(settings(folders[0], tmp_path / "out", spec))
-    with pytest.raises(SettingsError, match="no table 'user'"):
+    with pytest.raises(SettingsError, match="no table or source 'user'"):
         run(settings(folders[0], tmp_path / "out", spec, table=("user=x",)))
     with pytest.raises(SettingsError, match="--table users"):
         run(settings(folders[0], tmp_path / "out", spec, table=("users",)))

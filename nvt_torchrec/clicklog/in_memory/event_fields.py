@@ -213,17 +213,19 @@ def _holds_objects(field: RowField | None, columns: frozenset[str]) -> bool:
 def is_named_for(name: str, aggregate: Aggregate) -> bool:
     """Return whether a name has the parts of an aggregate's name: its key and its kind of value.
 
-    Between them may be a form of the aggregate's label, and a window may follow: ``user_rate``,
-    ``user_clicks_rate`` and ``user_rate_7d`` are all named for ``user_clicked_rate``. Another word
-    between them makes it a name of something else: ``user_login_count``.
+    Between them may be a form of the aggregate's label, or of its source, and a window may follow:
+    ``user_rate``, ``user_clicks_rate`` and ``user_rate_7d`` are all named for
+    ``user_clicked_rate``. Another word between them makes it a name of something else:
+    ``user_login_count``.
     """
     key = re.escape("_".join(aggregate.key or ["all"]).lower())
     parts = re.fullmatch(rf"{key}_(?:(.+)_)?{aggregate.value}(?:_\d+[smhd])?", name.lower())
     if parts is None:
         return False
-    word, label = parts[1] or "", aggregate.label.lower()
+    word, label = parts[1] or "", (aggregate.label or aggregate.source).lower()
     shorter = min(len(word), len(label))
-    return not word or _count_same(word, label) > _MIN_STEM * shorter > 0
+    # without a word it is a value of the log's own events
+    return (not word and not aggregate.source) or _count_same(word, label) > _MIN_STEM * shorter > 0
 
 
 def is_misspelt(name: str, known: str) -> bool:

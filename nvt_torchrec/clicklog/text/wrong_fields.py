@@ -107,7 +107,7 @@ def describe_row(
         what = f"the {_find_role(plan, index)} must not be missing"
     elif index == _find_bounds(spec, plan)[0]:
         times: Any = column.values
-        what = _describe_outside(_find_bounds(spec, plan)[1], int(times[row]))
+        what = _describe_outside(spec, _find_bounds(spec, plan)[1], int(times[row]))
         remedy = "correct its time"
     elif index in plan.amounts:
         what = _TOO_LARGE
@@ -128,13 +128,17 @@ def _find_role(plan: ReadPlan, index: int) -> str:
     return "time of an event"
 
 
-def _describe_outside(between: tuple[int, ...] | None, time: int) -> str:
+def _describe_outside(spec: FeatureSpec, between: tuple[int, ...] | None, time: int) -> str:
     """Describe what is wrong with a time that is not between those that rows may have."""
     assert between is not None
     first, end = between
     if time < first:
+        newest = first
+        if spec.of_source and spec.events:
+            # an event of a source counts from its time plus its delay, a row from its time
+            newest = first + spec.events.delay
         return (
             f"a row of {format_time(time)} is older than rows of the days before, which were "
-            f"written without it; the newest is of {format_time(first)}"
+            f"written without it; the newest is of {format_time(newest)}"
         )
     return f"a row of {format_time(time)} is long after all others, which end at {format_time(end)}"

@@ -44,7 +44,7 @@ class EventValues:
         self._groups = sums_of_groups(spec)
         # of each history, by the number of a key in its group, that in the store; -1 for none
         self._numbers = [
-            self._number_stored(spec.groups.index(rule.key), first_keys[rule.name])
+            self._number_stored(spec.groups.index(rule.group), first_keys[rule.name])
             for rule in spec.histories
         ]
 

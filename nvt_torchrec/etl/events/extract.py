@@ -159,7 +159,11 @@ def drop_keys(spec: FeatureSpec) -> FeatureSpec:
     ]
     histories = () if spec.aggregates else spec.histories
     return dataclasses.replace(
-        spec, dense=tuple(dense), histories=histories, input=name_fields(spec)
+        spec,
+        dense=tuple(dense),
+        histories=histories,
+        event_sources=(),
+        input=name_fields(spec),
     )
 
 
@@ -215,7 +219,7 @@ class BlockExtractor:
         self._name, self._lines, self._rows = block_name(block), 0, [0]
         names = history_columns(spec)
         self._columns = {name: spec.categorical_names.index(name) for name in names}
-        self._keys: list[list[pa.Array]] = [[] for _ in spec.event_keys]
+        self._keys: list[list[pa.Array]] = [[] for _ in spec.row_keys]
         self._times = [np.empty((1 + has_delay(spec), 0), np.int64)]
         self._flags = [np.empty(0, flag_type(spec))]
         self._amounts = [np.empty((len(spec.amounts), 0))]

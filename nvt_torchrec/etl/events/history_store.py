@@ -74,7 +74,7 @@ class HistoryReader:
 
     def __init__(self, log: EventLog, number: int, tail: HistoryTail) -> None:
         rule = log.spec.histories[number]
-        self.group = log.spec.groups.index(rule.key)
+        self.group = log.spec.groups.index(rule.group)
         self.keys = map_array(log.files.keys(self.group))
         self._log, self._bit = log, history_bit(log.spec, number)
         columns = history_columns(log.spec)

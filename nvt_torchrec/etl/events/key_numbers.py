@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,16 +28,25 @@ def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -
         for key, pairs in zip(log.pair_keys[group], before.pairs, strict=True):
             keys_before[key].append(pairs)
     keys_by_group = []
+    groups_by_block: dict[str, list[int]] = {}
+    num_row_keys = len(log.spec.row_keys)
     for group, known_before in enumerate(keys_before):
-        files = [log.files.block_keys(name, group) for name in log.names]
-        row_keys = _merge_keys(map_array(file) for file in files)
-        keys = _merge_keys([row_keys, *known_before])
+        names = log.names if group < num_row_keys else []
+        row_keys = _merge_keys(map_array(log.files.block_keys(name, group)) for name in names)
+        # a row looks up what events of its key sum up to, wherever these are
+        source = log.spec.event_keys[group].source
+        of_source = log.event_names(source) if source else []
+        others = (map_array(log.files.block_keys(name, group)) for name in of_source)
+        keys = _merge_keys(itertools.chain([row_keys], others, known_before))
         keys_by_group.append(keys)
+        for name in (*names, *of_source):
+            groups_by_block.setdefault(name, []).append(group)
         write_array(log.files.row_keys(group), row_keys)
         write_array(log.files.keys(group), keys)
 
     def number_block(name: str) -> None:
-        for group, keys in enumerate(keys_by_group):
+        for group in groups_by_block[name]:
+            keys = keys_by_group[group]
             block_keys = map_array(log.files.block_keys(name, group))
             numbers = np.searchsorted(keys, block_keys).astype(np.int32)
             numbers[block_keys == 0] = -1  # no key
@@ -44,7 +54,7 @@ def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -
             codes = map_array(log.files.codes(name, group))
             write_array(log.files.numbers(name, group), numbers[codes])
 
-    for _ in map_in_order(number_block, log.names, threads, "events"):
+    for _ in map_in_order(number_block, groups_by_block, threads, "events"):
         pass
 
 

@@ -33,6 +33,7 @@ from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
 from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing, sum_keys
 from nvt_torchrec.etl.events.late_rows import warn_of_late_rows
+from nvt_torchrec.etl.events.source_events import check_keys, list_blocks
 from nvt_torchrec.etl.events.sums import end_of, sum_up
 from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.row_additions import RowAdditions
@@ -169,7 +170,8 @@ def prepare(
     write_json(directory / _BLOCKS, names)
     groups = sums_of_groups(spec)
     kept = earlier.groups if earlier else [*map(EarlierEvents.none, groups)]
-    log = EventLog(spec, files, names)
+    sources = list_blocks(spec, work)
+    log = EventLog(spec, files, names, sources)
     if spec.split.by == "files":
         _check_files(log, blocks, splits)
     times = [files.times(name) for name in names]
@@ -185,6 +187,8 @@ def prepare(
         entries[name] = FileEntry.from_file(directory / name)
 
     number_keys(log, kept, threads)
+    if earlier is None:  # a day may have other users
+        check_keys(spec, files, sources)
     moments, next_keys = [], {}
     for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
         for number in groups[group].histories:
@@ -230,7 +234,7 @@ def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, fl
     for column in spec.aggregates:
         aggregate = column.aggregate
         if aggregate and aggregate.label:
-            of_group = moments[spec.groups.index(aggregate.key)]
+            of_group = moments[spec.groups.index(aggregate.group)]
             fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
     return smoothing
@@ -250,7 +254,7 @@ def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[st
     """Return, of each history, the number of the first key of a run or an extension."""
     files = EventFiles(directory)
     keys = {
-        rule.name: len(map_array(files.row_keys(spec.groups.index(rule.key))))
+        rule.name: len(map_array(files.row_keys(spec.groups.index(rule.group))))
         for rule in spec.histories
     }
     return {name: count - keys[name] for name, count in days.record.next_keys.items()}
@@ -296,7 +300,8 @@ def write_kept(
     newest: list[HistoryTail] = []
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
-        log, encoder = EventLog(spec, files, names), compiled.load(workflow, events=False)
+        log = EventLog(spec, files, names, {})  # sources have no histories
+        encoder = compiled.load(workflow, events=False)
         newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
     rates = _later_rates(_rates(days, spec), end)
     write_event_state(workflow, spec, description.digest, end, groups, rates, newest)

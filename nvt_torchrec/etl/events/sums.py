@@ -130,7 +130,7 @@ class GroupSummer:
         self._of_histories = []
         for number in wanted.histories if tails else ():
             self._of_histories.append(self._restore_history(number, tails[number]))
-        kind = np.int32 if log.rows + earlier.counts[0].sum() < 2**31 else np.int64
+        kind = np.int32 if log.count_events(group) + earlier.counts[0].sum() < 2**31 else np.int64
         self.outputs: list[Path] = []
         files = log.files
         for name in log.names:
@@ -153,7 +153,7 @@ class GroupSummer:
 
     def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
         """Return the events of earlier days that are kept one by one."""
-        labels, columns = self._wanted.labels, self._log.spec.amounts
+        labels, columns = self._wanted.labels, self._wanted.amounts
         block = self._make_block(recent.key, recent.known, recent.happened, 1 << EVENT)
         for label, counts in enumerate(recent.counts[1 : 1 + labels]):
             block.flags[:] |= counts.astype(block.flags.dtype) << (FIRST_LABEL + label)
@@ -184,7 +184,7 @@ class GroupSummer:
             happened=happened,
             flags=np.full(len(keys), flag, flag_type(self._log.spec)),
             numbers=np.searchsorted(self._keys, keys).astype(np.int32),
-            amounts=np.full((len(self._log.spec.amounts), len(keys)), np.nan),
+            amounts=np.full((len(self._wanted.amounts), len(keys)), np.nan),
             pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
         )
 
@@ -200,7 +200,7 @@ class GroupSummer:
             window: The window; events that are summed up as one have left every window.
             parts: What is summed up.
         """
-        wanted, amounts = self._wanted, self._log.spec.amounts
+        wanted, amounts = self._wanted, self._wanted.amounts
         picks = WindowPicks(
             keys=len(self._keys),
             columns=[amounts.index(column) for column, _ in parts.picks.values()],
@@ -241,7 +241,7 @@ class GroupSummer:
         summer = RunningSums(
             window=window,
             bits=[*parts.sums.values()],
-            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
             state=self._start(window, parts),
             added=log.iterate_events(group, before),
             dropped=log.iterate_events(group, before),
@@ -249,7 +249,7 @@ class GroupSummer:
         # one of the windows writes the time of the last event, which is the same for all
         writes_last = self._wanted.has_last and window == self._wanted.windows[0]
         for chunk in log.iterate_rows():
-            blocks = [log.block(group, number) for number in chunk.blocks]
+            blocks = [log.rows_of(group, number) for number in chunk.blocks]
             rows = RowSums(
                 cuts=cut_times(log.spec, chunk.take([block.happened for block in blocks])),
                 numbers=chunk.take([block.numbers for block in blocks]),
@@ -296,7 +296,7 @@ class GroupSummer:
         summer = RunningSums(
             window=0,
             bits=[*parts.sums.values()],
-            columns=[log.spec.amounts.index(column) for column in parts.totals.values()],
+            columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
             state=self._start(0, parts),
             added=log.iterate_events(self._group, self._recent),
             dropped=iter(()),
@@ -304,7 +304,8 @@ class GroupSummer:
         state = summer.finish(horizon)
         kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
         for left in summer.iterate_left():
-            kept.append(self._keep_events(left.take(left.numbers >= 0)))
+            if len(left.known):  # before the first event there are not even its columns
+                kept.append(self._keep_events(left.take(left.numbers >= 0)))
         together = EarlierEvents.concatenate(kept)
         numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
         return together.take(sort_by_key(numbers, len(self._keys)))
@@ -340,7 +341,7 @@ class GroupSummer:
 
     def _keep_events(self, events: EventBlock) -> EarlierEvents:
         """Return events, which have keys, one by one."""
-        wanted, columns = self._wanted, self._log.spec.amounts
+        wanted, columns = self._wanted, self._wanted.amounts
         bits = range(EVENT, FIRST_LABEL + wanted.labels)
         counts = [np.stack([events.flags >> bit & 1 for bit in bits]).astype(np.int64)]
         for column in wanted.columns:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from nvt_torchrec.base.files.atomic import fsync_directory
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.etl.events.extract import EventFiles, is_rising
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.events import EventKey
 from nvt_torchrec.workflows.event_groups import BEFORE_ALL, EVENT, sums_of_groups
 
 #: About how many events a chunk has: what is computed of them stays in a processor's cache.
@@ -35,7 +36,7 @@ class EventBlock:
         happened: int64 [n], their times.
         flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
         numbers: int32 [n], those of their keys in the group; -1 without a key.
-        amounts: float64 [amounts, n], see :attr:`FeatureSpec.amounts`; NaN where missing.
+        amounts: float64 [amounts, n], see those of :attr:`GroupSums.amounts`; NaN where missing.
         pairs: int32 [compared, n], of each column whose values are counted the number of the pair
             of key and value; -1 without a value.
         ids: int32 [columns of histories, n]; None where nobody needs them.
@@ -141,29 +142,49 @@ def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[Event
 
 
 class EventLog:
-    """The events of a log; several threads may use it.
+    """The events of a log and of further sources; several threads may use it.
 
     Args:
         spec: The columns.
-        files: The events of its blocks.
-        names: The names of the blocks, in the order of the log.
+        files: The events of all blocks.
+        names: The names of the log's blocks, in the order of the log.
+        sources: By source, the names of its blocks, in the order of its files.
     """
 
-    def __init__(self, spec: FeatureSpec, files: EventFiles, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        files: EventFiles,
+        names: Sequence[str],
+        sources: Mapping[str, Sequence[str]],
+    ) -> None:
         self.spec, self.files, self.names = spec, files, names
+        self._names_by_source = {"": names, **sources}
         # a log of many blocks has more files than a process may open
         self.map = functools.lru_cache(_OPEN)(map_array)
         self._exists = functools.cache(Path.exists)
         # of each group the numbers of the keys that are pairs of its key and a value
         self.pair_keys = []
-        for group in sums_of_groups(spec):
-            pairs = [spec.event_keys.index((*group.key, column)) for column in group.compared]
-            self.pair_keys.append(pairs)
+        self._groups = sums_of_groups(spec)
+        for group in self._groups:
+            pairs = [EventKey((*group.key, column), group.source) for column in group.compared]
+            self.pair_keys.append([spec.event_keys.index(pair) for pair in pairs])
 
     @functools.cached_property
     def rows(self) -> int:
         """How many rows there are."""
-        return sum(self.map(self.files.times(name)).shape[1] for name in self.names)
+        return self._count(self.names)
+
+    def count_events(self, group: int) -> int:
+        """Return how many events a group has, with and without a key."""
+        return self._count(self.event_names(self._groups[group].source))
+
+    def _count(self, names: Sequence[str]) -> int:
+        return sum(self.map(self.files.times(name)).shape[1] for name in names)
+
+    def event_names(self, source: str) -> Sequence[str]:
+        """Return the names of the blocks of a source; "": those of the log."""
+        return self._names_by_source[source]
 
     def find_newest(self, end: int | None) -> int:
         """Return the newest time before ``end``, or of all. Raises :class:`BadInputError`."""
@@ -184,9 +205,21 @@ class EventLog:
             return 0, 0, 0
         return len(times), int(times.min()), int(times.max())
 
-    def block(self, group: int, number: int, *, with_ids: bool = False) -> EventBlock:
-        """Map the events of a block."""
+    def rows_of(self, group: int, number: int) -> EventBlock:
+        """Map the rows of a block of the log, without amounts and pairs."""
         name = self.names[number]
+        times = self.map(self.files.times(name))
+        return EventBlock(
+            known=times[-1],
+            happened=times[0],
+            flags=self.map(self.files.flags(name)),
+            numbers=self.map(self.files.numbers(name, group)),
+            amounts=np.empty((0, times.shape[1])),
+            pairs=np.empty((0, times.shape[1]), np.int32),
+        )
+
+    def _events_of(self, group: int, name: str, *, with_ids: bool) -> EventBlock:
+        """Map the events of a block of the group's source."""
         times = self.map(self.files.times(name))
         flags, numbers = self.files.flags(name), self.files.numbers(name, group)
         pairs = np.empty((0, times.shape[1]), np.int32)
@@ -194,7 +227,7 @@ class EventLog:
             of_pairs = [self.files.numbers(name, key) for key in self.pair_keys[group]]
             pairs = np.stack([self.map(file) for file in of_pairs])
         amounts = np.empty((0, times.shape[1]))
-        if self.spec.amounts:
+        if self._groups[group].amounts:
             amounts = self.map(self.files.amounts(name))
         ids = self.map(self.files.ids(name)) if with_ids else None
         return EventBlock(
@@ -239,19 +272,19 @@ class EventLog:
             before: Events of earlier days, which come first.
             with_ids: Whether the ids of the columns of histories are read.
         """
-        first = len(before)
+        first, names = len(before), self.event_names(self._groups[group].source)
 
         def read(number: int) -> EventBlock:
             if number < first:
                 return before[number]
-            return self.block(group, number - first, with_ids=with_ids)
+            return self._events_of(group, names[number - first], with_ids=with_ids)
 
         def read_known(number: int) -> np.ndarray:
             if number < first:
                 return before[number].known
-            return self.map(self.files.times(self.names[number - first]))[-1]
+            return self.map(self.files.times(names[number - first]))[-1]
 
-        for chunk in cut_chunks(first + len(self.names), read_known):
+        for chunk in cut_chunks(first + len(names), read_known):
             blocks = [read(number).columns for number in chunk.blocks]
             # each column of the chunk is made of that column of its blocks
             events = EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))

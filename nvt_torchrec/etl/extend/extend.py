@@ -24,6 +24,7 @@ from nvt_torchrec.etl.extend.new_days import (
     check_row_count,
     find_new_days,
 )
+from nvt_torchrec.etl.extend.new_events import drop_taken
 from nvt_torchrec.etl.extend.stage import split_and_number
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
@@ -38,6 +39,7 @@ from nvt_torchrec.etl.state.run_record import (
 from nvt_torchrec.etl.tables.table_sources import (
     TableSources,
     all_paths,
+    describe_files,
     describe_sources,
     find_again,
     find_tables,
@@ -159,7 +161,9 @@ class _Day:
         if not self.settings.allow_repeated_day:
             check_not_repeated(self.day, self.manifest)
         waiting = self._find_waiting()
-        joined = describe_sources(self.tables) | describe_sources(self.labels, "labels")
+        tables = drop_taken(self.tables, self.reading.spec, self.manifest)
+        joined = describe_sources(tables, self.reading.spec)
+        joined |= describe_files(self.labels, "labels")
         self.files = [self.day, *waiting]
         record = plan_record(self._described() | joined, self.files)
         begun = self.claim.unfinished_day()
@@ -174,7 +178,7 @@ class _Day:
             work,
             self.next,
             self.paths,
-            tables=self.tables,
+            tables=tables,
             labels=self.labels,
         )
         # the new names of parts there are, and the number of each split's next part

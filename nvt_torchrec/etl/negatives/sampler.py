@@ -165,10 +165,12 @@ class NegativeSampler:
                 if table.key == (item,):
                     arrays["table_keys"][j, drawn] = keys
         if arrays["groups"] is not None:
-            for j, key in enumerate(spec.event_keys):
-                if key == (item,):
+            for j, key in enumerate(spec.row_keys):
+                if key.columns == (item,):
                     arrays["groups"][j, drawn] = keys
-                elif item in key:  # a pair whose different values are counted, of events alone
+                elif (
+                    item in key.columns
+                ):  # a pair whose different values are counted, of events alone
                     arrays["groups"][j, drawn] = 0
 
 

@@ -78,10 +78,22 @@ def parse_keyed(
             )
         rows, keys = take(rows, ~is_bad), keys[~is_bad]
         times = None if times is None else times[~is_bad]
-    rejected = []
+    rejected = format_rejected(source, unparsed.first_line, described)
+    return KeyedRows(unparsed.first_line, rows, keys, times, rejected)
+
+
+def format_rejected(
+    path: str, first_line: int, described: list[tuple[int, str, bytes]]
+) -> list[bytes]:
+    """Return lines of a file of rejected rows.
+
+    Args:
+        path: The file that has them.
+        first_line: The number of the first row that was read, as messages count it.
+        described: Of each row its number from there, why it is left out, and its text.
+    """
+    lines = []
     for line, reason, text in sorted(described):
         shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")
-        rejected.append(
-            f"{source}\t{unparsed.first_line + line}\t{reason}\t".encode() + shown + b"\n"
-        )
-    return KeyedRows(unparsed.first_line, rows, keys, times, rejected)
+        lines.append(f"{path}\t{first_line + line}\t{reason}\t".encode() + shown + b"\n")
+    return lines

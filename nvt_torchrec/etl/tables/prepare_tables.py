@@ -111,8 +111,13 @@ def keep_rejected(spec: FeatureSpec, work: Path, directory: Path) -> None:
     """Copy the rows of tables that were left out to the other rejected rows."""
     for rule in spec.joined_tables:
         file = work / TABLES / rule.name / REJECTED_FILE
-        with contextlib.suppress(FileNotFoundError):
-            content = file.read_bytes()
-            directory.mkdir(parents=True, exist_ok=True)
-            target = directory / f"table.{rule.name}.tsv"
+        copy_rejected(file, directory / f"{rule.role}.{rule.name}.tsv")
+
+
+def copy_rejected(file: Path, target: Path) -> None:
+    """Copy rows that were left out, with a header; nothing if there are none."""
+    with contextlib.suppress(FileNotFoundError):
+        content = file.read_bytes()
+        if content:
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(b"file\tline\treason\traw\n" + content)

@@ -1,4 +1,4 @@
-"""Find the files of the tables of a spec."""
+"""Find the files beside the log that a spec names: of its tables and of its sources of events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_table
-from nvt_torchrec.etl.state.run_record import fingerprint
+from nvt_torchrec.etl.state.run_record import content_digest, fingerprint
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
+from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
+from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
-#: By the name of a table, its files.
+#: By the name of a table or a source, its files.
 TableSources: TypeAlias = dict[str, list[DayFile]]
+#: In the record of a run: all files; in what describes one of them: the digest of its content.
+TABLES, DIGEST = "tables", "digest"
 
 
 def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
@@ -33,33 +37,34 @@ def parse_paths(given: Iterable[str], flag: str = "--table") -> dict[str, str]:
 def find_tables(
     spec: FeatureSpec, input_path: str, paths: Mapping[str, str], *, needed: bool = True
 ) -> TableSources:
-    """Return the files of each table that has columns, or the items that negatives may have.
+    """Return the files of all tables that are read, and of each source of events.
 
     Args:
         spec: The columns.
         input_path: The log, in whose directory the paths of the spec are.
         paths: By the names of tables, the paths that take the place of those of the spec.
-        needed: Whether each table must be there. Of an extension, a table without files stays as
-            it is; one of ``paths`` must be there.
+        needed: Whether each of them must be there. Of an extension, one without files stays as it
+            is; one of ``paths`` must be there.
 
     Raises:
-        SettingsError: ``paths`` has a table that the spec does not have.
+        SettingsError: ``paths`` has one that the spec does not have.
         BadInputError: A file is missing or empty.
     """
-    names = [rule.name for rule in spec.read_tables]
+    rules: list[TableRule | SourceRule] = [*spec.read_tables, *spec.event_sources]
+    names = [rule.name for rule in rules]
     for name in paths:
         if name not in names:
             remedy = did_you_mean(name, names) if names else "leave --table out"
-            raise SettingsError(f"--table {name}: the spec has no table {name!r}", remedy)
+            raise SettingsError(f"--table {name}: the spec has no table or source {name!r}", remedy)
     found: TableSources = {}
-    for rule in spec.read_tables:
+    for rule in rules:
         path = paths.get(rule.name) or f"{directory_of(input_path)}/{rule.path}"
         try:
             found[rule.name] = find_table(path)
         except BadInputError as error:
             if needed or rule.name in paths:
                 raise BadInputError(
-                    f"table {rule.name}: {error.what}",
+                    f"{rule.role} {rule.name}: {error.what}",
                     f"pass it with --table {rule.name}=PATH, or correct its path in the spec",
                 ) from None
     return found
@@ -82,11 +87,28 @@ def all_paths(sources: TableSources) -> set[str]:
     return {file.path for files in sources.values() for file in files}
 
 
-def describe_sources(sources: TableSources, what: str = "tables") -> dict[str, Any]:
-    """Return what identifies the content of files, for the record of a run; {} without."""
+def describe_files(sources: TableSources, what: str) -> dict[str, Any]:
+    """Return what identifies the content of files, for the record of a run; {} without.
+
+    Args:
+        sources: The files.
+        what: The name under which the record has them.
+    """
     if not sources:
         return {}
     described = {
         name: {file.path: fingerprint(file) for file in files} for name, files in sources.items()
     }
     return {what: described}
+
+
+def describe_sources(sources: TableSources, spec: FeatureSpec) -> dict[str, Any]:
+    """Return what identifies the content of tables and events, see :func:`describe_files`.
+
+    Files of events have a digest as well: an extension takes each of them once.
+    """
+    described = describe_files(sources, TABLES)
+    for rule in spec.event_sources:
+        for file in sources.get(rule.name, []):
+            described[TABLES][rule.name][file.path][DIGEST] = content_digest(file)
+    return described

@@ -77,7 +77,7 @@ def make_keyed_spec(
         dense=tuple(column for column in columns if isinstance(column, DenseColumn)),
         categorical=(*(c for c in columns if isinstance(c, CategoricalColumn)), *keys),
         dense_transform=spec.dense_transform,
-        input=given or _guess_format(path, spec),
+        input=given or guess_format(path, spec),
         version_time=time,
     )
 
@@ -88,7 +88,7 @@ def _version_time(rule: TableRule) -> Read | None:
     return Read(rule.valid_from, "time", trim=True, time_format=rule.time_format)
 
 
-def _guess_format(path: str, spec: FeatureSpec) -> InputFormat:
+def guess_format(path: str, spec: FeatureSpec) -> InputFormat:
     """Return the format that the ending of a name says, else the log's; text has a header."""
     endings = path.split(".")[1:][::-1]
     for ending in endings[:2]:  # the last one may be that of a compression

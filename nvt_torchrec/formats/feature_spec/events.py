@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, AggregateValue
@@ -23,6 +24,18 @@ DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
 #: Events of a key that a history keeps for the days that are added later and for inference.
 KEPT_EVENTS = 1000
+
+
+class EventKey(NamedTuple):
+    """What events are numbered by: the values of some columns.
+
+    Attributes:
+        columns: The columns.
+        source: The source that has the events, see :class:`.source_rules.SourceRule`; "": the log.
+    """
+
+    columns: tuple[str, ...]
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +92,7 @@ class Aggregate:
         smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
             training rows say, by the method of moments.
         column: The column of the file whose numbers a value is of; "" for others.
+        source: The source whose events it sums up, and which has ``column``; "": the log itself.
     """
 
     key: tuple[str, ...]
@@ -87,6 +101,7 @@ class Aggregate:
     label: str = ""
     smoothing: float = 0
     column: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         check(self, "aggregate: ", ("value", self.value in AGGREGATES, one_of(AGGREGATES)))
@@ -107,6 +122,11 @@ class Aggregate:
             ("value", self.column or not kind.has_column, of_column),
             ("column", kind.has_column or not self.column, f'write "{kind.name}" without a column'),
             ("smoothing", self.smoothing >= 0, "give a number from 0 on"),
+            (
+                "source",
+                not (self.source and kind.has_label),
+                f"the events of a source have no label: remove {kind.name} from its values",
+            ),
         )
 
     @property
@@ -115,9 +135,15 @@ class Aggregate:
         return AGGREGATES[self.value]
 
     @property
+    def group(self) -> EventKey:
+        """What the events are grouped by."""
+        return EventKey(self.key, self.source)
+
+    @property
     def name(self) -> str:
         """The name of its column: the key, what the value is of, the value, the window."""
-        parts = [*(self.key or ["all"]), self.label, self.column, self.value, self.window]
+        of_what = self.label, self.source, self.column
+        parts = [*(self.key or ["all"]), *of_what, self.value, self.window]
         return "_".join(filter(None, parts))
 
 
@@ -138,6 +164,11 @@ class HistoryRule:
     columns: tuple[str, ...]
     where: str = ""
     kept: int = KEPT_EVENTS
+
+    @property
+    def group(self) -> EventKey:
+        """What the events are grouped by."""
+        return EventKey(self.key)
 
     def __post_init__(self) -> None:
         check(

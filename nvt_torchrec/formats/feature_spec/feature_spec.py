@@ -13,13 +13,20 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import (
-    WORD_BITS,
     CategoricalColumn,
     DenseColumn,
     InputFormat,
     check_names,
 )
-from nvt_torchrec.formats.feature_spec.events import Events, HistoryRule, check_events
+from nvt_torchrec.formats.feature_spec.criteo_format import is_criteo_format
+from nvt_torchrec.formats.feature_spec.event_keys import list_amounts, list_groups, list_pairs
+from nvt_torchrec.formats.feature_spec.events import (
+    Aggregate,
+    EventKey,
+    Events,
+    HistoryRule,
+    check_events,
+)
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import NegativesRule, check_negatives
@@ -33,16 +40,16 @@ from nvt_torchrec.formats.feature_spec.plan_reads import (
     split_read,
     time_reads,
 )
-from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.source_rules import SourceRule, check_sources
 from nvt_torchrec.formats.feature_spec.spec_parts import drop_absent_parts
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule, check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
 
-#: The most dense and the most categorical columns. Nothing depends on this number; it is how far
-#: everything was tried. With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a footer of
-#: parquet 0.3 MB, opening the workflow takes seconds, and batches of 64 rows need more than the
-#: loader's default memory.
+#: The most dense and the most categorical columns: how far everything was tried. With 1000 of each,
+#: ``graph.json`` has 5 MB, the report 7 MB and a footer of parquet 0.3 MB, a workflow opens within
+#: seconds, and batches of 64 rows need more than the loader's default memory.
 MAX_COLUMNS = 1000
 
 
@@ -67,7 +74,9 @@ class FeatureSpec:
         label_files: The labels that are from other files than the log.
         label_times_between: While a block is read, the times that rows without events may have;
             no file has it.
+        event_sources: Further sources of events, beside the log's own rows.
         version_time: While a table with versions is read, how their times are read; no file has it.
+        of_source: While a source is read: rows are events without labels; no file has it.
     """
 
     label: str
@@ -84,7 +93,9 @@ class FeatureSpec:
     negatives: NegativesRule | None = None
     label_files: tuple[LabelFile, ...] = ()
     label_times_between: tuple[int, ...] | None = None
+    event_sources: tuple[SourceRule, ...] = ()
     version_time: Read | None = None
+    of_source: bool = False
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
@@ -93,7 +104,7 @@ class FeatureSpec:
             self,
             "",
             ("dense_transform", self.dense_transform in TRANSFORMS, one_of(TRANSFORMS)),
-            ("categorical", self.categorical, "add a [[categorical]] block"),
+            ("categorical", self.categorical or self.of_source, "add a [[categorical]] block"),
         )
         for kind in ("dense", "categorical"):
             count = len(getattr(self, kind))
@@ -130,8 +141,10 @@ class FeatureSpec:
                     f"aggregate {column.name}: its label is 1 in all rows", "leave it out"
                 )
         if self.negatives:
-            check_negatives(self.negatives, self.features, self.tables, self.groups)
+            groups = [group.columns for group in self.groups]
+            check_negatives(self.negatives, self.features, self.tables, groups)
         check_label_files(self.label_files, self.labels, self.events, self.split)
+        check_sources(self.event_sources, self.tables, self.aggregate_rules)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
@@ -155,29 +168,29 @@ class FeatureSpec:
         return [column for column in self.dense if column.aggregate]
 
     @functools.cached_property
+    def aggregate_rules(self) -> list[Aggregate]:
+        """The rules of :attr:`aggregates`."""
+        return [column.aggregate for column in self.dense if column.aggregate]
+
+    @property
     def amounts(self) -> list[str]:
-        """The columns of the file whose numbers aggregates are of."""
-        rules = [column.aggregate for column in self.dense if column.aggregate]
-        names = [rule.column for rule in rules if rule.column and rule.kind.of_numbers]
-        return list(dict.fromkeys(names))
+        """The columns of the log whose numbers aggregates are of."""
+        return list_amounts(self.aggregate_rules)
 
     @functools.cached_property
-    def event_keys(self) -> list[tuple[str, ...]]:
-        """The columns of all keys that events are numbered by.
-
-        First those of the groups; then each of these with a column whose values are counted.
-        """
-        rules = [column.aggregate for column in self.dense if column.aggregate]
-        pairs = [
-            (*rule.key, rule.column) for rule in rules if rule.column and not rule.kind.of_numbers
-        ]
-        return list(dict.fromkeys([*self.groups, *pairs]))
+    def groups(self) -> list[EventKey]:
+        """See :func:`.event_keys.list_groups`."""
+        return list_groups(self.aggregate_rules, self.histories)
 
     @functools.cached_property
-    def groups(self) -> list[tuple[str, ...]]:
-        """The columns of the key of each group of events."""
-        keys = [column.aggregate.key for column in self.dense if column.aggregate]
-        return list(dict.fromkeys([*keys, *(rule.key for rule in self.histories)]))
+    def event_keys(self) -> list[EventKey]:
+        """All keys that events are numbered by; :attr:`row_keys` come first."""
+        return list(dict.fromkeys([*self.groups, *list_pairs(self.aggregate_rules)]))
+
+    @functools.cached_property
+    def row_keys(self) -> list[EventKey]:
+        """The keys that rows of the log are numbered by, those of all groups among them."""
+        return [key for key in self.event_keys if key in self.groups or not key.source]
 
     @property
     def columns(self) -> list[str]:
@@ -236,8 +249,8 @@ class FeatureSpec:
         dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
         categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
         are_events = self.needs_time(label=label)
-        keys = self.event_keys if are_events else self.groups
-        groups = tuple(reads.indices(map(self.key_read, key)) for key in keys)
+        keys = self.row_keys if are_events else self.groups
+        groups = tuple(reads.indices(map(self.key_read, key.columns)) for key in keys)
         tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
         amounts: tuple[int, ...] = ()
         if are_events:
@@ -317,7 +330,7 @@ class FeatureSpec:
     @property
     def key_features(self) -> list[CategoricalColumn]:
         """The columns whose values, one in each row, are keys of events or of tables."""
-        keys = {name for key in self.event_keys for name in key}
+        keys = {name for key in self.row_keys for name in key.columns}
         keys |= {name for rule in self.joined_tables for name in rule.key}
         keys |= {*self.negative_columns}
         keys |= {name for file in self.label_files for name in file.key}
@@ -343,7 +356,7 @@ class FeatureSpec:
 
         These rows are events, so their amounts are read, too.
         """
-        return label and not (self.events and self.events.optional)
+        return self.of_source or (label and not (self.events and self.events.optional))
 
     def score_rows(self) -> FeatureSpec:
         """Return the spec by which rows of a file are scored, with or without labels.
@@ -410,22 +423,10 @@ class FeatureSpec:
 
     @property
     def is_criteo_format(self) -> bool:
-        """Whether the files are in Criteo's format, for which there is a faster parser.
-
-        They are tab-separated without a header; dense columns are int32, categorical columns hold
-        one hex32 value in each row, and a mask of missing values is one word.
-        """
-        line, separator = self.input.max_line_kb, self.input.list_separator
+        """Whether the files are in Criteo's format, for which there is a faster parser."""
         ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
-        return (
-            not ruled
-            and not self.negatives
-            and all(c.reading == AS_IT_IS and c.derive is None for c in self.features)
-            and max(len(self.dense), len(self.categorical)) <= WORD_BITS
-            and InputFormat(max_line_kb=line, list_separator=separator) == self.input
-            and all(column.raw == "int32" for column in self.dense)
-            and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
-        )
+        is_ruled = ruled or self.negatives
+        return not is_ruled and is_criteo_format(self.input, self.dense, self.categorical)
 
     def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
         """Return the spec by which rows with other times are malformed, see :class:`Events`."""
@@ -436,7 +437,7 @@ class FeatureSpec:
     def drop_events(self) -> FeatureSpec:
         """Return the spec with aggregates that are read, as a program without their state does."""
         dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
-        return dataclasses.replace(self, dense=dense, events=None, histories=())
+        return dataclasses.replace(self, dense=dense, events=None, histories=(), event_sources=())
 
     def drop_tables(self, names: Collection[str] | None = None) -> FeatureSpec:
         """Return the spec with columns of tables that are read from the rows, as others are.
@@ -469,6 +470,6 @@ class FeatureSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        del value["version_time"], value["label_times_between"]
+        del value["version_time"], value["label_times_between"], value["of_source"]
         drop_absent_parts(value)
         return value

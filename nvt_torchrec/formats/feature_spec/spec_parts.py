@@ -20,6 +20,8 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["events"], value["histories"]
         for column in value["dense"]:
             del column["aggregate"]
+    if not value["event_sources"]:
+        del value["event_sources"]
     if not value["tables"]:
         del value["tables"]
         for column in columns:
@@ -32,5 +34,6 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["label_files"]
     for column in columns:
         aggregate = column.get("aggregate")
-        if aggregate and not aggregate["column"]:
-            del aggregate["column"]
+        for part in ("column", "source"):
+            if aggregate and not aggregate[part]:
+                del aggregate[part]

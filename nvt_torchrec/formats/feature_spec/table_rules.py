@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
@@ -32,6 +33,9 @@ class TableRule:
         log_time_format: Its format.
         known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
     """
+
+    #: What it is called in messages, and in the names of files.
+    role: ClassVar[str] = "table"
 
     name: str
     path: str

@@ -24,7 +24,7 @@ def read_events(block: Any, split: Split, source: str) -> Events:
 
 
 #: Keys of ``[[aggregate]]`` that are those of each of its values.
-_OF_AGGREGATE = ("window", "label", "smoothing")
+_OF_AGGREGATE = ("window", "label", "smoothing", "source")
 
 
 def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
@@ -41,7 +41,8 @@ def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     columns = []
     for block in blocks:
         check_keys(block, {*_OF_AGGREGATE, "of", "values", "transform"}, source)
-        for value in as_list(block.get("values", list(DEFAULT_VALUES))):
+        default = [name for name in DEFAULT_VALUES if _is_default_of(name, block)]
+        for value in as_list(block.get("values", default)):
             options = _options_of_value(value, block, label)
             aggregate = make_part(Aggregate, options, "aggregate: ")
             kind = aggregate.kind
@@ -54,6 +55,11 @@ def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
             }
             columns.append(make_part(DenseColumn, column, f"column {aggregate.name}: "))
     return columns
+
+
+def _is_default_of(value: str, block: dict[str, Any]) -> bool:
+    """Return whether a default value is one of a table: events of a source have no label."""
+    return "source" not in block or not AGGREGATES[value].has_label
 
 
 def _options_of_value(value: Any, block: dict[str, Any], label: str) -> dict[str, Any]:

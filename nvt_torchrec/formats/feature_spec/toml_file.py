@@ -82,6 +82,7 @@ All keys of a spec; those that are optional say so, or show their default::
     window = "30d"                # optional: events count so long
     transform = "normalize"       # optional: of these columns, instead of that of each value
     label = "clicked"             # of rate; default: the first label
+    source = "purchases"          # optional: of the events of this [[source]], not of the log
     smoothing = 20                # of rate, optional: the weight of the rate of all events
 
     [[history]]
@@ -109,6 +110,15 @@ All keys of a spec; those that are optional say so, or show their default::
     from = "items"                # optional: the table with the items; default: those of the log
     popularity = 0.75             # optional: by rows with label 1; default 0: all items alike
     seed = 1                      # optional
+
+    [[source]]                    # docs/sources.md: further events, such as purchases
+    name = "purchases"            # aggregates name it: source = "purchases"
+    path = "purchases/*.csv"      # a file or a glob in the directory of the log
+    time = "at"                   # the column with the time of an event; time_format as below
+    known = "10m"                 # an event counts from its time plus this; default: from its time
+    key = {user = "user_id"}      # {column of the log = column of the source} where names differ
+    nulls = ["NA"]                # optional: texts that mean a missing value
+    # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
 
     # in [[dense]] and [[categorical]], all optional:
     table = "items"               # the column is one of this table, of the row with the same key
@@ -184,7 +194,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
 from nvt_torchrec.formats.feature_spec.toml_labels import is_from_file, read_label_file
 from nvt_torchrec.formats.feature_spec.toml_negatives import read_negatives
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
-from nvt_torchrec.formats.feature_spec.toml_tables import read_table
+from nvt_torchrec.formats.feature_spec.toml_tables import read_source, read_table
 from nvt_torchrec.formats.splits import SPLITS
 
 DEFAULT_SPEC = "criteo_1tb"
@@ -259,7 +269,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history", "table", "negatives",
+        "events", "aggregate", "history", "table", "source", "negatives",
     }  # fmt: skip
     check_keys(value, known, source)
     given = value.get("input", {})
@@ -288,6 +298,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         events=read_events(value["events"], split, source) if "events" in value else None,
         histories=tuple(read_history(block, source) for block in value.get("history", [])),
         tables=tuple(read_table(block, source) for block in value.get("table", [])),
+        event_sources=tuple(read_source(block, source) for block in value.get("source", [])),
         negatives=read_negatives(value["negatives"], source) if "negatives" in value else None,
         label_files=label_files,
     )

@@ -1,10 +1,11 @@
-"""The blocks of a spec's TOML file that name tables: ``[[table]]``."""
+"""The blocks of a spec's TOML file that name further files: ``[[table]]`` and ``[[source]]``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
+from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
 
@@ -13,11 +14,28 @@ def read_table(block: Any, source: str) -> TableRule:
     """Return the rule of a ``[[table]]``. Raises :class:`SettingsError`."""
     check_keys(block, field_names(TableRule) - {"key_names"}, source)
     options = {**block, **read_key(block)}
+    _read_input(options, f"table {options.get('name', '')}: ", source)
+    return make_part(TableRule, options, "table: ")
+
+
+def read_source(block: Any, source: str) -> SourceRule:
+    """Return the rule of a ``[[source]]``. Raises :class:`SettingsError`."""
+    check_keys(block, field_names(SourceRule) - {"key_names"}, source)
+    options = dict(block)
+    key = options.get("key", {})
+    if not isinstance(key, dict):  # columns of the same names need not be named
+        key = {name: name for name in as_list(key)}
+    options["key"], options["key_names"] = [*key], [*key.values()]
+    options["nulls"] = as_list(options.get("nulls", []))
+    _read_input(options, f"source {options.get('name', '')}: ", source)
+    return make_part(SourceRule, options, "source: ")
+
+
+def _read_input(options: dict[str, Any], where: str, source: str) -> None:
+    """Replace the table ``input`` of a block, if there is one, by the format that it describes."""
     if "input" in options:
-        where = f"table {options.get('name', '')}: "
         check_keys(options["input"], field_names(InputFormat), source)
         options["input"] = make_part(InputFormat, options["input"], where)
-    return make_part(TableRule, options, "table: ")
 
 
 def read_key(block: dict[str, Any]) -> dict[str, Any]:

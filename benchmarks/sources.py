@@ -1,0 +1,160 @@
+"""A log with one further source of events, and the same log without it.
+
+All fit and encode the same rows. With the source, its events are read, sorted, and summed up before
+each row: how many a user has within 7 days, their sum, the newest number, and the time since.
+Without it, there are no events at all, or those of the log alone. Below the table stands which
+share of the rows/s without the source is left with it.
+
+    python -m benchmarks.sources --rows 2000000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from benchmarks.data import make_once
+from benchmarks.etl.systems import etl
+from benchmarks.harness import Metric, System, Table, run_benchmark, run_etl
+from benchmarks.process import BUILD
+from nvt_torchrec.base.command_line import Settings, flag
+
+METRICS = (
+    Metric("rows_per_s", "rows/s"),
+    Metric("wall_s", "wall s", ".1f"),
+    Metric("cpu_s", "CPU s", ".1f"),
+    Metric("peak_rss_mb", "peak MB"),
+)
+DAYS, WINDOW_DAYS = 30, 7
+_SPEC = """[input]
+format = "csv"
+[split]
+by = "time"
+column = "time"
+time_format = "epoch_s"
+valid_from = "1970-01-28"
+test_from = "1970-01-29"
+[[dense]]
+names = "price"
+raw = "float"
+[[categorical]]
+names = ["user", "item", "category", "device"]
+raw = "int"
+"""
+_EVENTS = """[events]
+time = "time"
+time_format = "epoch_s"
+"""
+_OF_LOG = f"""[[aggregate]]
+of = ["user"]
+values = ["count", "rate"]
+window = "{WINDOW_DAYS}d"
+"""
+_OF_SOURCE = f"""[[source]]
+name = "purchases"
+path = "purchases.csv"
+time = "at"
+time_format = "epoch_s"
+known = "10m"
+key = {{user = "user_id"}}
+[[aggregate]]
+of = ["user"]
+source = "purchases"
+values = ["count", "sum(amount)", "last(amount)", "since"]
+window = "{WINDOW_DAYS}d"
+"""
+#: The blocks of the spec in each case; what is compared below the table.
+CASES = {
+    "no events": "",
+    "source": _EVENTS + _OF_SOURCE,
+    "log's events": _EVENTS + _OF_LOG,
+    "both": _EVENTS + _OF_LOG + _OF_SOURCE,
+}
+COMPARED = (("source", "no events"), ("both", "log's events"))
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcesSettings(Settings):
+    """The settings of the benchmark."""
+
+    rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
+    events: int = flag("events of the source", 500_000, minimum=1000)
+    users: int = flag("users", 20_000, minimum=100)
+    repeats: int = flag("runs of each case", 3, minimum=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    return run_benchmark("sources", __doc__, SourcesSettings, _run, argv)
+
+
+def _run(settings: SourcesSettings) -> int:
+    rows, events, users = settings.rows, settings.events, settings.users
+    root = BUILD / f"sources-{rows}-{events}-{users}"
+    log = f"{rows:,} rows, {events:,} events of a source, {users:,} users"
+    make_once(root, log, lambda: _make_log(root, rows, events, users))
+    table = Table("sources", f"Sources: {log}", METRICS, base="ours")
+    systems = [_ours(root, number) for number in range(len(CASES))]
+    table.measure(systems, repeats=settings.repeats)
+    table.notes += ["", "rows/s, and rows per CPU second, as a share of those without the source:"]
+    for case, plain in COMPARED:
+        shares = []
+        for key in ("wall_s", "cpu_s"):
+            # of neighbours in time, as others may use the machine
+            more, less = (table.values("ours", name, key) for name in (case, plain))
+            shares.append(statistics.median(b / a for a, b in zip(more, less, strict=True)))
+        table.notes.append(f"  {case:6} beside {plain:12} {shares[0]:.2f}, {shares[1]:.2f}")
+    return table.finish()
+
+
+def _make_log(root: Path, rows: int, events: int, users: int) -> None:
+    """Write a log and events in the order of time, and a spec for each case."""
+    random = np.random.default_rng(0)
+    seconds = DAYS * 86_400
+    share = random.pareto(1.5, users) + 0.5
+    log = pa.table(
+        {
+            "time": np.sort(random.integers(0, seconds, rows)),
+            "user": random.choice(users, rows, p=share / share.sum()),
+            "item": np.minimum(random.zipf(1.3, rows), 50_000),
+            "category": random.integers(0, 50, rows),
+            "device": random.integers(0, 5, rows),
+            "price": random.lognormal(3, 1, rows).round(2),
+            "label": (random.random(rows) < 0.2).astype(np.int8),
+        }
+    )
+    pa_csv.write_csv(log, root / "log.csv")
+    purchases = pa.table(
+        {
+            "at": np.sort(random.integers(0, seconds, events)),
+            "user_id": random.choice(users, events, p=share / share.sum()),
+            "amount": random.lognormal(3, 1, events).round(2),
+        }
+    )
+    pa_csv.write_csv(purchases, root / "purchases.csv")
+    for number, blocks in enumerate(CASES.values()):
+        (root / f"{number}.toml").write_text(_SPEC + blocks)
+
+
+def _ours(root: Path, number: int) -> System:
+    case, output = [*CASES][number], root / f"out-{number}"
+    flags = "--spec", root / f"{number}.toml", "--input_path", root / "log.csv"
+    system = etl("ours", output, *flags)
+
+    def prepare() -> None:
+        """Compile what is cached; of the first rows alone there is no valid or test."""
+        system.before()
+        run_etl("run", *flags, "--output_path", output)
+
+    return dataclasses.replace(system, case=case, prepare=prepare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

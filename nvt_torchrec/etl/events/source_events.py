@@ -1,0 +1,258 @@
+"""Read the files of further sources of events, and write their events beside those of the log.
+
+A piece of a file is a block of events as one of the log is, see :class:`.extract.EventFiles`, but
+without what only rows need: the order of rows, labels and histories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import read_json, together, write_json
+from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.etl.events.extract import EventFiles, flag_type, is_rising
+from nvt_torchrec.etl.state.output import EVENTS
+from nvt_torchrec.etl.tables.keyed_rows import format_rejected
+from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
+from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.tables.table_spec import guess_format
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.event_keys import list_amounts
+from nvt_torchrec.formats.feature_spec.events import EventKey, Events
+from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.feature_spec.read_plan import Reading
+from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.workflows.event_groups import EVENT, cut_times
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a file that are parsed at once, the events of a block.
+_BLOCK_BYTES = 16 << 20
+#: Events have no label; the name that a spec must have is that of no column.
+_NO_LABEL = "(an event has no label)"
+
+
+def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureSpec:
+    """Return the spec of a file of a source, whose rows are events.
+
+    Keys are read as the log's columns are, and so are other columns whose values are counted where
+    the log has a feature of the same name; numbers are read as numbers.
+
+    Args:
+        rule: The source.
+        spec: The columns of the log.
+        path: The file, whose ending says its format where the rule does not.
+    """
+    assert spec.events is not None
+    aggregates: list[DenseColumn] = []
+    names: dict[str, str] = {}  # columns of the source, and how the log calls them
+    for column in spec.aggregates:
+        of_source = column.aggregate
+        if of_source is None or of_source.source != rule.name:
+            continue
+        own_key = rule.own_names(of_source.key)
+        own = dataclasses.replace(of_source, key=own_key, source="")
+        aggregates.append(dataclasses.replace(column, aggregate=own))
+        names |= zip(own_key, of_source.key, strict=True)
+        if of_source.column and not of_source.kind.of_numbers:
+            names.setdefault(of_source.column, of_source.column)
+    amounts = []
+    for name in list_amounts(spec.aggregate_rules, rule.name):
+        reading = Reading((name,), nulls=rule.nulls, trim=True)
+        amounts.append(DenseColumn(f"amount {name}", raw="float", reading=reading))
+    compared = []
+    for own_name, name in names.items():
+        read = spec.key_read(name)
+        nulls = tuple(dict.fromkeys([*read.nulls, *rule.nulls]))
+        reading = Reading((own_name,), nulls=nulls, trim=read.trim, lenient=read.lenient)
+        compared.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
+    return FeatureSpec(
+        label=_NO_LABEL,
+        dense=(*aggregates, *amounts),
+        categorical=tuple(compared),
+        input=rule.input or guess_format(path, spec),
+        events=Events(rule.time, rule.time_format, rule.known, cut=spec.events.cut),
+        of_source=True,
+    )
+
+
+def store_sources(
+    spec: FeatureSpec,
+    sources: TableSources,
+    work: Path,
+    *,
+    newest: int | None = None,
+    threads: int = 1,
+    reject: bool = False,
+    report: Callable[[float], object] = lambda rows: None,
+) -> None:
+    """Write the events of all sources of a spec; those that are there stay.
+
+    Args:
+        spec: The columns.
+        sources: The files of the sources; of an extension, those of the day.
+        work: The directory of the run's state.
+        newest: Of an extension, the time of the newest row of the days before. An event that a row
+            of these days would have counted is malformed.
+        threads: How many pieces of a file are parsed at once.
+        reject: Whether malformed rows are left out.
+        report: Called with the number of rows read since the last call.
+
+    Raises:
+        BadRowError: A row is malformed.
+        BadInputError: A file cannot be read.
+        OutputError: The directory cannot be written.
+    """
+    directory = work / EVENTS
+    for rule in spec.event_sources:
+        if _list_file(directory, rule).exists():
+            continue
+        directory.mkdir(parents=True, exist_ok=True)
+        names: list[str] = []
+        rejected: list[bytes] = []
+        num_events = 0
+        for number, file in enumerate(sources.get(rule.name, [])):
+            source_spec = make_source_spec(rule, spec, file.path)
+            if newest is not None:
+                first = int(cut_times(spec, np.array([newest]))[0]) - rule.delay
+                source_spec = source_spec.bound_times((first, int(RAW_TYPES["time"].maximum) + 1))
+            reader = _SourceReader(
+                rule, spec, source_spec, EventFiles(directory), file, str(number), reject
+            )
+            pieces = enumerate(format_of(source_spec).stream(file.path, _BLOCK_BYTES))
+            for name, rows, bad in map_in_order(reader.read, pieces, threads, "events"):
+                names.append(name)
+                rejected += bad
+                num_events += rows
+                report(rows)
+        _rejected_file(directory, rule).write_bytes(b"".join(rejected))
+        write_json(_list_file(directory, rule), names)  # the last one in place
+        log.info("source %s: %d events", rule.name, num_events)
+
+
+def _list_file(directory: Path, rule: SourceRule) -> Path:
+    return directory / f"source.{rule.name}.json"
+
+
+def _rejected_file(directory: Path, rule: SourceRule) -> Path:
+    return directory / f"source.{rule.name}.rejected.tsv"
+
+
+def keep_rejected_events(spec: FeatureSpec, work: Path, directory: Path) -> None:
+    """Copy the rows of sources that were left out to the other rejected rows."""
+    for rule in spec.event_sources:
+        file = _rejected_file(work / EVENTS, rule)
+        copy_rejected(file, directory / f"{rule.role}.{rule.name}.tsv")
+
+
+def list_blocks(spec: FeatureSpec, work: Path) -> dict[str, list[str]]:
+    """Return the names of the blocks of each source, which :func:`store_sources` wrote."""
+    files = {rule.name: _list_file(work / EVENTS, rule) for rule in spec.event_sources}
+    return {
+        name: parse(list[str], read_json(file, "the names of blocks"), file)
+        for name, file in files.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _SourceReader:
+    """Reads a file of a source, and writes its events.
+
+    Attributes:
+        rule: The source.
+        spec: The columns of the log.
+        source_spec: By which the file is read.
+        files: Where events are written.
+        file: The file.
+        name: Of the file, in the names of its blocks.
+        reject: Whether malformed rows are left out.
+    """
+
+    rule: SourceRule
+    spec: FeatureSpec
+    source_spec: FeatureSpec
+    files: EventFiles
+    file: DayFile
+    name: str
+    reject: bool
+
+    def read(self, numbered: tuple[int, UnparsedRows]) -> tuple[str, int, list[bytes]]:
+        """Write the events of a piece.
+
+        Returns:
+            The name of its block; how many events it has; lines that describe malformed rows.
+        """
+        number, unparsed = numbered
+        rows = unparsed.drop_label().parse(reject=self.reject)
+        name = f"source.{self.rule.name}.{self.name}.{number}"
+        self._write(name, rows)
+        described = [(bad.line, bad.reason, bad.text) for bad in rows.bad]
+        return name, len(rows), format_rejected(self.file.source, unparsed.first_line, described)
+
+    def _write(self, name: str, rows: RawRows) -> None:
+        assert rows.times is not None
+        assert rows.groups is not None
+        spec, rule, files = self.spec, self.rule, self.files
+        times = rows.times if rule.delay else rows.times[:1]
+        order: slice | np.ndarray = slice(None)
+        if not is_rising(times[-1]):
+            order = np.argsort(times[-1], kind="stable")
+        flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
+        with together():
+            for index, key in enumerate(spec.event_keys):
+                if key.source != rule.name:
+                    continue
+                own_key = EventKey(rule.own_names(key.columns))
+                hashes = rows.groups[self.source_spec.event_keys.index(own_key)]
+                coded = to_arrow(hashes).dictionary_encode()
+                write_array(files.block_keys(name, index), to_numpy(coded.dictionary))
+                write_array(files.codes(name, index), to_numpy(coded.indices)[order])
+            if rows.amounts is not None and len(rows.amounts):
+                write_array(files.amounts(name), rows.amounts[:, order])
+            write_array(files.flags(name), flags)
+            write_array(files.times(name), times[:, order])
+
+
+def check_keys(spec: FeatureSpec, files: EventFiles, blocks: dict[str, list[str]]) -> None:
+    """Check that the log has keys of each source that has any.
+
+    Args:
+        spec: The columns.
+        files: The events, whose keys are numbered.
+        blocks: See :func:`list_blocks`.
+
+    Raises:
+        SettingsError: It has none: the key is another column, or is written otherwise.
+    """
+    for index, group in enumerate(spec.groups):
+        if not group.source or not group.columns:
+            continue
+        row_keys = map_array(files.row_keys(index))
+        names = blocks[group.source]
+        found = [_count_found(map_array(files.block_keys(name, index)), row_keys) for name in names]
+        num_keys = sum(keys for keys, _ in found)
+        if num_keys and not any(there for _, there in found):
+            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in group.columns)
+            raise SettingsError(
+                f"source {group.source}: no row of the log has a key of its events by "
+                f"{', '.join(group.columns)}",
+                f"correct the key of the source in the spec; both sides are read alike: {kinds}",
+            )
+
+
+def _count_found(keys: np.ndarray, row_keys: np.ndarray) -> tuple[int, int]:
+    """Return how many of some keys are none that is missing, and how many rows have, too."""
+    there = keys[keys != 0]
+    return len(there), int(np.isin(there, row_keys).sum())
