@@ -9,6 +9,7 @@ import torch
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.piecewise import PiecewiseLinear, find_edges
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.training.baselines import id_counts
 from nvt_torchrec.training.baselines.baselines import REGRESSION, compute_baselines
 from nvt_torchrec.training.baselines.regression import fit_regression
 from nvt_torchrec.training.baselines.row_sample import Column, RowSample, read_sample
@@ -24,9 +25,13 @@ from tests.plays import SHARE, write_plays
 from tests.training.runs import MODEL, events, model_of, score, train_here
 
 
-@pytest.mark.parametrize("bins", [0, 8])
-def test_a_model_starts_as_the_regression(data, bins):
-    """With layers of zeros the logits are the regression's."""
+@pytest.mark.parametrize(("bins", "counted"), [(0, False), (8, False), (8, True)])
+def test_a_model_starts_as_the_regression(data, monkeypatch, bins, counted):
+    """With layers of zeros the logits are the regression's, also if it knows ids' counts."""
+    if counted:
+        # Of every column, whatever valid says.
+        monkeypatch.setattr(id_counts, "_MIN_SINGLE_ROWS", 0)
+        monkeypatch.setattr(id_counts, "NATS", -1e9)
     given = [*MODEL, f"--binary_path={data}", f"--dense_bins={bins}", "--first_order=0.3"]
     settings = fill_sizes(parse_settings([*given, "--batch_size=8192"]), 0, 1)
     config = model_config(settings, read_schema(settings))
@@ -44,7 +49,10 @@ def test_a_model_starts_as_the_regression(data, bins):
         sample = read_sample(settings, config, "train", 1)
     # of all rows, which the sample has in another order
     assert len(sample.dense) == size > 500
-    expected = start.regressions["label"].logits(sample)
+    regression = start.regressions["label"]
+    weighs_unknown = [2 in ids for ids in regression.ids[: len(config.categorical)]]
+    assert all(weighs_unknown) or not counted
+    expected = regression.logits(sample)
     assert np.sort(output.logits[:, 0]) == pytest.approx(np.sort(expected), abs=1e-5)
 
 

@@ -70,10 +70,12 @@ class IdCounts:
         """
         columns = list(sample.columns)
         for position, rows in self.rows.items():
-            others = rows[sample.columns[position].ids] - int(in_training)
-            # Shares mark the column as not categorical: its penalty is not one of ids.
-            each = np.arange(len(sample))
-            columns.append(Column(_number_counts(others), each, np.ones(len(sample))))
+            others = rows[sample.columns[position].ids]
+            if in_training:
+                others = others - 1
+            # With shares it is no categorical column, whose penalty would be raised with the ids'.
+            shares = np.ones(len(sample))
+            columns.append(Column(_number_counts(others), np.arange(len(sample)), shares))
         return dataclasses.replace(sample, columns=columns)
 
     def add_weights(self, regression: Regression, objective: Objective) -> Regression:
@@ -95,11 +97,14 @@ class IdCounts:
     def merge(self, regression: Regression) -> Regression:
         """Return the regression without weights of counts, which it adds to those of the ids."""
         ids, weights = list(regression.ids), list(regression.weights)
-        counted = zip(ids[self._positions], weights[self._positions], strict=True)
-        for (position, rows), (numbers, of_counts) in zip(self.rows.items(), counted, strict=True):
-            merged = _look_up(numbers, of_counts, _number_counts(rows))
+        numbers, count_weights = ids[self._positions], weights[self._positions]
+        for index, (position, rows) in enumerate(self.rows.items()):
+            # A count that no training row has, as a row does not count itself, lies between two
+            # that rows have.
+            merged = np.interp(_number_counts(rows), numbers[index], count_weights[index])
             merged[ids[position]] += weights[position]
-            ids[position], weights[position] = np.arange(len(rows)), merged
+            ids[position] = np.arange(len(rows))
+            weights[position] = merged
         del ids[self._positions], weights[self._positions]
         penalties = np.delete(regression.penalties, self._positions)
         return dataclasses.replace(regression, ids=ids, weights=weights, penalties=penalties)
@@ -153,9 +158,3 @@ def _number_counts(counts: np.ndarray) -> np.ndarray:
     ratio = np.maximum(counts, _FIRST_SHARED_COUNT) / _FIRST_SHARED_COUNT
     shared = _FIRST_SHARED_COUNT + np.floor(2 * np.log2(ratio)).astype(np.int64)
     return np.where(counts < _FIRST_SHARED_COUNT, counts, shared)
-
-
-def _look_up(numbers: np.ndarray, weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the weights of wanted numbers, float64; of one that no training row had, the nearest
-    one's."""
-    return np.interp(wanted, numbers, weights)
