@@ -175,15 +175,9 @@ def _read(value: Any, field: dataclasses.Field, rules: Rules) -> Any:
 
 
 def _check_value(given: str, value: Any, rules: Rules) -> None:
-    """Check a value against the choices and bounds of its flag.
+    """Raise SettingsError for a value, or a tuple of values, that its flag does not allow.
 
-    Args:
-        given: The flag with the value, for errors.
-        value: The value, or a tuple of values.
-        rules: The declaration.
-
-    Raises:
-        SettingsError: It is not allowed.
+    ``given`` is the flag with the value, for errors.
     """
     is_tuple = isinstance(value, tuple)
     values = value if is_tuple else (value,)
