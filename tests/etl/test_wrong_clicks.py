@@ -171,6 +171,22 @@ def test_files_of_clicks_that_are_not_there(tmp_path: Path) -> None:
     run(settings(log.raw, tmp_path / "out", spec, label_path=(f"clicked={moved}/*.csv",)))
 
 
+def test_clicks_that_end_before_the_log_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the files of a day are missing: its rows would be 0 in silence."""
+    log = Log(tmp_path, BY_PAIR, "6h")
+    log.write()
+    spec = write_spec(tmp_path, BY_PAIR, "6h")
+    run(settings(log.raw, tmp_path / "whole", spec))
+    assert "its clicks end" not in caplog.text
+    write_rows(log.raw / "clicks_a.csv", log.clicks_until(2 * DAY - 1))
+    (log.raw / "clicks_b.csv").unlink()
+    run(settings(log.raw, tmp_path / "out", spec))
+    assert "its clicks end at 1970-01-02" in caplog.text
+    assert "--label_path clicked=PATH" in caplog.text
+
+
 def test_no_window_has_ended(tmp_path: Path) -> None:
     log = Log(tmp_path, BY_PAIR, "6h", days=1)
     log.write()
