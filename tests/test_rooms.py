@@ -60,7 +60,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "finish": {"state", "units"},
         "guess": set(),
         "labels": {"state", "tables", "units"},
-        "negatives": {"labels", "state", "tables", "units"},
+        "negatives": {"state", "tables", "units"},
         "state": set(),
         "tables": {"state"},
         "units": {"state"},

@@ -38,9 +38,9 @@ class RowAdditions:
     def add_rows(
         self, pieces: Iterator[RawRows], block: Block, spec: FeatureSpec
     ) -> Iterator[RawRows]:
-        """Return the rows of a block with their labels, and with the negatives that these need.
+        """Return the rows of a block with their labels, and with their negatives.
 
-        Tables are joined after that, to negatives, too.
+        A spec has one of them at most. Tables are joined after that, to negatives, too.
 
         Args:
             pieces: The rows, as they were read.

@@ -35,7 +35,8 @@ from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
-from nvt_torchrec.etl.units.unit_plan import ReadyRows, UnitPlan, cut_files, make_plan
+from nvt_torchrec.etl.units.ready_rows import ReadyRows
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, cut_files, make_plan
 from nvt_torchrec.etl.units.writing import UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES

@@ -18,6 +18,9 @@ import pandas as pd
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.events import Events
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
+from tests.etl.runs import read_split
+from tests.logs import pack
 
 HOUR, DAY = 3600, 86_400
 SPEC = """
@@ -220,3 +223,82 @@ def labelled_spec(spec: FeatureSpec) -> FeatureSpec:
     if events is not None:
         events = Events(events.time, events.time_format, source="known", cut=events.cut)
     return dataclasses.replace(spec, label_files=(), events=events)
+
+
+WITHIN = {"6h": 6 * HOUR, "1d": DAY}
+
+
+def assert_equal_outputs(output: Path, expected: Path) -> None:
+    """The parquet and the ids of all values are the same."""
+    for split in SPLITS:
+        pd.testing.assert_frame_equal(read_split(output, split), read_split(expected, split))
+    for kind in ("unique", "meta"):
+        files = {file.name: file for file in output.glob(f"workflow/artifacts/**/{kind}.*")}
+        others = {file.name: file for file in expected.glob(f"workflow/artifacts/**/{kind}.*")}
+        assert files.keys() == others.keys()
+        for name, file in files.items():
+            assert file.read_bytes() == others[name].read_bytes(), name
+
+
+class Log:
+    """A log, its clicks, and when its rows are written by day."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        key: str,
+        within: str,
+        *,
+        days: int = 3,
+        count: int = 500,
+        seed: int = 0,
+    ) -> None:
+        self.raw, self.joined = tmp_path / "raw", tmp_path / "joined"
+        self.raw.mkdir()
+        self.joined.mkdir()
+        self.window, self.days = WITHIN[within], days
+        self.rows = make_shown(count, days + 2, seed)
+        self.clicks = make_clicks(self.rows, self.window, seed)
+        self.clicked = find_clicked(self.rows, self.clicks, key, self.window)
+        assert 20 < len(self.clicked) < 0.5 * count
+
+    def of_day(self, day: int) -> list[Shown]:
+        return [row for row in self.rows if row.time // DAY == day]
+
+    def clicks_until(self, time: int, after: int = -1) -> list[Click]:
+        return [click for click in self.clicks if after < click.at <= time]
+
+    def cut(self, day: int, *, whole: bool = False) -> int:
+        """The time before which rows are written once a day has arrived."""
+        times = [row.time for row in self.rows if row.time // DAY <= day]
+        newest = (day + 1) * DAY if whole else max(times)
+        return newest - self.window
+
+    def written(self, day: int, *, after: int = -1, whole: bool = False) -> list[list[Shown]]:
+        """The rows that are written, of each day."""
+        before = self.cut(day, whole=whole)
+        return [[r for r in self.of_day(i) if after <= r.time < before] for i in range(day + 1)]
+
+    def write(self, ending: str = "csv", *, day: int | None = None) -> None:
+        """Write the days until one and their clicks."""
+        day = self.days - 1 if day is None else day
+        for i in range(day + 1):
+            write_rows(self.raw / f"day_{i}.{ending.removesuffix('.gz')}", self.of_day(i))
+        clicks = self.clicks_until((day + 1) * DAY - 1)
+        plain, half = ending.removesuffix(".gz"), len(clicks) // 2
+        write_rows(self.raw / f"clicks_a.{plain}", clicks[:half])
+        write_rows(self.raw / f"clicks_b.{plain}", clicks[half:])
+        if ending.endswith(".gz"):
+            for file in [*self.raw.iterdir()]:
+                pack(file)
+
+    def write_joined(self, *, by_days: bool, day: int | None = None, whole: bool = False) -> None:
+        """Write the rows that are written, with their labels; by days in the days that count."""
+        day = self.days - 1 if day is None else day
+        days = self.written(day, whole=whole)
+        if by_days:
+            last = max(i for i, rows in enumerate(days) if 2 * len(rows) >= len(self.of_day(i)))
+            days = [*days[:last], [row for rows in days[last:] for row in rows]]
+        for i, rows in enumerate(days):
+            if rows:
+                write_labelled(self.joined / f"day_{i}.csv", rows, self.clicked, self.window)

@@ -31,6 +31,7 @@ from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY, HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.rows import NO_TIME
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,16 @@ def _write_label(directory: Path, number: int, name: str, matches: Matches, cut:
     kept = ClickLog(clicks.keys, clicks.times, clicks.taken | is_written).take(clicks.times > cut)
     write_array(directory / _KEPT.format(number), kept.to_rows())
     log.info("label %s: %d clicks, %d belong to rows", name, len(clicks), int(is_new.sum()))
+    newest = int(clicks.times.max(initial=NO_TIME))
+    if newest < cut - HOUR:
+        log.warning(
+            "warning: label %s: its clicks end at %s, so that rows from then until %s are all 0\n"
+            "  -> if files of clicks are missing, pass them with --label_path %s=PATH",
+            name,
+            format_time(newest) if len(clicks) else "no time",
+            format_time(cut),
+            name,
+        )
 
 
 def _check_found(spec: FeatureSpec, matches: Sequence[Matches], counted: np.ndarray) -> None:

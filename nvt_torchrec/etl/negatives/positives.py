@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
-from nvt_torchrec.etl.labels.label_values import LabelValues
 from nvt_torchrec.etl.negatives.candidates import ItemRows, own_columns
 from nvt_torchrec.etl.negatives.draws import hash_pairs
 from nvt_torchrec.etl.units.counting import Counts, count, merge
@@ -40,21 +39,12 @@ class Positives:
     items: ItemRows
 
     @classmethod
-    def read(
-        cls,
-        block: Block,
-        spec: FeatureSpec,
-        labels: LabelValues | None,
-        *,
-        train: bool,
-        max_bad_rows: int,
-    ) -> Positives:
+    def read(cls, block: Block, spec: FeatureSpec, *, train: bool, max_bad_rows: int) -> Positives:
         """Read the rows of a block.
 
         Args:
             block: The block.
             spec: The columns.
-            labels: The labels that are from other files; None for a spec without.
             train: Whether its rows are for training, unless they are divided.
             max_bad_rows: How many malformed rows may be left out; 0: one is an error.
 
@@ -68,8 +58,6 @@ class Positives:
         trained: list[np.ndarray] = [np.empty(0, np.int64)]
         items: list[ItemRows] = []
         pieces = read_block_chunks(block, spec, max_bad_rows=max_bad_rows, chunk_bytes=_CHUNK_BYTES)
-        if labels:
-            pieces = labels.add(pieces, block)
         for rows in pieces:
             assert rows.negative_keys is not None
             keys, users = rows.negative_keys

@@ -26,7 +26,6 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.labels.label_values import open_labels
 from nvt_torchrec.etl.negatives.candidates import (
     CANDIDATES,
     ItemRows,
@@ -94,11 +93,10 @@ def prepare_negatives(
     if directory.exists():
         return
     splits = {unit.block: unit.split for unit in plan.units}
-    labels = open_labels(work, spec)
 
     def read(block: Block) -> Positives:
         train = splits[block] == "train"
-        return Positives.read(block, spec, labels, train=train, max_bad_rows=max_bad_rows)
+        return Positives.read(block, spec, train=train, max_bad_rows=max_bad_rows)
 
     parts = []
     for part in map_in_order(read, plan.blocks, threads, "negatives"):

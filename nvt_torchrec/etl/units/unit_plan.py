@@ -6,11 +6,10 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
+from nvt_torchrec.etl.units.ready_rows import ReadyRows, cuts_of_file
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
@@ -53,28 +52,6 @@ class Unit:
     def file(self) -> str:
         """The path of the part below the directory of the splits."""
         return f"{self.split}/part.{self.part}.parquet"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadyRows:
-    """The rows of a file that are written, where others wait for their clicks.
-
-    Attributes:
-        lines: How many rows the file has.
-        rows: int64 [n], the numbers of these rows, from 0.
-    """
-
-    lines: int
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def find(self, rank: int) -> int:
-        """Return the number of the row before which so many of these rows are."""
-        if not rank:
-            return 0
-        return int(self.rows[rank]) if rank < len(self.rows) else self.lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +244,7 @@ def _make_plan_of_ready(
             units.add(day, "train", day.begin, end)
             continue
         of_file = ready[file.source]
-        units.add_rows(day, end, of_file.lines, _cuts_of_file(of_file, cuts))
+        units.add_rows(day, end, of_file.lines, cuts_of_file(of_file, cuts))
         cuts = {s: (b - len(of_file), e - len(of_file)) for s, (b, e) in cuts.items()}
     empty = [split for split, (begin, end) in cut_last_day(total).items() if begin == end]
     if [split for split in empty if split != "train"] or not units.next_parts["valid"]:
@@ -276,26 +253,6 @@ def _make_plan_of_ready(
             "add days; or write a shorter within in the spec",
         )
     return _plan(files, units, day)
-
-
-def _cuts_of_file(
-    ready: ReadyRows, cuts: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    """Return which rows of a file each split takes, all of them together.
-
-    Args:
-        ready: The rows of the file that are written.
-        cuts: By split, the range of such rows, counted from the first of this file.
-    """
-    if not len(ready):  # its rows wait: one unit accounts for them
-        split = next((split for split, (begin, end) in cuts.items() if begin <= 0 < end), "test")
-        return {split: (0, ready.lines)}
-    ranges = {}
-    for split, (begin, end) in cuts.items():
-        first, last = (ready.find(min(max(rank, 0), len(ready))) for rank in (begin, end))
-        if first < last:
-            ranges[split] = (first, last)
-    return ranges
 
 
 @dataclasses.dataclass

@@ -145,6 +145,11 @@ class FeatureSpec:
             check_negatives(self.negatives, self.features, self.tables, groups)
         check_label_files(self.label_files, self.labels, self.events, self.split)
         check_sources(self.event_sources, self.tables, self.aggregate_rules)
+        if self.label_files and self.negatives:
+            raise SettingsError(
+                f"[negatives], and label {self.label_files[0].name} from another file",
+                "leave [negatives] out: rows without a click are negatives",
+            )
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
