@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
@@ -26,6 +24,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engine_choice import start_engine
+from nvt_torchrec.etl.files_beside import FilesBeside, rows_bar
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.labels.label_values import open_labels
@@ -35,14 +34,12 @@ from nvt_torchrec.etl.state import output, staging
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
-from nvt_torchrec.etl.units.ready_rows import ReadyRows
-from nvt_torchrec.etl.units.unit_plan import UnitPlan, cut_files, make_plan
+from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
 from nvt_torchrec.etl.units.writing import UnitResult, recorded
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
@@ -55,11 +52,6 @@ log = logging.getLogger(__name__)
 
 #: Bad rows of a block that are always described: of few rows the share is known soon.
 _MIN_REJECTED = 10_000
-
-
-def rows_bar(what: str, plan: UnitPlan, split: str | None = None, initial: int = 0) -> tqdm:
-    """Make a progress bar of rows, which is shown on a terminal only."""
-    return show_progress(what, plan.estimated_rows(split), initial=initial)
 
 
 @dataclasses.dataclass
@@ -89,6 +81,9 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.resumed = begin_or_resume(self.work, self.record, self.settings.output_path)
+        self._beside = FilesBeside(
+            self.settings, self.work, self.before, self.tables, self.labels, self.timer
+        )
 
     def _max_bad_rows(self, plan: UnitPlan) -> int:
         """Return how many bad rows of a block are left out: so many that no more can be accepted.
@@ -105,7 +100,9 @@ class Stages:
         settings = self.settings
         with self.timer("read the input"):
             files = staging.staged(days, settings, self.work)
-        ready = self._prepare_labels(files) if settings.spec.label_files else None
+        ready = None
+        if settings.spec.label_files:
+            ready = self._beside.prepare_labels(files, self.earlier_labels)
         with self.timer("plan"):
             plan = make_plan(
                 files,
@@ -116,45 +113,12 @@ class Stages:
                 ready=ready,
             )
         if settings.spec.joined_tables:
-            self._store_tables(plan)
+            self._beside.store_tables(plan)
         if settings.spec.event_sources:
-            self._store_sources()
+            self._beside.store_sources(self._earlier.record.newest if self._earlier else None)
         if settings.spec.events or self.earlier_labels:
             return self._bound_times(plan)
         return plan
-
-    def _prepare_labels(self, files: list[DayFile]) -> dict[str, ReadyRows] | None:
-        """Find which rows were clicked, and which are written now.
-
-        Returns:
-            By days, the rows of each file that are written; else None.
-        """
-        from nvt_torchrec.etl.labels.prepare_labels import count_lines, list_ready, prepare_labels
-
-        settings, directory = self.settings, self.work / output.LABELS
-        blocks = cut_files(
-            files,
-            settings.spec,
-            block_bytes=settings.block_mb << 20,
-            limit_rows=settings.limit_rows,
-        )
-        with self.timer("labels"), show_progress("labels") as bar:
-            prepare_labels(
-                [block for of_file in blocks.values() for block in of_file],
-                settings.spec,
-                self.labels,
-                self.work,
-                earlier=self.earlier_labels,
-                threads=settings.threads,
-                max_bad_rows=UNLIMITED if settings.reject else 0,
-                report=bar.update,
-            )
-        if settings.spec.split.by != "days":
-            return None
-        return {
-            source: ReadyRows(count_lines(directory, of_file), list_ready(directory, of_file))
-            for source, of_file in blocks.items()
-        }
 
     @functools.cached_property
     def earlier_labels(self) -> EarlierLabels | None:
@@ -164,40 +128,6 @@ class Stages:
         from nvt_torchrec.etl.labels.label_state import EarlierLabels
 
         return EarlierLabels.read(self.before.extension, self.settings.spec)
-
-    def _store_tables(self, plan: UnitPlan) -> None:
-        """Store the tables that columns are joined from, and check that the log has their keys."""
-        from nvt_torchrec.etl.tables.prepare_tables import check_keys, store_tables
-
-        settings = self.settings
-        with self.timer("tables"), show_progress("tables") as bar:
-            store_tables(
-                settings.spec,
-                self.tables,
-                self.work,
-                before=self.before.workflow if self.before else None,
-                threads=settings.threads,
-                reject=settings.reject,
-                report=bar.update,
-            )
-        blocks = plan.train_blocks or plan.blocks
-        check_keys(settings.spec, self.work, list(dict.fromkeys([blocks[0], blocks[-1]])))
-
-    def _store_sources(self) -> None:
-        """Read the further sources of events."""
-        from nvt_torchrec.etl.events.source_events import store_sources
-
-        settings, earlier = self.settings, self._earlier
-        with self.timer("sources"), show_progress("sources") as bar:
-            store_sources(
-                settings.spec,
-                self.tables,
-                self.work,
-                newest=earlier.record.newest if earlier else None,
-                threads=settings.threads,
-                reject=settings.reject,
-                report=bar.update,
-            )
 
     def _bound_times(self, plan: UnitPlan) -> UnitPlan:
         """Return the plan in whose blocks rows are malformed whose time cannot be right.
@@ -241,23 +171,6 @@ class Stages:
                 leave_out=labels.add if labels else None,
             )
 
-    def _prepare_negatives(self, plan: UnitPlan) -> None:
-        """Read which items negatives can have, and which users have them already."""
-        from nvt_torchrec.etl.negatives.prepare_negatives import prepare_negatives
-
-        settings = self.settings
-        with self.timer("negatives"), rows_bar("negatives", plan) as bar:
-            prepare_negatives(
-                plan,
-                settings.spec,
-                self.work,
-                self.tables,
-                earlier=self.before.extension if self.before else None,
-                threads=settings.threads,
-                max_bad_rows=self._max_bad_rows(plan),
-                report=bar.update,
-            )
-
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
         """Count blocks, and make what happened before each row, see :mod:`etl.events`."""
         from nvt_torchrec.etl.events.prepare import prepare
@@ -297,7 +210,7 @@ class Stages:
         missing = [unit for unit in plan.units if unit not in done]
         whole = self._is_whole()
         if self.settings.spec.negatives:
-            self._prepare_negatives(plan)
+            self._beside.prepare_negatives(plan, self._max_bad_rows(plan))
         if self.resumed:
             state = "counted" if whole else "not counted"
             log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
