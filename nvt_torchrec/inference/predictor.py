@@ -17,7 +17,8 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_f
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
-from nvt_torchrec.formats.rows import NO_TIME, Ids, RawRows
+from nvt_torchrec.formats.ids import Ids
+from nvt_torchrec.formats.rows import NO_TIME, RawRows
 from nvt_torchrec.inference.encoder import Encoder, check_same_digest
 from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel

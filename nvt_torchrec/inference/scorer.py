@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.inference.predictor import Predictor, as_documented, check_finite
 
 if TYPE_CHECKING:

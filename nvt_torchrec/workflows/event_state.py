@@ -35,7 +35,8 @@ from nvt_torchrec.base.files.atomic import remove
 from nvt_torchrec.base.files.mapping import MappedArray, write_array
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import Ids, RawRows, add_missing
+from nvt_torchrec.formats.ids import Ids
+from nvt_torchrec.formats.rows import RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
 from nvt_torchrec.workflows.event_groups import (
     GroupSums,

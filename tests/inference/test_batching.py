@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.app import Service
 from nvt_torchrec.inference.server.batching import Batcher, RequestBatch

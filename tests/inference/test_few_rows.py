@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvt_torchrec.formats.rows import Ids, offsets_of
+from nvt_torchrec.formats.ids import Ids, offsets_of
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel, sum_embeddings
 from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS
 

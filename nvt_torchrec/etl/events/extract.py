@@ -16,10 +16,11 @@ from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
-from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name, name_fields
+from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.events import Aggregate
+from nvt_torchrec.formats.feature_spec.named_fields import name_fields
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit

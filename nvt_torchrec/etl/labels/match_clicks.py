@@ -16,9 +16,10 @@ from nvt_torchrec.etl.labels.click_files import ClickLog
 from nvt_torchrec.etl.labels.click_kernels import index_keys, match_rows, shift_of
 from nvt_torchrec.etl.units.hours import add_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
-from nvt_torchrec.etl.units.unit_plan import block_name, name_fields
+from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
+from nvt_torchrec.formats.feature_spec.named_fields import name_fields
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
 from nvt_torchrec.formats.rows import NO_TIME, RawRows

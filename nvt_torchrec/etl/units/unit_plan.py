@@ -10,8 +10,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
 from nvt_torchrec.etl.units.ready_rows import ReadyRows, cuts_of_file
-from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
-from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
@@ -355,10 +354,3 @@ def block_name(block: Block) -> str:
     """Return the name of a block in the names of files."""
     place = f"{block.source}\n{block.begin}\n{block.end}"
     return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
-
-
-def name_fields(spec: FeatureSpec) -> InputFormat:
-    """Return the input format with names of all fields, as some are not read."""
-    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
-        return spec.input
-    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))

@@ -14,7 +14,7 @@ from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.models.config import ModelConfig

@@ -25,7 +25,7 @@ from torch.nn import functional
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs

@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
 log = logging.getLogger(__name__)

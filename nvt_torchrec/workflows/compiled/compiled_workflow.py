@@ -19,10 +19,10 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import (
     WORD_BITS,
     CategoryValues,
-    Ids,
     Jagged,
     RawRows,
     bit_of,

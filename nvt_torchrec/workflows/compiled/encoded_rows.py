@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.rows import Ids
+from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.schema import TableSchema
 
 

@@ -10,7 +10,8 @@ from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.flat_columns import FlatColumns
-from nvt_torchrec.formats.rows import Ids, is_missing, offsets_of
+from nvt_torchrec.formats.ids import Ids, offsets_of
+from nvt_torchrec.formats.rows import is_missing
 from nvt_torchrec.workflows.compiled.tables import (
     IDS,
     READ_WORDS,

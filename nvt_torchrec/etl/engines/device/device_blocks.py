@@ -34,7 +34,8 @@ from nvt_torchrec.etl.units.counting import Counts, merge_moments, moments, norm
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import CategoryValues, Ids, RawRows
+from nvt_torchrec.formats.ids import Ids
+from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
 from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow, count_missing
