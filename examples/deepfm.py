@@ -4,7 +4,7 @@
         --model examples.deepfm:build --model_settings 'hidden=[64, 32]'
 
 It has a logit for each label (``--label clicked,bought``). Its linear part is the trainer's
-first-order term. With ``'crosses=[["user", "item"]]'`` it has a wide part, too, as Wide & Deep
+linear term. With ``'crosses=[["user", "item"]]'`` it has a wide part, too, as Wide & Deep
 (Cheng et al. 2016, arXiv:1606.07792): a weight for each pair of ids, by its hash.
 """
 

@@ -42,10 +42,10 @@ class ModelConfig(Columns):
     """A model: its columns and tables, and the settings of its layers (:func:`.head.build_head`).
 
     Attributes:
-        first_order: The factor of the first-order term (:class:`.head.FirstOrder`); 0 without it.
+        first_order: The factor of the linear term (:class:`.head.FirstOrder`); 0 without it.
         model: A key of :data:`.registry.MODELS`, or MODULE:FUNCTION of an own model.
         settings: The settings of its function ``build``, as JSON holds them.
-        vector_scale: The factor of the vectors that the module gets, if there is a first-order
+        vector_scale: The factor of the vectors that the module gets, if there is a linear
             term.
         hash_indices: Whether ids beyond a table's rows share them (:func:`.contract.fold_ids`).
         own: Facts about an own model, whose code is imported only if the caller names it; None for
@@ -98,7 +98,7 @@ class ModelConfig(Columns):
             raise SchemaError(
                 f"embedding_dim {self.embedding_dim} with {len(self.labels)} labels and up to "
                 f"{self.first_order_width // len(self.labels)} features of a table, columns of one "
-                "vocabulary and their histories: the first-order term takes a coordinate of the "
+                "vocabulary and their histories: the linear term takes a coordinate of the "
                 "embeddings for each label and each feature of a table",
                 "give --embedding_dim a larger value, or --first_order 0",
             )
@@ -140,7 +140,7 @@ class ModelConfig(Columns):
 
     @property
     def first_order_coordinates(self) -> dict[str, int]:
-        """The coordinate of the embeddings at which the first-order weights of a feature begin.
+        """The coordinate of the embeddings at which the linear weights of a feature begin.
 
         Each feature of a table has its own weights, one for each of the T labels: those of the
         n-th feature begin at n · T.
@@ -155,7 +155,7 @@ class ModelConfig(Columns):
 
     @property
     def first_order_width(self) -> int:
-        """How many coordinates of the embeddings are weights of the first-order term."""
+        """How many coordinates of the embeddings are weights of the linear term."""
         if not self.first_order:
             return 0
         return max(self.first_order_coordinates.values(), default=0) + len(self.labels)

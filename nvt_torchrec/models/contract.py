@@ -54,7 +54,7 @@ With ``--sequences``, names of histories, it is called with ``lists=`` and ``pre
 A parameter of the module that is looked up by ids has a gradient of its own size, which all ranks
 add up in each step. So large tables should be TorchRec's, those of the categorical columns.
 
-If there is a first-order term, the vectors are multiplied by ``--vector_scale``: embeddings begin
+If there is a linear term, the vectors are multiplied by ``--vector_scale``: embeddings begin
 small, and so would the effect of layers. By default a run finds the scale from the module
 (:mod:`nvt_torchrec.training.sharding.own_scale`).
 
@@ -74,7 +74,7 @@ dense columns, as one vector. If it has a method ``align_inputs()``, that is cal
 module computes on tensor cores, so that it can pad layers of unaligned widths.
 
 The module is not concerned with anything else: tables, their optimizers and sharding, lookups,
-checkpoints, and the first-order term that is added to the logits. The same module trains, under
+checkpoints, and the linear term that is added to the logits. The same module trains, under
 TorchRec, and serves, on one joined table. It is built under the seed of the run, and keeps the
 initial values that it gives itself.
 """

@@ -1,6 +1,6 @@
 """DeepFM (Guo et al. 2017, arXiv:1703.04247): dot products of all pairs of vectors, beside layers.
 
-Its linear part is the first-order term of every model (:class:`.head.FirstOrder`).
+Its linear part is the linear term of every model (:class:`.head.FirstOrder`).
 """
 
 from __future__ import annotations

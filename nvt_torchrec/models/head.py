@@ -1,4 +1,4 @@
-"""The head of a model, which follows the lookup: vectors of dense values, a first-order term, and a
+"""The head of a model, which follows the lookup: vectors of dense values, a linear term, and a
 module."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nvt_torchrec.models.registry import MODELS, load_model
 
 
 class FirstOrder(nn.Module):
-    """Logistic regression beside the module: the first-order term of the logit.
+    """Logistic regression beside the module: the linear term of the logit.
 
     It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
     DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
@@ -94,7 +94,7 @@ class Head(nn.Module):
 
     Attributes:
         piecewise: The vectors of dense values, or None.
-        first_order: The first-order term, or None.
+        first_order: The linear term, or None.
         module: The module of the contract (:mod:`.contract`).
         labels: The number of labels, T.
         raw_columns: The columns whose ids and lengths the module takes.

@@ -29,13 +29,13 @@ class PiecewiseLinear(nn.Module):
         edges: The edges of each column, float32 [N, K + 1]: rising, then the largest repeated. They
             are 0 until a run sets them (:func:`find_edges`).
         vectors: The vectors at the edges, [N · (K + 1), D]. The first T values of each are weights
-            of the first-order term, divided by ``ModelConfig.first_order``; they start as 0.
+            of the linear term, divided by ``ModelConfig.first_order``; they start as 0.
 
     Args:
         columns: The number of dense columns, N.
         bins: The number of bins of each, K.
         dim: The width of the vectors, D.
-        labels: T, the number of labels if there is a first-order term, else 0.
+        labels: T, the number of labels if there is a linear term, else 0.
         summed: Whether the vectors of a row are summed.
     """
 

@@ -72,7 +72,7 @@ def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimiz
 
 
 def test_defaults_train_as_on_the_cpu(device, tmp_path: Path, monkeypatch) -> None:
-    """README's command, with no flag but paths: trials on valid, bins, first-order term, stopping.
+    """README's command, with no flag but paths: trials on valid, bins, linear term, stopping.
 
     The losses of a trial differ by rounding, so that another one may be the best.
     """

@@ -87,7 +87,7 @@ def bought(log: Log) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def both(log: Log) -> Path:
-    """The bundle of a model of both labels, with a first-order term."""
+    """The bundle of a model of both labels, with a linear term."""
     flags = ["--label=liked,bought", "--first_order=1", "--over_arch_layer_sizes=16,2"]
     log.train("two", *flags)
     return log.directory / "two"
@@ -174,7 +174,7 @@ def test_both_labels_in_python(both: Path, log: Log) -> None:
     np.testing.assert_allclose(small.predict(rows), expected, atol=0.02)
     table = predictor.model.table.values
     exact = small.model.table.rows(torch.arange(len(table)))
-    assert torch.equal(exact[:, :2], table[:, :2]), "weights of the first-order term stay float32"
+    assert torch.equal(exact[:, :2], table[:, :2]), "weights of the linear term stay float32"
     assert not torch.equal(exact, table)
 
 

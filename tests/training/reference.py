@@ -26,7 +26,7 @@ from tests.training.runs import MODEL
 class Reference(nn.Module):
     """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed.
 
-    Columns of one vocabulary, and their histories, share a table; each feature has first-order
+    Columns of one vocabulary, and their histories, share a table; each feature has linear
     weights of its own.
     """
 

@@ -1,4 +1,4 @@
-"""The first-order term: logistic regression in the model, from which a first training starts."""
+"""The linear term: logistic regression in the model, from which a first training starts."""
 
 from __future__ import annotations
 

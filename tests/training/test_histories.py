@@ -97,7 +97,7 @@ def build_means(columns: Columns) -> Means:
 
 def test_every_plan_trains_the_same(data: Path, tmp_path: Path) -> None:
     """As a DLRM in plain PyTorch: features of one table whose gradients were not added, lists that
-    were not summed or histories that were, would train otherwise, and so would first-order weights
+    were not summed or histories that were, would train otherwise, and so would linear weights
     shared by two columns of a vocabulary, or a table for each of them.
     """
     runs = {}
@@ -126,7 +126,7 @@ def test_every_plan_trains_the_same(data: Path, tmp_path: Path) -> None:
 
 def test_lists_have_the_events_of_the_means(data: Path, tmp_path: Path) -> None:
     """A model that takes means of lists trains as on the means: places in a wrong order, events of
-    another row, gradients or first-order weights that are lost would show."""
+    another row, gradients or linear weights that are lost would show."""
     found = []
     for number, sequences in enumerate(("", "--sequences=recent", "--sequences=seen,recent")):
         log = tmp_path / str(number)

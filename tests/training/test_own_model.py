@@ -226,7 +226,7 @@ def test_tables_grow_and_settings_are_kept(outputs, theirs, caplog, monkeypatch)
     assert re.search("first: what --model their_models:deep_fm computes has changed", caplog.text)
     before, after = (CheckpointRecord.read(theirs / name).model for name in ("first", "second"))
     assert before["settings"] == after["settings"] == {"hidden": 12}
-    assert before["vector_scale"] == after["vector_scale"] == 1  # there is no first-order term
+    assert before["vector_scale"] == after["vector_scale"] == 1  # there is no linear term
     assert sum(after["num_embeddings"]) > sum(before["num_embeddings"])
     with pytest.raises(SchemaError, match="hidden was 12, is 9"):
         train_here(*more, *DEEP_FM, "hidden=9")

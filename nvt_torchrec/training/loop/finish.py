@@ -64,7 +64,7 @@ def make_samples(
 
 
 def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
-    """Fit the bias of each label, in the first-order term, to the rows of a loader (collective).
+    """Fit the bias of each label, in the linear term, to the rows of a loader (collective).
 
     The last batches move the mean prediction, on small logs by some percent. Adding one number to
     the logits changes no ranking, and makes the mean prediction of the rows equal to their click

@@ -184,12 +184,12 @@ class TrainFields(Settings):
     )
 
     vector_scale: float | None = _model(
-        "factor for the embedding vectors before the model gets them, beside the first-order term "
+        "factor for the embedding vectors before the model gets them, beside the linear term "
         "(default: the model's own; for a model of yours found from its module; 1 with sgd)", None,
         above=0, maximum=MAX_VECTOR_SCALE,
     )
     first_order: float | None = _model(
-        "weight of the first-order (linear, wide) term, which is added to the logit and starts as "
+        "weight of the linear (wide) term, which is added to the logit and starts as "
         "a logistic regression; 0 turns it off (default: 0.2, less with more than 25 columns)",
         None, minimum=0
     )

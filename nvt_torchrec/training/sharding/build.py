@@ -197,7 +197,7 @@ def _find_hardware(settings: TrainSettings, group: Group, loader_bytes: int) -> 
 
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
-    """Write the initial weights of this rank's shards; those of the first-order term are 0."""
+    """Write the initial weights of this rank's shards; those of the linear term are 0."""
     rows = config.tables
     for table, shard, offsets in _iterate_shards(model):
         fill_table(shard, table, rows[table], config.embedding_dim, seed, offsets)
@@ -246,7 +246,7 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
 
 
 def start_from(start: Start, run: RunState) -> None:
-    """Set the edges of bins, and the first-order term to a logistic regression of each label.
+    """Set the edges of bins, and the linear term to a logistic regression of each label.
 
     Weights of values that the regression does not have stay 0, and so do those of a label without
     a regression.
@@ -266,7 +266,7 @@ def start_from(start: Start, run: RunState) -> None:
 
 @torch.no_grad()
 def _write_regression(regression: Regression, label: int, run: RunState) -> None:
-    """Write a regression to the first-order term of the label of this number."""
+    """Write a regression to the linear term of the label of this number."""
     config, model = run.config, run.model
     columns = list(zip(regression.ids, regression.weights, strict=True))
     # The columns of the features come first, the bins of the dense columns after them.

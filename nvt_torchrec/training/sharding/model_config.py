@@ -18,7 +18,7 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: The factor of the first-order term, unless it sums so many columns that their number times the
+#: The factor of the linear term, unless it sums so many columns that their number times the
 #: factor is above ``_MAX_FIRST_ORDER``.
 _FIRST_ORDER = 0.2
 #: With more, SGD diverges on the demo's log, and models of other logs end an epoch below the
@@ -108,7 +108,7 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
 
 
 def _choose_first_order(settings: TrainSettings, columns: Columns) -> float:
-    """Return the factor of the first-order term."""
+    """Return the factor of the linear term."""
     if settings.first_order is not None:
         return settings.first_order
     if settings.embedding_l2:

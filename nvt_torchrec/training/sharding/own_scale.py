@@ -47,7 +47,7 @@ def choose_scale(
 ) -> ModelConfig:
     """Choose ``vector_scale`` of an own model, unless a user or checkpoint gives it (collective).
 
-    It stays 1 without the first-order term, beside which alone vectors are scaled, and with SGD,
+    It stays 1 without the linear term, beside which alone vectors are scaled, and with SGD,
     whose steps grow with the square of the scale.
 
     Args:
@@ -92,7 +92,7 @@ def _make_inputs(
     def draw_vectors(*shape: int) -> torch.Tensor:
         values = torch.randn(_ROWS, *shape, columns.embedding_dim, generator=generator)
         values *= _LEARNED_DEVIATION
-        values[..., :first_order_width] = 0  # the first-order term's, which the module does not see
+        values[..., :first_order_width] = 0  # the linear term's, which the module does not see
         return values
 
     inputs = {
