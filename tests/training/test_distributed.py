@@ -87,12 +87,18 @@ def test_a_rank_that_does_not_start_is_named(store, rank, absent):
         store_of_this_attempt(store, rank, 3)
 
 
-@pytest.mark.parametrize(("given", "threads"), [("1", [1]), ("3", []), (None, [1])])
-def test_threads_that_a_user_gives_are_kept(monkeypatch, given, threads):
+@pytest.mark.parametrize(
+    ("given", "by_torchrun", "threads"),
+    [("1", True, [1]), ("1", False, []), ("3", True, []), (None, False, [1])],
+)
+def test_threads_that_a_user_gives_are_kept(monkeypatch, given, by_torchrun, threads):
     """PyTorch takes them by itself; 1 is what torchrun gives."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     found = []
     monkeypatch.setattr(torch, "set_num_threads", found.append)
     with process_group():

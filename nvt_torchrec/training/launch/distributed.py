@@ -77,8 +77,9 @@ def process_group() -> Iterator[Group]:
         cpu = dist.new_group(backend="gloo")
     else:
         device = torch.device("cpu")
-        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle. Another number is the user's.
-        if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        # Without a number of the user's own, torchrun sets 1, which leaves cores idle.
+        given = os.environ.get("OMP_NUM_THREADS")
+        if given is None or (given == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
             torch.set_num_threads(max(1, count_cores() // local_world_size))
         dist.init_process_group("gloo", **members)
         cpu = dist.GroupMember.WORLD
