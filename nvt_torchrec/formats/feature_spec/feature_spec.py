@@ -29,7 +29,11 @@ from nvt_torchrec.formats.feature_spec.events import (
 )
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
-from nvt_torchrec.formats.feature_spec.negatives import NegativesRule, check_negatives
+from nvt_torchrec.formats.feature_spec.negatives import (
+    NegativesRule,
+    check_negatives,
+    check_unread_labels,
+)
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
     amount_reads,
@@ -130,26 +134,12 @@ class FeatureSpec:
         )
         has_times = self.events is not None or self.split.by == "time"
         check_tables(self.tables, self.features, has_times=has_times)
-        all_ones = [rule.name for rule in self.label_rules if rule.value is not None]
-        if all_ones and not self.negatives:
-            raise SettingsError(
-                f"label {all_ones[0]}: all rows have label 1", "add [negatives], or leave value out"
-            )
-        for column in self.aggregates:
-            if column.aggregate and column.aggregate.label in all_ones:
-                raise SettingsError(
-                    f"aggregate {column.name}: its label is 1 in all rows", "leave it out"
-                )
+        check_unread_labels(self.label_rules, self.label_files, self.negatives, self.aggregates)
+        check_label_files(self.label_files, self.labels, self.events, self.split)
         if self.negatives:
             groups = [group.columns for group in self.groups]
             check_negatives(self.negatives, self.features, self.tables, groups)
-        check_label_files(self.label_files, self.labels, self.events, self.split)
         check_sources(self.event_sources, self.tables, self.aggregate_rules)
-        if self.label_files and self.negatives:
-            raise SettingsError(
-                f"[negatives], and label {self.label_files[0].name} from another file",
-                "leave [negatives] out: rows without a click are negatives",
-            )
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""

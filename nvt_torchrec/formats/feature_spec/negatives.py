@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.label_files import LabelFile
 from nvt_torchrec.formats.feature_spec.plan_reads import column_reads
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
 #: The most rows that are drawn for a row: each is written, so this is what the output grows by.
@@ -60,6 +62,41 @@ def item_columns(
         if sources == {rule.item}:
             found.append(column)
     return found
+
+
+def check_unread_labels(
+    rules: Sequence[LabelRule],
+    files: Sequence[LabelFile],
+    negatives: NegativesRule | None,
+    aggregates: Sequence[DenseColumn],
+) -> None:
+    """Check that labels which are not read from the log leave rows of both kinds.
+
+    Args:
+        rules: The labels.
+        files: Those that are from other files.
+        negatives: How rows are drawn; None if none are.
+        aggregates: The columns that are computed from events.
+
+    Raises:
+        SettingsError: All rows have a label, or all events of an aggregate, or negatives would be
+            drawn beside rows without a click.
+    """
+    all_ones = [rule.name for rule in rules if rule.value is not None]
+    if all_ones and negatives is None:
+        raise SettingsError(
+            f"label {all_ones[0]}: all rows have label 1", "add [negatives], or leave value out"
+        )
+    for column in aggregates:
+        if column.aggregate and column.aggregate.label in all_ones:
+            raise SettingsError(
+                f"aggregate {column.name}: its label is 1 in all rows", "leave it out"
+            )
+    if files and negatives is not None:
+        raise SettingsError(
+            f"[negatives], and label {files[0].name} from another file",
+            "leave [negatives] out: rows without a click are negatives",
+        )
 
 
 def check_negatives(
