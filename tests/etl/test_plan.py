@@ -188,6 +188,6 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
         input=InputFormat("csv"),
         split=Split("time", column="dt", valid=0.1, test=0.1),
     )
-    message = "rows without click, dt, .*\n.*the names of directories are no columns"
+    message = "rows without click, dt, .*\n.*the names of directories are not read as columns"
     with pytest.raises(BadRowError, match=message):
         make_plan(find_days(str(path), split=spec.split), spec, block_bytes=1 << 20)
