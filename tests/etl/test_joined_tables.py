@@ -323,7 +323,7 @@ def test_tables_that_are_not_there(tmp_path: Path, folders: tuple[Path, Path]) -
         ('path = "users.csv"', 'path = "/etc/passwd"', "--table users=PATH"),
         ('path = "users.csv"', 'path = "s3://bucket/users.csv"', "--table users=PATH"),
         ('table = "users"\nfreq', 'table = "user"\nfreq', "column job: table = 'user'"),
-        ('key = ["user", "country"]', "key = []", "key"),
+        ('key = ["user", "country"]', "key = []", r"table users: key = \(\)"),
         ('name = "users"', 'name = "items"', "tables of the same name: items"),
         ('key = {item = "id"}', 'key = {item = "id"}\nvalid_from = "changed"', "rows have no time"),
         ('key = {item = "id"}', 'key = {item = "id"}\nknown = "1h"', "valid_from"),

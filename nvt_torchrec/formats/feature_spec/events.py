@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, AggregateValue
@@ -95,6 +95,8 @@ class Aggregate:
         source: The source whose events it sums up, and which has ``column``; "": the log itself.
     """
 
+    toml_keys: ClassVar = {"key": "of"}
+
     key: tuple[str, ...]
     value: str
     window: str = ""
@@ -158,6 +160,8 @@ class HistoryRule:
         where: The label that events must have; "": all events.
         kept: Events of a key that are kept for the days that are added later, and at inference.
     """
+
+    toml_keys: ClassVar = {"key": "of"}
 
     name: str
     key: tuple[str, ...]

@@ -9,7 +9,7 @@ from typing import Any
 from nvt_torchrec.base.errors import SettingsError, UnregisteredError
 
 #: The keys of fields that have another name in the TOML file.
-_KEYS = {"kind": "derive", "sources": "from", "key": "of"}
+_KEYS = {"kind": "derive", "sources": "from"}
 #: Commands register nothing of a program's own; those of ``etl`` and ``inference`` start likewise.
 _IMPORTING = (
     'python -c "import MODULE; from nvt_torchrec.workflows.__main__ import main; exit(main())" '
@@ -21,7 +21,7 @@ def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
     """Check fields of a part of a spec.
 
     Args:
-        part: The part.
+        part: The part; ``toml_keys`` has the keys of its fields that have another name there.
         where: What errors begin with, to name the part.
         rules: Of each the field, whether its value may stand there, and what to do if it may not.
 
@@ -31,8 +31,9 @@ def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
     for field, good, remedy in rules:
         if not good:
             key, value = field.removesuffix("_files"), getattr(part, field)
+            keys = _KEYS | getattr(part, "toml_keys", {})
             text = str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"
-            raise SettingsError(f"{where}{_KEYS.get(key, key)} = {text}", remedy)
+            raise SettingsError(f"{where}{keys.get(key, key)} = {text}", remedy)
 
 
 def check_registered(key: str, name: str, registry: Iterable[str]) -> None:

@@ -78,7 +78,11 @@ class Split:
             ("seed", self.seed >= 0, "give an integer from 0 on"),
             ("column", self.column or "column" not in takes, 'name one, such as column = "user"'),
             ("valid_from", times, f"give {_TIMES}; or {_SHARES}"),
-            ("valid", shares, f"give {_SHARES}{f'; or {_TIMES}' * (self.by == 'time')}"),
+            (
+                "valid",
+                shares,
+                f"give {_SHARES}; or {_TIMES}" if self.by == "time" else f"give {_SHARES}",
+            ),
             ("train_files", files or self.by != "files", f"give {_FILES}"),
             ("train_files", ".." not in names.split("/"), "name files below the input directory"),
         )
