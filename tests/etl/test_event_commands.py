@@ -91,7 +91,10 @@ def test_a_guess_proposes_events_as_comments(tmp_path: Path, names: list[str]) -
     lines = proposed.partition("\n\n")[0].splitlines()[2:]
     uncommented = "\n".join(line.removeprefix("# ") for line in lines)
     with_events = load_spec(_as_file(tmp_path, f"{head}\n{uncommented}\n"))
-    assert with_events.groups == [("user",), ("shop",)]  # of more values than the items
+    assert [group.columns for group in with_events.groups] == [
+        ("user",),
+        ("shop",),
+    ]  # of more values than the items
     assert with_events.histories[0].columns == ("shop",)
 
 
