@@ -18,17 +18,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import etl
-from benchmarks.harness import Metric, System, Table, describe_added, run_benchmark, run_etl
+from benchmarks.etl.systems import CASE_METRICS, etl_case
+from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
-METRICS = (
-    Metric("rows_per_s", "rows/s"),
-    Metric("wall_s", "wall s", ".1f"),
-    Metric("cpu_s", "CPU s", ".1f"),
-    Metric("peak_rss_mb", "peak MB"),
-)
 DAYS = 30
 INSIDE = "in the log"
 #: The ``[label]`` of each case.
@@ -75,7 +69,7 @@ def _run(settings: LabelFileSettings) -> int:
     root = BUILD / f"labels-{rows}-{rate}"
     log = f"{rows:,} rows, {rate:.0%} of them clicked"
     make_once(root, f"a log and its clicks, {log}", lambda: _make_log(root, rows, rate))
-    table = Table("label_files", f"Clicks in a file of their own: {log}", METRICS, base="")
+    table = Table("label_files", f"Clicks in a file of their own: {log}", CASE_METRICS, base="")
     table.measure([_system(root, case) for case in LABELS], repeats=settings.repeats)
     for case in [*LABELS][1:]:
         table.notes += describe_added(table, case, INSIDE)
@@ -109,14 +103,7 @@ def _make_log(root: Path, rows: int, rate: float) -> None:
 def _system(root: Path, case: str) -> System:
     output = root / "out"
     flags = "--spec", root / f"{case}.toml", "--input_path", root / "log.csv"
-    system = etl("etl", output, *flags)
-
-    def prepare() -> None:
-        """Compile what is cached; of the first rows alone there is no valid or test."""
-        system.before()
-        run_etl("run", *flags, "--output_path", output)
-
-    return dataclasses.replace(system, case=case, prepare=prepare)
+    return etl_case(case, output, *flags, name="etl")
 
 
 if __name__ == "__main__":

@@ -19,17 +19,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, etl, python_of
-from benchmarks.harness import Metric, System, Table, describe_added, run_benchmark, run_etl
+from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
+from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
-METRICS = (
-    Metric("rows_per_s", "rows/s"),
-    Metric("wall_s", "wall s", ".1f"),
-    Metric("cpu_s", "CPU s", ".1f"),
-    Metric("peak_rss_mb", "peak MB"),
-)
 DRAWN, PLAIN = "negatives", "no negatives"
 DAYS = 30
 _SPEC = """[input]
@@ -76,7 +70,7 @@ def _run(settings: NegativesSettings) -> int:
     log = f"{rows:,} rows, {items:,} items, {users:,} users"
     make_once(root, f"a log of {log}", lambda: _make_log(root, rows, items, users))
     title = f"{settings.per_positive} negatives a row: {log}"
-    table = Table("negatives", title, METRICS, base="polars")
+    table = Table("negatives", title, CASE_METRICS, base="polars")
     systems = [_ours(root, case, settings.per_positive) for case in (DRAWN, PLAIN)]
     systems += [_polars(root, case, settings.per_positive) for case in (DRAWN, PLAIN)]
     table.measure(systems, repeats=settings.repeats)
@@ -106,14 +100,7 @@ def _ours(root: Path, case: str, per_positive: int) -> System:
     (root / f"{name}.toml").write_text(spec)
     output = root / name
     flags = "--spec", root / f"{name}.toml", "--input_path", root / "log.csv"
-    system = etl("ours", output, *flags)
-
-    def prepare() -> None:
-        """Compile what is cached; of the first rows alone there is no valid or test."""
-        system.before()
-        run_etl("run", *flags, "--output_path", output)
-
-    return dataclasses.replace(system, case=case, prepare=prepare)
+    return etl_case(case, output, *flags)
 
 
 def _polars(root: Path, case: str, per_positive: int) -> System:

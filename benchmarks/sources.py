@@ -21,17 +21,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import etl
-from benchmarks.harness import Metric, System, Table, run_benchmark, run_etl
+from benchmarks.etl.systems import CASE_METRICS, etl_case
+from benchmarks.harness import System, Table, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
-METRICS = (
-    Metric("rows_per_s", "rows/s"),
-    Metric("wall_s", "wall s", ".1f"),
-    Metric("cpu_s", "CPU s", ".1f"),
-    Metric("peak_rss_mb", "peak MB"),
-)
 DAYS, WINDOW_DAYS = 30, 7
 _SPEC = """[input]
 format = "csv"
@@ -100,7 +94,7 @@ def _run(settings: SourcesSettings) -> int:
     root = BUILD / f"sources-{rows}-{events}-{users}"
     log = f"{rows:,} rows, {events:,} events of a source, {users:,} users"
     make_once(root, log, lambda: _make_log(root, rows, events, users))
-    table = Table("sources", f"Sources: {log}", METRICS, base="ours")
+    table = Table("sources", f"Sources: {log}", CASE_METRICS, base="ours")
     systems = [_ours(root, number) for number in range(len(CASES))]
     table.measure(systems, repeats=settings.repeats)
     table.notes += ["", "rows/s, and rows per CPU second, as a share of those without the source:"]
@@ -146,14 +140,7 @@ def _make_log(root: Path, rows: int, events: int, users: int) -> None:
 def _ours(root: Path, number: int) -> System:
     case, output = [*CASES][number], root / f"out-{number}"
     flags = "--spec", root / f"{number}.toml", "--input_path", root / "log.csv"
-    system = etl("ours", output, *flags)
-
-    def prepare() -> None:
-        """Compile what is cached; of the first rows alone there is no valid or test."""
-        system.before()
-        run_etl("run", *flags, "--output_path", output)
-
-    return dataclasses.replace(system, case=case, prepare=prepare)
+    return etl_case(case, output, *flags)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, etl, python_of
-from benchmarks.harness import Metric, System, Table, describe_added, run_benchmark, run_etl
+from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
+from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
-METRICS = (
-    Metric("rows_per_s", "rows/s"),
-    Metric("wall_s", "wall s", ".1f"),
-    Metric("cpu_s", "CPU s", ".1f"),
-    Metric("peak_rss_mb", "peak MB"),
-)
 TABLES = "tables"
 PLAIN = "no tables"
 DAYS = 30
@@ -97,7 +91,7 @@ def _run(settings: TablesSettings) -> int:
     root = BUILD / f"tables-{rows}-{items}-{users}"
     log = f"{rows:,} rows, {items:,} items of {VERSIONS} versions, {users:,} users"
     make_once(root, f"a log with tables of {log}", lambda: _make_log(root, rows, items, users))
-    table = Table("tables", f"Tables: {log}", METRICS, base="polars")
+    table = Table("tables", f"Tables: {log}", CASE_METRICS, base="polars")
     systems = [_make_ours(root, case) for case in (TABLES, PLAIN)]
     for name in ("duckdb", "polars"):
         systems += [_make_peer(root, name, case) for case in (TABLES, PLAIN)]
@@ -147,14 +141,7 @@ def _make_ours(root: Path, case: str) -> System:
     spec = "tables" if case == TABLES else "plain"
     output = root / spec
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
-    system = etl("ours", output, *flags)
-
-    def prepare() -> None:
-        """Compile what is cached, on all rows: the first ones alone have no valid and test."""
-        system.before()
-        run_etl("run", *flags, "--output_path", output)
-
-    return dataclasses.replace(system, case=case, prepare=prepare)
+    return etl_case(case, output, *flags)
 
 
 def _make_peer(root: Path, name: str, case: str) -> System:

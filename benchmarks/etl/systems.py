@@ -8,6 +8,7 @@ rows get another value in these columns, drawn evenly out of two million.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -21,7 +22,7 @@ import numpy as np
 
 from benchmarks.data import make_once
 from benchmarks.etl.verify import list_parts
-from benchmarks.harness import System, run_etl
+from benchmarks.harness import Metric, System, run_etl
 from benchmarks.process import BUILD
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
@@ -29,6 +30,13 @@ from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.splits import SPLITS
 
 HERE = Path(__file__).parent
+#: What is shown of a case of the ETL.
+CASE_METRICS = (
+    Metric("rows_per_s", "rows/s"),
+    Metric("wall_s", "wall s", ".1f"),
+    Metric("cpu_s", "CPU s", ".1f"),
+    Metric("peak_rss_mb", "peak MB"),
+)
 DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.
 _LARGEST = ("cat_0", "cat_9", "cat_10", "cat_19", "cat_20", "cat_21")
@@ -129,6 +137,20 @@ def etl(name: str, output: Path, *flags: Any, **more: Any) -> System:
         result=lambda: {"rows": json.loads((output / "manifest.json").read_text())["rows"]["out"]},
         **more,
     )
+
+
+def etl_case(case: str, output: Path, *flags: Any, name: str = "ours") -> System:
+    """Measure a case of the ETL; the whole log is read once before, to compile what is cached.
+
+    Of the first rows of a log in the order of time there would be no valid or test.
+    """
+    system = etl(name, output, *flags)
+
+    def prepare() -> None:
+        system.before()
+        run_etl("run", *flags, "--output_path", output)
+
+    return dataclasses.replace(system, case=case, prepare=prepare)
 
 
 def peer(

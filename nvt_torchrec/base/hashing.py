@@ -58,6 +58,12 @@ def splitmix64(x):
     return x ^ (x >> np.uint64(31))
 
 
+@numba.njit(inline="always")
+def join_hash(first, second):
+    """The hash of the pair of two hashes, int64, for compiled code."""
+    return np.int64(mix(mix(np.uint64(first)) + np.uint64(second)))
+
+
 @numba.njit(forceinline=True)
 def _rotate(x, bits):
     return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))

@@ -242,6 +242,33 @@ def test_an_interrupted_run_draws_the_same(tmp_path: Path) -> None:
     assert resumed == whole
 
 
+def test_another_seed_draws_other_items(tmp_path: Path) -> None:
+    write_log(tmp_path / "raw", make_likes(300, 3), make_products())
+    drawn = []
+    for number, seed in enumerate((1, 1, 2)):
+        spec = load_negative_spec(tmp_path, negatives=f"seed = {seed}")
+        run(settings(tmp_path / "raw", tmp_path / str(number), spec))
+        drawn.append(read_drawn(tmp_path / str(number), "train"))
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+    assert [row[0] for row in drawn[0]] == [row[0] for row in drawn[2]]
+
+
+def test_with_days_an_item_of_the_same_day_is_not_there(tmp_path: Path) -> None:
+    likes = make_likes(400, 4)
+    write_log(tmp_path / "raw", likes, make_products())
+    events = EVENTS.replace("[[aggregate]]", 'cut = "day"\n[[aggregate]]', 1)
+    run(settings(tmp_path / "raw", tmp_path / "out", load_negative_spec(tmp_path, more=events)))
+    first = find_first_times(likes, None)
+    count = 0
+    for name in SPLITS:
+        rows = expand(likes, read_drawn(tmp_path / "out", name))
+        for row in [row for row in rows if row != likes[row.number]]:
+            assert first[int(row.item)] < row.time // DAY * DAY
+            count += 1
+    assert count > 300
+
+
 def test_malformed_rows_are_no_positives(tmp_path: Path) -> None:
     likes = make_likes(300, 3)
     write_log(tmp_path / "raw", likes, make_products())

@@ -18,7 +18,7 @@ from nvt_torchrec.base.arrays import (
     to_numpy,
 )
 from nvt_torchrec.base.exact_sums import round_terms
-from nvt_torchrec.base.hashing import mix
+from nvt_torchrec.base.hashing import join_hash, mix
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.clicklog.text.wrong_fields import describe_row, find_wrong_fields
@@ -340,7 +340,7 @@ def join_hashes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Hash the pairs of two hashes, int64 [n] each; int64 [n]."""
     joined = np.empty(len(first), np.int64)
     for i in range(len(first)):
-        joined[i] = np.int64(mix(mix(np.uint64(first[i])) + np.uint64(second[i])))
+        joined[i] = join_hash(first[i], second[i])
     return joined
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import shutil
@@ -25,6 +24,7 @@ from nvt_torchrec.etl.labels.match_clicks import (
     match_blocks,
 )
 from nvt_torchrec.etl.state.output import LABELS
+from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units.hours import find_late
 from nvt_torchrec.etl.units.unit_plan import block_name
@@ -261,8 +261,5 @@ def keep_labels(work: Path, extension: Path, spec: FeatureSpec, waiting: Counter
 def keep_rejected_clicks(spec: FeatureSpec, work: Path, directory: Path) -> None:
     """Copy the rows of click files that were left out to the other rejected rows."""
     for number, label in enumerate(spec.label_files):
-        with contextlib.suppress(FileNotFoundError):
-            content = (work / LABELS / f"rejected.{number}.tsv").read_bytes()
-            directory.mkdir(parents=True, exist_ok=True)
-            target = directory / f"label.{label.name}.tsv"
-            target.write_bytes(b"file\tline\treason\traw\n" + content)
+        file = work / LABELS / f"rejected.{number}.tsv"
+        copy_rejected(file, directory / f"label.{label.name}.tsv")

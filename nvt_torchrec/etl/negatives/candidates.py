@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from nvt_torchrec.etl.tables.table_writer import (
     concatenate_values,
+    find_column,
     save_array,
     take_values,
     to_arrays,
@@ -21,7 +22,7 @@ from nvt_torchrec.etl.tables.table_writer import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.negatives import item_columns
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
-from nvt_torchrec.formats.rows import CategoryValues, RawRows, is_missing
+from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.table_files import KEYS, STARTS
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
@@ -98,15 +99,7 @@ class ItemRows:
         starts = rows.negative_times
         if starts is None:
             starts = np.zeros(len(rows), np.int64)
-        columns: dict[str, tuple[CategoryValues, np.ndarray]] = {}
-        for name in names:
-            if name in spec.dense_names:
-                j = spec.dense_names.index(name)
-                dense = rows.dense[j].astype(np.float64)
-                columns[name] = dense, is_missing(rows.dense_missing, j)
-            else:
-                j = spec.categorical_names.index(name)
-                columns[name] = rows.categorical[j], is_missing(rows.categorical_missing, j)
+        columns = {name: find_column(rows, spec, name) for name in names}
         return cls(keys, starts, columns)
 
     @classmethod
@@ -132,7 +125,7 @@ class ItemRows:
         return ItemRows(self.keys[kept], self.starts[kept], columns)
 
     def write(self, directory: Path, spec: FeatureSpec) -> None:
-        """Write the items to a directory, as :func:`open_candidates` reads them."""
+        """Write the items to a directory, as :meth:`read` reads them."""
         directory.mkdir(parents=True)
         save_array(directory / KEYS, self.keys)
         save_array(directory / STARTS, self.starts)

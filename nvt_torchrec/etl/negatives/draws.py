@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from nvt_torchrec.base.hashing import mix, splitmix64
+from nvt_torchrec.base.hashing import join_hash, mix, splitmix64
 from nvt_torchrec.base.kernels import compiled
 
 #: Added to a counter for each draw (SplitMix64; Steele, Lea and Flood, 2014).
@@ -14,21 +13,6 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 #: the others are hardly ever drawn.
 _MAX_DRAWS = 50
 _UNIT = 2.0**-53
-
-
-@numba.njit(inline="always")
-def _pair_hash(user: int, item: int) -> np.int64:
-    """Return the hash of a user's and an item's hash; int64."""
-    return np.int64(mix(mix(np.uint64(user)) + np.uint64(item)))
-
-
-@compiled()
-def hash_pairs(users: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Hash the pairs of users and items, int64 [n] each; int64 [n]."""
-    hashed = np.empty(len(users), np.int64)
-    for i in range(len(users)):
-        hashed[i] = _pair_hash(users[i], items[i])
-    return hashed
 
 
 @compiled()
@@ -68,7 +52,7 @@ def _may_take(
     for other in taken:
         if other == index:
             return False
-    return not _contains(pairs, _pair_hash(user, keys[index]))
+    return not _contains(pairs, join_hash(user, keys[index]))
 
 
 @compiled()
@@ -91,7 +75,7 @@ def draw_items(
         times: int64 [n], the times of the rows; they tell the rows of a user and an item apart.
         limits: int64 [n], how many of the items there were at the time of each row.
         seed: Another seed draws other items.
-        pairs: int64 [pairs], rising: what :func:`hash_pairs` returns of all positive rows.
+        pairs: int64 [pairs], rising: the hashes of the users and items of all positive rows.
         keys: int64 [m], the hashes of the items that can be drawn, in the order in which they
             appeared.
         weights: float64 [m], the sum of the weights of each item and those before; or [0], if all

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.clicklog.text.assemble import join_hashes
 from nvt_torchrec.etl.negatives.candidates import ItemRows, own_columns
-from nvt_torchrec.etl.negatives.draws import hash_pairs
 from nvt_torchrec.etl.units.counting import Counts, count, merge
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
 from nvt_torchrec.etl.units.writing import choose
@@ -27,7 +27,7 @@ class Positives:
 
     Attributes:
         rows: How many rows were read, of both labels.
-        pairs: What :func:`.draws.hash_pairs` returns of their users and items, each once, rising;
+        pairs: The joined hashes of their users and items, each once, rising;
             and how many rows have it. Rows without a user or an item are left out.
         trained: The hashes of the items of those for training, and how many rows have it.
         items: All items, of rows of both labels.
@@ -63,7 +63,7 @@ class Positives:
             keys, users = rows.negative_keys
             is_positive = (rows.labels[0] == 1) & (keys != 0)
             has_user = is_positive & (users != 0)
-            pairs.append(hash_pairs(users[has_user], keys[has_user]))
+            pairs.append(join_hashes(users[has_user], keys[has_user]))
             is_trained = _find_trained(rows, block, num_lines, train=train)
             trained.append(keys[is_positive & is_trained])
             items.append(ItemRows.from_rows(rows, spec, names, keys).keep_oldest())

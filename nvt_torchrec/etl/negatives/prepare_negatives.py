@@ -5,7 +5,7 @@ The state of a run has a directory of it, and so has ``OUT/extension``, for furt
     negatives.json   size and SHA-256 of the others
     candidates/      the items, see :mod:`.candidates`
     counts.npy       int64 [items], how many training rows with label 1 of the first run have it
-    pairs.npy        int64 [pairs], rising: users and items, by :func:`.draws.hash_pairs`
+    pairs.npy        int64 [pairs], rising: the joined hashes of users and items
 """
 
 from __future__ import annotations

@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.etl.negatives.candidates import CANDIDATES, make_candidate_spec
 from nvt_torchrec.etl.negatives.draws import draw_items
+from nvt_torchrec.etl.tables.table_writer import take_values
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.negatives import item_columns
 from nvt_torchrec.formats.rows import (
     CategoryValues,
-    Jagged,
     RawRows,
     is_missing,
-    repeat_lists,
     set_missing,
 )
 from nvt_torchrec.workflows.event_groups import cut_times
@@ -123,9 +121,9 @@ class NegativeSampler:
             if category.name in own:
                 items, missing = self._items.take(category.name, stored)
                 _replace_missing(arrays["categorical_missing"], k, drawn, missing)
-                categorical.append(_take(_append(values, items), index_or_item))
+                categorical.append(take_values(_append(values, items), index_or_item))
             else:
-                categorical.append(_take(values, index))
+                categorical.append(take_values(values, index))
         arrays |= {"drawn": drawn, "negative_keys": None, "negative_times": None}
         return dataclasses.replace(rows, categorical=categorical, **arrays)
 
@@ -188,12 +186,3 @@ def _append(values: CategoryValues, others: CategoryValues) -> CategoryValues:
     assert isinstance(values, np.ndarray)
     assert isinstance(others, np.ndarray)
     return np.concatenate([values, others])
-
-
-def _take(values: CategoryValues, index: np.ndarray) -> CategoryValues:
-    """Return the values at some positions, int64 [n]."""
-    if isinstance(values, Jagged):
-        return repeat_lists(values, index)
-    if isinstance(values, np.ndarray):
-        return values[index]
-    return values.take(to_arrow(index))

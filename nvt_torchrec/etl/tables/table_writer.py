@@ -119,7 +119,7 @@ def store_table(
         if rule.valid_from:
             save_array(temporary / STARTS, every_start[order])
         for column in spec.columns_of(rule.name):
-            read = [find_column(piece, column.name) for piece in pieces]
+            read = [find_column(piece.rows, piece.spec, column.name) for piece in pieces]
             if earlier is not None:
                 read.append(earlier.take(column.name, np.arange(len(earlier))))
             values = concatenate_values([values for values, _ in read])
@@ -211,13 +211,12 @@ def _place_of(pieces: list[TablePiece], row: int) -> str:
     raise IndexError(row)
 
 
-def find_column(piece: TablePiece, name: str) -> tuple[CategoryValues, np.ndarray]:
-    """Return the values [n] of a column, and where they are missing, bool [n]."""
-    rows, dense = piece.rows, piece.spec.dense_names
-    if name in dense:
-        j = dense.index(name)
+def find_column(rows: RawRows, spec: FeatureSpec, name: str) -> tuple[CategoryValues, np.ndarray]:
+    """Return the values [n] of a column of rows, dense ones float64, and where they are missing."""
+    if name in spec.dense_names:
+        j = spec.dense_names.index(name)
         return rows.dense[j].astype(np.float64), is_missing(rows.dense_missing, j)
-    j = piece.spec.categorical_names.index(name)
+    j = spec.categorical_names.index(name)
     return rows.categorical[j], is_missing(rows.categorical_missing, j)
 
 
