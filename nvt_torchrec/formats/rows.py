@@ -192,6 +192,21 @@ class RawRows:
         return self.dense_missing.shape[1]
 
 
+def count_bytes(rows: RawRows) -> int:
+    """Return how much memory the columns of some rows take."""
+    columns: list[Any] = [*rows.categorical]
+    for field in dataclasses.fields(rows):
+        columns.append(getattr(rows, field.name))
+    total = 0
+    for column in columns:
+        if isinstance(column, Jagged):
+            total += column.offsets.nbytes
+            column = column.values
+        if isinstance(column, np.ndarray | pa.StringArray):
+            total += column.nbytes
+    return total
+
+
 def mask_words(columns: int) -> int:
     """Return the number of words of a mask for so many columns."""
     return max(1, -(-columns // WORD_BITS))

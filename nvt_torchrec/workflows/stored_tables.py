@@ -8,6 +8,7 @@ last day of the ETL knew.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -33,11 +34,17 @@ from nvt_torchrec.workflows.table_kernels import (
     copy_texts,
     find_rows,
     find_versions,
+    make_buckets,
     measure_values,
     take_missing,
     take_numbers,
 )
 
+#: About how many rows a bucket of keys has: as many as a line of the cache has keys.
+_BUCKET_ROWS = 8
+#: For fewer keys, those of a request, dividing a table into small buckets, which reads all of its
+#: keys, would take longer than finding them.
+_MANY_KEYS = 4096
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
 
@@ -124,11 +131,20 @@ class StoredTable:
                 known: the newest of these is found. None: the newest of all.
         """
         keys = np.ascontiguousarray(keys)
+        buckets = self._two_buckets if len(keys) < _MANY_KEYS else self._small_buckets
         if self.starts is None:
-            return find_rows(self.keys, keys)
+            return find_rows(self.keys, *buckets, keys)
         if cuts is None:
             cuts = np.full(len(keys), np.iinfo(np.int64).max)
-        return find_versions(self.keys, self.starts, keys, cuts)
+        return find_versions(self.keys, self.starts, *buckets, keys, cuts)
+
+    @functools.cached_property
+    def _small_buckets(self) -> tuple[np.ndarray, int]:
+        return make_buckets(self.keys, _BUCKET_ROWS)
+
+    @functools.cached_property
+    def _two_buckets(self) -> tuple[np.ndarray, int]:
+        return make_buckets(self.keys, max(1, len(self.keys)))
 
     def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
         """Return the values of a column at some rows, and where they are missing, bool [n].

@@ -7,13 +7,53 @@ import numpy as np
 from nvt_torchrec.base.kernels import compiled
 
 
+def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray, int]:
+    """Divide sorted keys into buckets by their highest bits.
+
+    Keys are hashes, and so spread evenly. A search in a bucket reads one or two lines of the cache,
+    and one in all keys about as many as it has steps.
+
+    Args:
+        sorted_keys: int64 [rows], rising.
+        bucket_rows: About how many rows a bucket has.
+
+    Returns:
+        The bounds of the buckets, int64 [buckets + 1], rows; and the shift, see
+        :func:`find_bucket`.
+    """
+    bits = max(1, (len(sorted_keys) // bucket_rows).bit_length())
+    shift = 64 - bits
+    lowest = np.arange(-(1 << bits - 1), 1 << bits - 1, dtype=np.int64) << shift
+    bounds = np.empty(len(lowest) + 1, np.int64)
+    bounds[:-1] = np.searchsorted(sorted_keys, lowest)
+    bounds[-1] = len(sorted_keys)
+    return bounds, shift
+
+
 @compiled()
-def find_rows(sorted_keys, keys):
-    """Find keys by binary search; 0 stands for a missing key."""
+def find_bucket(key, shift):
+    """Return the bucket of a key: its highest bits, of which the lowest number has bucket 0."""
+    return (key >> shift) + (1 << (63 - shift))
+
+
+@compiled()
+def find_rows(sorted_keys, bounds, shift, keys):
+    """Find keys by binary search in their buckets; 0 stands for a missing key.
+
+    Args:
+        sorted_keys: int64 [rows], rising.
+        bounds: int64 [buckets + 1], see :func:`find_bucket`.
+        shift: See :func:`find_bucket`.
+        keys: int64 [n].
+
+    Returns:
+        int64 [n], the row of each key; -1 for none.
+    """
     found = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
         key = keys[i]
-        low, high = 0, len(sorted_keys)
+        bucket = find_bucket(key, shift)
+        low, high = bounds[bucket], bounds[bucket + 1]
         while low < high:
             middle = (low + high) // 2
             if sorted_keys[middle] < key:
@@ -26,12 +66,23 @@ def find_rows(sorted_keys, keys):
 
 
 @compiled()
-def find_versions(sorted_keys, starts, keys, cuts):
-    """Find the newest version of each key that was known before a time, by binary search."""
+def find_versions(sorted_keys, starts, bounds, shift, keys, cuts):
+    """Find the newest version of each key that was known before a time.
+
+    Args:
+        sorted_keys, bounds, shift, keys: See :func:`find_rows`.
+        starts: int64 [rows], the time from which each row counts; rising for each key.
+        cuts: int64 [n], the time of each key.
+
+    Returns:
+        int64 [n], the row of each key; -1 for none.
+    """
     found = np.empty(len(keys), np.int64)
     for i in range(len(keys)):
         key, cut = keys[i], cuts[i]
-        low, high = 0, len(sorted_keys)  # after all versions of the key that began before the cut
+        bucket = find_bucket(key, shift)
+        # Ends after all versions of the key that began before the cut.
+        low, high = bounds[bucket], bounds[bucket + 1]
         while low < high:
             middle = (low + high) // 2
             is_before = sorted_keys[middle] < key

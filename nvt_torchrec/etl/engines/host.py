@@ -22,7 +22,8 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.files.atomic import Written, will_read
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
-from nvt_torchrec.etl.engines.engine import Engine, Report, open_runs
+from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
+from nvt_torchrec.etl.engines.kept_rows import KeptRows
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import (
@@ -58,6 +59,7 @@ def count_block(
     max_bad_rows: int,
     events: EventFiles | None = None,
     additions: RowAdditions = NO_ADDITIONS,
+    kept: KeptRows | None = None,
 ) -> SortedRun:
     """Count the categories of a block, and compute the moments of its dense columns.
 
@@ -70,6 +72,7 @@ def count_block(
         events: Where the events of the block are written, if the spec has any; moments of
             aggregates are computed later.
         additions: What is added to the rows.
+        kept: Where the rows are kept for :func:`encode_block`.
 
     Raises:
         BadRowError: A row is malformed.
@@ -88,6 +91,8 @@ def count_block(
     pieces = additions.add_rows(pieces, block, spec)
     if tables:  # histories need the values themselves
         pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
+    if kept:
+        pieces = kept.keep(block, pieces)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
     if extractor:
         pieces = extractor.take(pieces)
@@ -157,20 +162,26 @@ def encode_block(
     max_bad_rows: int,
     events: EventValues | None = None,
     additions: RowAdditions = NO_ADDITIONS,
+    kept: KeptRows | None = None,
 ) -> tuple[list[UnitResult], list[Written]]:
     """Read the units of a block, encode them and write their parts.
 
     Takes, returns and raises what :func:`etl.units.writing.write_units` and :func:`count_block` do.
+    Rows that are kept are not read again.
     """
     block, spec = units[0].block, workflow.spec
     if events and not max_bad_rows:  # without a malformed row in any column
         spec = drop_keys(spec)
-    pieces = read_block_chunks(
-        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
-    )
-    pieces = additions.add_rows(pieces, block, spec)
-    if workflow.tables:
-        pieces = workflow.tables.look_up_all(pieces, spec)
+    rows = kept.take(block) if kept else None
+    if rows is not None:
+        pieces = iter(rows)
+    else:
+        pieces = read_block_chunks(
+            block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+        )
+        pieces = additions.add_rows(pieces, block, spec)
+        if workflow.tables:
+            pieces = workflow.tables.look_up_all(pieces, spec)
     if events:
         pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
@@ -187,6 +198,10 @@ log = logging.getLogger(__name__)
 class Threads(Engine):
     """Counts and encodes in threads of this process."""
 
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._kept = KeptRows()
+
     def count(self, blocks: list[Block], report: Report) -> None:
         """See :meth:`Engine.count`; counts become durable while other blocks are counted."""
         job, workers = self.job, self.job.workers
@@ -200,7 +215,12 @@ class Threads(Engine):
                 log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
                 _read_ahead(to_read, turn, workers, job.spec)
                 run = count_block(
-                    blocks[index], job.spec, job.max_bad_rows, job.event_files, job.additions
+                    blocks[index],
+                    job.spec,
+                    job.max_bad_rows,
+                    job.event_files,
+                    job.additions,
+                    self._kept,
                 )
                 runs.add(index, run)
                 return run.rows
@@ -225,6 +245,7 @@ class Threads(Engine):
                 max_bad_rows=job.max_bad_rows,
                 events=job.events,
                 additions=job.additions,
+                kept=self._kept,
             )
             syncer.add(written, results)
             return results
