@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
 from nvt_torchrec.etl.tables.keyed_rows import parse_keyed
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 
 #: Bytes of a file that are parsed at once.
 _BLOCK_BYTES = 8 << 20
+#: The directory of the columns in the order in which they were read, until they are stored.
+_UNORDERED = "unordered"
 #: Rows of a table that were left out, beside its arrays until the run ends.
 REJECTED_FILE = "rejected.tsv"
 
@@ -61,6 +65,24 @@ class TablePiece:
     path: str
     first_line: int
     rows: RawRows
+    keys: np.ndarray
+    starts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadKeys:
+    """The keys of some rows that were read, and where they are.
+
+    Attributes:
+        path: The file.
+        first_line: The number of the first row of the piece, as messages count it.
+        lines: int64 [n], the line of each row, from 0.
+        keys, starts: See :class:`TablePiece`.
+    """
+
+    path: str
+    first_line: int
+    lines: np.ndarray
     keys: np.ndarray
     starts: np.ndarray
 
@@ -96,37 +118,41 @@ def store_table(
     """
     if directory.exists():
         return
-    pieces: list[TablePiece] = []
-    rejected: list[bytes] = []
-    for file in files:
-        for piece, bad in read_table_file(rule, spec, file, threads, reject):
-            pieces.append(piece)
-            rejected += bad
-            report(piece.rows.lines)
-    keys = [piece.keys for piece in pieces]
-    starts = [piece.starts for piece in pieces]
-    if earlier is not None:
-        keys.append(earlier.keys)
-        starts.append(np.zeros_like(earlier.keys) if earlier.starts is None else earlier.starts)
-    every_key, every_start = np.concatenate(keys), np.concatenate(starts)
-    if not len(every_key):
-        paths = ", ".join(file.source for file in files)
-        raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
-    order = _order_rows(rule, pieces, every_key, every_start)
-    log.info("table %s: %d rows", rule.name, len(order))
     with new_directory(directory) as temporary:
-        save_array(temporary / KEYS, every_key[order])
+        columns = spec.columns_of(rule.name)
+        on_disk = ColumnsOnDisk(temporary / _UNORDERED)
+        (temporary / _UNORDERED).mkdir()
+        read: list[ReadKeys] = []
+        rejected: list[bytes] = []
+        for file in files:
+            for piece, bad in read_table_file(rule, spec, file, threads, reject):
+                for column in columns:
+                    on_disk.append(column.name, *find_column(piece.rows, piece.spec, column.name))
+                read.append(
+                    ReadKeys(
+                        piece.path, piece.first_line, piece.rows.line, piece.keys, piece.starts
+                    )
+                )
+                rejected += bad
+                report(piece.rows.lines)
+        keys, starts, order = _order_rows(rule, read, earlier)
+        if not len(order):
+            paths = ", ".join(file.source for file in files)
+            raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
+        log.info("table %s: %d rows", rule.name, len(order))
+        save_array(temporary / KEYS, keys)
         if rule.valid_from:
-            save_array(temporary / STARTS, every_start[order])
-        for column in spec.columns_of(rule.name):
-            read = [find_column(piece.rows, piece.spec, column.name) for piece in pieces]
+            save_array(temporary / STARTS, starts)
+        for column in columns:
+            pieces = on_disk.load(column.name)
             if earlier is not None:
-                read.append(earlier.take(column.name, np.arange(len(earlier))))
-            values = concatenate_values([values for values, _ in read])
-            missing = np.concatenate([absent for _, absent in read])
+                pieces.append(earlier.take(column.name, np.arange(len(earlier))))
+            values = concatenate_values([values for values, _ in pieces])
+            missing = np.concatenate([absent for _, absent in pieces])
             arrays = to_arrays(column, take_values(values, order), missing[order])
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
+        shutil.rmtree(temporary / _UNORDERED)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
 
@@ -168,24 +194,37 @@ def read_table_file(
 
 
 def _order_rows(
-    rule: TableRule, pieces: list[TablePiece], keys: np.ndarray, starts: np.ndarray
-) -> np.ndarray:
-    """Return the order of rows by key and start; of two alike, the later row is left out.
+    rule: TableRule, read: list[ReadKeys], earlier: StoredTable | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Order rows by key and start; leave those of an earlier table out that were read again.
 
     Args:
         rule: The table.
-        pieces: The rows that were read.
-        keys: int64 [n], their keys, and behind them those of an earlier table.
-        starts: int64 [n], from when they are known.
+        read: The keys of the rows that were read.
+        earlier: See :func:`store_table`; its rows are counted after those that were read.
+
+    Returns:
+        The keys and the starts in their order, int64 [rows], and the position of each of these
+        rows, int64 [rows].
 
     Raises:
         BadInputError: Two rows that were read are alike.
     """
+    all_keys = [part.keys for part in read]
+    all_starts = [part.starts for part in read]
+    if earlier is not None:
+        all_keys.append(earlier.keys)
+        no_starts = np.zeros_like(earlier.keys)
+        all_starts.append(no_starts if earlier.starts is None else earlier.starts)
+    if not all_keys:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+    keys = np.concatenate(all_keys)
+    starts = np.concatenate(all_starts)
     order = np.lexsort((starts, keys))  # is stable
+    keys, starts = keys[order], starts[order]
     is_repeated = np.zeros(len(order), np.bool_)
-    is_repeated[1:] = keys[order[1:]] == keys[order[:-1]]
-    is_repeated[1:] &= starts[order[1:]] == starts[order[:-1]]
-    num_read = sum(len(piece.keys) for piece in pieces)
+    is_repeated[1:] = (keys[1:] == keys[:-1]) & (starts[1:] == starts[:-1])
+    num_read = sum(len(part.keys) for part in read)
     read_twice = np.flatnonzero(is_repeated & (order < num_read))
     if len(read_twice):
         first, second = order[read_twice[0] - 1], order[read_twice[0]]
@@ -195,19 +234,21 @@ def _order_rows(
             what = f"{what} and {rule.valid_from}"
             remedy = "keep one row for each key and time"
         raise BadInputError(
-            f"table {rule.name}: {what} of {_place_of(pieces, int(second))} are those of "
-            f"{_place_of(pieces, int(first))}, too",
+            f"table {rule.name}: {what} of {_describe_position(read, int(second))} are those of "
+            f"{_describe_position(read, int(first))}, too",
             remedy,
         )
-    return order[~is_repeated]
+    if is_repeated.any():
+        keys, starts, order = keys[~is_repeated], starts[~is_repeated], order[~is_repeated]
+    return keys, starts, order
 
 
-def _place_of(pieces: list[TablePiece], row: int) -> str:
-    """Return the file and line of a row, counted over all pieces."""
-    for piece in pieces:
-        if row < len(piece.keys):
-            return f"{piece.path}, line {piece.first_line + int(piece.rows.line[row])}"
-        row -= len(piece.keys)
+def _describe_position(read: list[ReadKeys], row: int) -> str:
+    """Return the file and line of a row, counted over all that were read."""
+    for part in read:
+        if row < len(part.keys):
+            return f"{part.path}, line {part.first_line + int(part.lines[row])}"
+        row -= len(part.keys)
     raise IndexError(row)
 
 
@@ -231,9 +272,14 @@ def to_arrays(
         arrays["lists"] = values.offsets.astype(np.int64)
         values = values.values
     if isinstance(values, np.ndarray):
-        distinct, codes = np.unique(values, return_inverse=True)
-        arrays["values"] = distinct.astype(RAW_TYPES[column.raw].dtype)
-        return arrays | {"codes": codes.reshape(-1).astype(np.int32)}
+        # Hashing all values and sorting the distinct ones is faster than sorting all.
+        hashed = pa.array(values).dictionary_encode()
+        found = to_numpy(hashed.dictionary)
+        order = np.argsort(found)
+        ranks = np.empty(len(found), np.int32)
+        ranks[order] = np.arange(len(found))
+        arrays["values"] = found[order].astype(RAW_TYPES[column.raw].dtype)
+        return arrays | {"codes": ranks[to_numpy(hashed.indices)]}
     encoded = values.dictionary_encode()
     offsets, data = string_parts(encoded.dictionary)
     begin, end = int(offsets[0]), int(offsets[-1])
