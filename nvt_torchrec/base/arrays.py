@@ -89,10 +89,20 @@ def string_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return numbers, np.frombuffer(data if data is not None else b"", np.uint8)
 
 
-def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray:
-    """Make a string array without nulls of int32 offsets [n + 1] and UTF-8 bytes."""
-    length = len(offsets) - 1
-    return pa.StringArray.from_buffers(length, pa.py_buffer(offsets), pa.py_buffer(data))
+def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray | pa.LargeStringArray:
+    """Make a string array without nulls of UTF-8 bytes and of offsets [n + 1].
+
+    With int32 offsets it is a StringArray, with int64 ones a LargeStringArray.
+    """
+    kind = pa.LargeStringArray if offsets.dtype == np.int64 else pa.StringArray
+    return kind.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def to_offsets(lengths: np.ndarray) -> np.ndarray:
+    """Return the offsets, int64 [n + 1] from 0, of lists or texts of some lengths [n]."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def strings(values: Sequence[str]) -> pa.StringArray:

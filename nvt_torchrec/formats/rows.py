@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.arrays import to_arrow, to_offsets
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -44,6 +44,8 @@ NO_TIME = -(2**62)
 #: Where more rows of a block are bad than may be left out, so many are described, and further ones
 #: are only counted.
 DESCRIBED_BAD_ROWS = 100
+#: About how many bytes a :class:`BadRow` takes beside its texts.
+_BAD_ROW_BYTES = 200
 #: The number of bad rows that may be left out (``max_bad_rows``) if there is no limit.
 UNLIMITED = sys.maxsize
 
@@ -68,7 +70,7 @@ def repeat_lists(lists: Jagged, index: np.ndarray, newest: int | None = None) ->
     if newest is not None:
         lengths = np.minimum(lengths, newest)
     lengths = lengths[index]
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    offsets = to_offsets(lengths)
     # consecutive numbers, moved for each row by the distance between the two ends of its list
     ends = lists.offsets[1:][index]
     indices = np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
@@ -193,11 +195,13 @@ class RawRows:
 
 
 def count_bytes(rows: RawRows) -> int:
-    """Return how much memory the columns of some rows take."""
-    columns: list[Any] = [*rows.categorical]
-    for field in dataclasses.fields(rows):
-        columns.append(getattr(rows, field.name))
+    """Return about how much memory some rows take, with those that are malformed."""
     total = 0
+    for row in rows.bad:
+        total += _BAD_ROW_BYTES + len(row.text) + len(row.what)
+    columns = [getattr(rows, field.name) for field in dataclasses.fields(rows)]
+    if not isinstance(rows.categorical, np.ndarray):
+        columns += rows.categorical
     for column in columns:
         if isinstance(column, Jagged):
             total += column.offsets.nbytes

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_array
+from nvt_torchrec.base.arrays import string_array, to_offsets
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
@@ -140,10 +140,12 @@ class StoredTable:
 
     @functools.cached_property
     def _small_buckets(self) -> tuple[np.ndarray, int]:
+        """Buckets for many keys, see :func:`make_buckets`."""
         return make_buckets(self.keys, _BUCKET_ROWS)
 
     @functools.cached_property
     def _two_buckets(self) -> tuple[np.ndarray, int]:
+        """The fewest buckets that :func:`make_buckets` makes: it reads hardly any keys."""
         return make_buckets(self.keys, max(1, len(self.keys)))
 
     def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
@@ -220,8 +222,7 @@ class StoredTable:
         lengths = np.empty(len(rows), np.int64)
         if not measure_values(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
             raise self._damaged(name)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = to_offsets(lengths)
         return offsets, np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
 
     def _take_distinct(
@@ -241,8 +242,7 @@ class StoredTable:
                 f"{self._directory}: column {name}: texts of {total} bytes for {len(codes)} rows",
                 "score fewer rows at once, or shorten the texts of the table",
             )
-        offsets = np.zeros(len(codes) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = to_offsets(lengths).astype(np.int32)
         taken = np.empty(total, np.uint8)
         copy_texts(data, ends - lengths, offsets, taken)
         return string_array(offsets, taken)

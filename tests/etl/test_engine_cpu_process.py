@@ -16,7 +16,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
-kept_rows.MAX_BYTES = 0  # what is kept in memory grows up to there
+kept_rows.MAX_BYTES = 4 << 20  # less than either log has
 options = {"engine": "cpu", "workers": 2, "block_mb": 4}
 manifest = run(EtlSettings(sys.argv[1], Path(sys.argv[2]), load_spec(), **options))
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -1,7 +1,8 @@
 """Count and encode blocks of a log on the host: a block, and blocks in threads of this process.
 
 A block is read in pieces that fit the processor's caches. A thread holds one piece in memory and,
-while counting, the categories of its block, or, while encoding, a row group. Every heavy step
+while counting, the categories of its block, or, while encoding, a row group. Rows that were counted
+may stay in memory until they are encoded (:mod:`.kept_rows`). Every heavy step
 (reading, parsing, sorting, encoding, writing parquet) releases the interpreter lock. No thread
 waits for the disk: another one syncs finished files, and the system reads the next blocks ahead.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ from nvt_torchrec.etl.units.writing import (
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -85,12 +86,9 @@ def count_block(
     of_pieces = [np.zeros((len(spec.dense), 4))]
     found: list[np.ndarray] = []  # rows of tables
     rows_read = 0
-    pieces = read_block_chunks(
-        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
-    )
-    pieces = additions.add_rows(pieces, block, spec)
-    if tables:  # histories need the values themselves
-        pieces = tables.look_up_all(pieces, spec, history_columns(spec) if events else ())
+    # histories need the values themselves
+    categories = history_columns(spec) if events else ()
+    pieces = _read_rows(block, spec, max_bad_rows, additions, tables, categories)
     if kept:
         pieces = kept.keep(block, pieces)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
@@ -172,19 +170,39 @@ def encode_block(
     block, spec = units[0].block, workflow.spec
     if events and not max_bad_rows:  # without a malformed row in any column
         spec = drop_keys(spec)
-    rows = kept.take(block) if kept else None
-    if rows is not None:
-        pieces = iter(rows)
+    counted = kept.take(block) if kept else None
+    if counted is not None:
+        pieces = iter(counted)
     else:
-        pieces = read_block_chunks(
-            block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
-        )
-        pieces = additions.add_rows(pieces, block, spec)
-        if workflow.tables:
-            pieces = workflow.tables.look_up_all(pieces, spec)
+        pieces = _read_rows(block, spec, max_bad_rows, additions, workflow.tables)
     if events:
         pieces = events.add(pieces, block)
     return write_units(units, pieces, functools.partial(_encode_rows, workflow), work)
+
+
+def _read_rows(
+    block: Block,
+    spec: FeatureSpec,
+    max_bad_rows: int,
+    additions: RowAdditions,
+    tables: StoredTables | None,
+    categories: Collection[str] = (),
+) -> Iterator[RawRows]:
+    """Return the rows of a block with what is added to them, and their rows of tables.
+
+    Args:
+        block: The block.
+        spec: The columns to read.
+        max_bad_rows: See :func:`count_block`.
+        additions: See :func:`count_block`.
+        tables: The tables that columns are joined from.
+        categories: See :meth:`.StoredTables.look_up`.
+    """
+    pieces = read_block_chunks(
+        block, spec, max_bad_rows=max_bad_rows, chunk_bytes=counting.PIECE_BYTES
+    )
+    pieces = additions.add_rows(pieces, block, spec)
+    return tables.look_up_all(pieces, spec, categories) if tables else pieces
 
 
 def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Encoded:

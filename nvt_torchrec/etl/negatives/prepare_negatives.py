@@ -144,8 +144,8 @@ def _read_table(
     parts = []
     for file in sources.get(rule.name, []):
         for piece, _ in read_table_file(rule, spec, file, threads, reject, columns):
-            rows = ItemRows.from_rows(piece.rows, piece.spec, names, piece.keys)
-            parts.append(dataclasses.replace(rows, starts=piece.starts))
+            rows = ItemRows.from_rows(piece.rows, piece.spec, names, piece.row_keys.keys)
+            parts.append(dataclasses.replace(rows, starts=piece.row_keys.starts))
     return parts
 
 

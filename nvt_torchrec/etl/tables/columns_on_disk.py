@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_parts
+from nvt_torchrec.base.arrays import string_array, string_parts, to_offsets
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
 #: The names of the arrays that a column is written as.
@@ -21,7 +20,8 @@ _LIST_LENGTHS = "list_lengths"
 class ColumnsOnDisk:
     """Columns that are written piece by piece, and then read one at a time.
 
-    So the memory that a table takes does not grow with the number of its columns.
+    So the memory that a table takes does not grow with the number of its columns. A file is open
+    only while it is written: there may be more than a process may have open.
 
     Args:
         directory: A directory for the files; it must be empty.
@@ -35,12 +35,15 @@ class ColumnsOnDisk:
         """Write the next values of a column, and where they are missing, bool [n].
 
         Raises:
-            OSError: The disk is full, for example.
+            OSError: A file cannot be written.
         """
-        for part, array in {**_divide(values), _MISSING: missing}.items():
+        parts = _divide(values)
+        parts[_MISSING] = missing
+        for part, array in parts.items():
             kind = self._dtypes.setdefault((name, part), array.dtype)
             with open(self._directory / f"{name}.{part}", "ab") as file:
-                np.ascontiguousarray(array, kind).tofile(file)
+                # Not tofile, whose error does not say that the disk is full.
+                file.write(np.ascontiguousarray(array, kind).data)
 
     def load(self, name: str) -> list[tuple[CategoryValues, np.ndarray]]:
         """Return all values of a column as one piece, and where they are missing; [] for none."""
@@ -69,16 +72,7 @@ def _join(parts: dict[str, np.ndarray]) -> CategoryValues:
     if _NUMBERS in parts:
         values = parts[_NUMBERS]
     else:
-        offsets = _sum_up(parts[_TEXT_LENGTHS])
-        buffers = pa.py_buffer(offsets), pa.py_buffer(parts[_TEXTS])
-        values = pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
+        values = string_array(to_offsets(parts[_TEXT_LENGTHS]), parts[_TEXTS])
     if _LIST_LENGTHS in parts:
-        return Jagged(_sum_up(parts[_LIST_LENGTHS]), values)
+        return Jagged(to_offsets(parts[_LIST_LENGTHS]), values)
     return values
-
-
-def _sum_up(lengths: np.ndarray) -> np.ndarray:
-    """Return the offsets, int64 [n + 1], of values of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

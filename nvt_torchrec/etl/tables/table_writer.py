@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy, to_offsets
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
@@ -49,42 +49,35 @@ REJECTED_FILE = "rejected.tsv"
 
 
 @dataclasses.dataclass(frozen=True)
-class TablePiece:
-    """Some rows of a file of a table.
+class RowKeys:
+    """The keys of some rows of a file of a table.
 
     Attributes:
-        spec: By which the rows were read.
         path: The file.
-        first_line: The number of the first row, as messages count it.
-        rows: The rows, without malformed ones.
+        lines: int64 [n], the number of each row in the file, as messages count it.
         keys: int64 [n], the hashes of their keys.
         starts: int64 [n], from when each is known; 0 without versions.
     """
 
-    spec: FeatureSpec
     path: str
-    first_line: int
-    rows: RawRows
+    lines: np.ndarray
     keys: np.ndarray
     starts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadKeys:
-    """The keys of some rows that were read, and where they are.
+class TablePiece:
+    """Some rows of a file of a table.
 
     Attributes:
-        path: The file.
-        first_line: The number of the first row of the piece, as messages count it.
-        lines: int64 [n], the line of each row, from 0.
-        keys, starts: See :class:`TablePiece`.
+        spec: By which the rows were read.
+        rows: The rows, without malformed ones.
+        row_keys: Their keys.
     """
 
-    path: str
-    first_line: int
-    lines: np.ndarray
-    keys: np.ndarray
-    starts: np.ndarray
+    spec: FeatureSpec
+    rows: RawRows
+    row_keys: RowKeys
 
 
 def store_table(
@@ -122,17 +115,13 @@ def store_table(
         columns = spec.columns_of(rule.name)
         on_disk = ColumnsOnDisk(temporary / _UNORDERED)
         (temporary / _UNORDERED).mkdir()
-        read: list[ReadKeys] = []
+        read: list[RowKeys] = []
         rejected: list[bytes] = []
         for file in files:
             for piece, bad in read_table_file(rule, spec, file, threads, reject):
                 for column in columns:
                     on_disk.append(column.name, *find_column(piece.rows, piece.spec, column.name))
-                read.append(
-                    ReadKeys(
-                        piece.path, piece.first_line, piece.rows.line, piece.keys, piece.starts
-                    )
-                )
+                read.append(piece.row_keys)
                 rejected += bad
                 report(piece.rows.lines)
         keys, starts, order = _order_rows(rule, read, earlier)
@@ -184,17 +173,16 @@ def read_table_file(
         if found.times is not None:
             # without a time, a version counts from the beginning
             starts = np.where(found.times != NO_TIME, found.times + rule.delay, NO_TIME)
-        piece = TablePiece(
-            table_spec, file.source, found.first_line, found.rows, found.keys, starts
-        )
-        return piece, found.rejected
+        lines = found.first_line + found.rows.line
+        row_keys = RowKeys(file.source, lines, found.keys, starts)
+        return TablePiece(table_spec, found.rows, row_keys), found.rejected
 
     pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
     yield from map_in_order(parse, pieces, threads, "tables")
 
 
 def _order_rows(
-    rule: TableRule, read: list[ReadKeys], earlier: StoredTable | None
+    rule: TableRule, read: list[RowKeys], earlier: StoredTable | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Order rows by key and start; leave those of an earlier table out that were read again.
 
@@ -243,11 +231,11 @@ def _order_rows(
     return keys, starts, order
 
 
-def _describe_position(read: list[ReadKeys], row: int) -> str:
+def _describe_position(read: list[RowKeys], row: int) -> str:
     """Return the file and line of a row, counted over all that were read."""
     for part in read:
         if row < len(part.keys):
-            return f"{part.path}, line {part.first_line + int(part.lines[row])}"
+            return f"{part.path}, line {part.lines[row]}"
         row -= len(part.keys)
     raise IndexError(row)
 
@@ -299,11 +287,9 @@ def concatenate_values(pieces: Sequence[CategoryValues]) -> CategoryValues:
     lists = [piece for piece in pieces if isinstance(piece, Jagged)]
     if lists:
         lengths = np.concatenate([np.diff(piece.offsets) for piece in lists])
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
         items = concatenate_values([piece.values for piece in lists])
         assert not isinstance(items, Jagged)
-        return Jagged(offsets, items)
+        return Jagged(to_offsets(lengths), items)
     numbers = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if numbers:
         return np.concatenate(numbers)
