@@ -81,5 +81,5 @@ def test_keys_of_a_spec_with_every_kind_of_file(tmp_path: Path) -> None:
     """It is a spec as well: what needs a column that is not read, such as a source, is left out."""
     keys = read_keys_alone(spec_of_few(tmp_path))
     assert keys.label_files
-    assert keys.event_sources == ()
-    assert keys.joined_tables == ()
+    assert not keys.event_sources
+    assert not keys.joined_tables
