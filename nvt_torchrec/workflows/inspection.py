@@ -73,17 +73,21 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
     rows = [head.split(",")]
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
-        seen = [str(vocabulary.observed[kind]) for kind in ("null", "oov")]
+        name = vocabulary.name
+        nulls, oov = str(vocabulary.observed["null"]), str(vocabulary.observed["oov"])
+        if column.hash_buckets:  # has no vocabulary, and is not counted
+            name = nulls = oov = "-"
         rows.append(
             [
                 column.name,
                 f"list of {column.raw}" if column.multi_hot else column.raw,
-                "-" if column.hash_buckets else vocabulary.name,
+                name,
                 str(vocabulary.values),
                 str(vocabulary.table_size),
                 _kept(column),
                 _oov_ids(column),
-                *(["-", "-"] if column.hash_buckets else seen),
+                nulls,
+                oov,
             ]
         )
     return rows
@@ -148,17 +152,12 @@ def _oov_ids(column: CategoricalColumn) -> str:
 def _dense(description: WorkflowDescription) -> list[list[str]]:
     rows = [["column", "raw", "missing as", "transform", "mean", "std"]]
     for column in description.spec.dense:
-        values = description.statistics.get(column.name)
-        shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]
-        rows.append(
-            [
-                column.name,
-                column.raw,
-                str(column.fill),
-                description.spec.transform_of(column).formula,
-                *shown,
-            ]
-        )
+        statistics = description.statistics.get(column.name)
+        mean = std = "-"
+        if statistics:
+            mean, std = f"{statistics['mean']:.6g}", f"{statistics['std']:.6g}"
+        formula = description.spec.transform_of(column).formula
+        rows.append([column.name, column.raw, str(column.fill), formula, mean, std])
     return rows
 
 
@@ -169,10 +168,9 @@ def table(rows: list[list[str]]) -> str:
     right = [all(map(_is_number, column[1:])) for column in columns]
     lines = []
     for row in rows:
-        cells = [
-            cell.rjust(width) if flush_right else cell.ljust(width)
-            for cell, width, flush_right in zip(row, widths, right, strict=True)
-        ]
+        cells = []
+        for cell, width, flush_right in zip(row, widths, right, strict=True):
+            cells.append(cell.rjust(width) if flush_right else cell.ljust(width))
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
 
