@@ -146,12 +146,8 @@ def _is_made_from(
         return workflow.ancestor(bundle.workflow_digest) is not None
     # A further day may change the files of events and of tables and leave the workflow's digest as
     # it is, which stands for what encodes.
-<<<<<<< HEAD
     vectors = select_vectors(workflow.files)
-    for name in (*event_files(workflow.spec), *table_files(workflow.spec), *vectors):
-=======
-    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec)):
->>>>>>> main
+    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
             return False
