@@ -62,11 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     data = BUILD / "loader-data"
-    make_once(
-        data,
-        f"{settings.rows} rows, with histories and vectors",
-        lambda: make_data(data, settings.rows),
-    )
+    contents = f"{settings.rows} rows, with histories and vectors"
+    make_once(data, contents, lambda: make_data(data, settings.rows))
     chosen = []
     for system in _list_systems(data, settings):
         if settings.cases in f"{system.name} {system.case}":
