@@ -277,8 +277,7 @@ class MerlinLoader:
         numbers = []
         for vectors in stores.vectors:
             numbers.append(self._find_ids(columns, vectors.pointer).cpu().numpy())
-        taken = np.empty((len(numbers[0]), count_inputs(stores.vectors)), np.float32)
-        take_vectors(self._dataset, stores, np.stack(numbers), taken)
+        taken = take_vectors(self._dataset, np.stack(numbers))
         return torch.from_numpy(taken).unsqueeze(0).to(self._source)
 
     def _copy(self, columns: dict[str, torch.Tensor]) -> DeviceRows:

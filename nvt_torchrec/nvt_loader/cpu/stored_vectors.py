@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.vectors import VectorStores, count_inputs
+from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.nvt_loader import memory
 from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -60,35 +60,32 @@ def add_vectors(
             part = slice(first, last)
             part_numbers = numbers[:, part].reshape(len(numbers), -1)
             (values,) = tensors((torch.float32, (last - first, batch, inputs)))
-            take_vectors(dataset, dataset.vectors, part_numbers, values.view(-1, inputs).numpy())
+            take_vectors(dataset, part_numbers, values.view(-1, inputs).numpy())
             yield slice(0, last - first), _take_steps(dataset, block, part, values, tensors)
 
 
 def take_vectors(
-    dataset: Dataset, stores: VectorStores, numbers: np.ndarray, out: np.ndarray
-) -> None:
-    """Copy vectors and their indicators.
+    dataset: Dataset, numbers: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the vectors of some rows and their indicators, float32 [n, all inputs].
 
     Args:
-        dataset: The data, for errors.
-        stores: The stores.
+        dataset: The data, with vectors.
         numbers: int32 [vectors, n], the numbers of the vectors; -1 for none.
-        out: float32 [n, all inputs], the result.
+        out: The memory of the result; by default it is new.
 
     Raises:
         SchemaError: A number leads outside its store, or a value is not finite.
     """
-    end = 0
-    for store, column in zip(stores.stores, numbers, strict=True):
-        begin, end = end, end + store.vectors.num_inputs
-        try:
-            store.take(column, out[:, begin:end])
-        except SchemaError as error:
-            raise SchemaError(
-                f"{dataset.source.name}: {error.what}",
-                "the parquet and the vectors are not of one ETL run, or a file is damaged: copy "
-                "them again, or run the ETL again",
-            ) from error
+    assert dataset.vectors is not None
+    try:
+        return dataset.vectors.take(numbers, out)
+    except SchemaError as error:
+        raise SchemaError(
+            f"{dataset.source.name}: {error.what}",
+            "the parquet and the vectors are not of one ETL run, or a file is damaged: copy them "
+            "again, or run the ETL again",
+        ) from error
 
 
 def _read_numbers(

@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -45,6 +46,8 @@ _ROWS = 4
 _TOLERANCE = 1e-4
 #: How often the rows go forward and backward: a layer may be left out at random.
 _PASSES = 8
+#: Dense values, vectors, further inputs of the module, and the vectors of the data or None.
+_Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]
 #: The beginnings of names of files in tracebacks that are not the user's: PyTorch's, ours, and
 #: code that is in no file.
 _OTHER_CODE = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
@@ -81,15 +84,7 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         generator = torch.Generator().manual_seed(seed)
         with _stage(name, "columns", module):
             inputs = _random_inputs(module, config.columns, lists, generator)
-            stored = None
-            if config.dense_vectors:
-                stored = draw_inputs(config, _ROWS, generator)
-        dense, vectors, raw = inputs
-        given = find_vector_columns(module)
-        if stored is not None and given:
-            # What the module gets of them; the head takes all.
-            raw_vectors = take_inputs(stored, locate_vectors(config, given))
-            raw = {**raw, "dense_vectors": raw_vectors}
+        dense, vectors, raw, _ = inputs
         vectors.requires_grad_()
         module.train()
         with _stage(name, "forward", module):
@@ -108,21 +103,21 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         raw_columns: dict[str, tuple[str, ...]] = {}
         for argument, names in find_raw_columns(module).items():
             raw_columns[RAW_COLUMNS[argument]] = names
+        raw_columns[VECTOR_COLUMNS] = find_vector_columns(module)
         with _stage(name, "export", module):
             content = export_head(head, config)
             widest = find_widest(module, find_lookups(content))
-            raw_columns[VECTOR_COLUMNS] = given
             own = OwnModel(**raw_columns, widest=widest, digest=digest_graph(content))
         with _stage(name, "score", module), torch.no_grad():
             exported = OnnxHead(content, dataclasses.replace(config, own=own))
-            _check_scores(head, exported, len(config.features), inputs, stored)
+            _check_scores(head, exported, len(config.features), inputs)
     return own
 
 
 def _random_inputs(
     module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the inputs of some rows.
+) -> _Inputs:
+    """Return the inputs of some rows: those of the module, and all vectors of the data.
 
     Row i has the id i of each raw column, the last row the largest id, and lists of i ids or
     events: those of the first row are empty.
@@ -150,7 +145,13 @@ def _random_inputs(
         raw["lists"] = embeddings * raw["present"].unsqueeze(3)
     dense = torch.randn(dense.shape, generator=generator)
     vectors = torch.randn(vectors.shape, generator=generator)
-    return dense, vectors, raw
+    stored = None
+    if columns.dense_vectors:
+        stored = draw_inputs(columns, _ROWS, generator)
+        given = locate_vectors(columns, find_vector_columns(module))
+        if given:
+            raw["dense_vectors"] = take_inputs(stored, given)
+    return dense, vectors, raw, stored
 
 
 @contextlib.contextmanager
@@ -293,8 +294,7 @@ def _check_scores(
     head: Head,
     exported: OnnxHead,
     num_features: int,
-    inputs: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
-    stored: torch.Tensor | None,
+    inputs: _Inputs,
 ) -> None:
     """Check that the exported head gives the module's logits, for all rows and for each alone.
 
@@ -304,12 +304,11 @@ def _check_scores(
         num_features: The number of vectors of features. Those of dense columns, which follow them,
             are made in the head.
         inputs: What :func:`_random_inputs` returned.
-        stored: The vectors of the data; None without any.
 
     Raises:
         ValueError: They differ.
     """
-    dense, vectors, raw = inputs
+    dense, vectors, raw, stored = inputs
     vectors = vectors[:, :num_features]
     expected = head.eval()(dense, vectors, raw, stored)
     single = []
