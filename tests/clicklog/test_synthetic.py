@@ -149,7 +149,8 @@ def test_a_log_with_vectors(tmp_path: Path) -> None:
     settings = SyntheticSettings(days=3, rows_per_day=2000, tables=True, vectors=True)
     check_log_with_spec(tmp_path, settings)
     texts = pd.read_parquet(tmp_path / "raw" / "texts.parquet").set_index("item")["embedding"]
-    assert len(texts) == 600 and 10 < texts.isna().sum() < 60
+    assert len(texts) == 600
+    assert 10 < texts.isna().sum() < 60
     assert {len(text) for text in texts.dropna()} == {16}
     with pytest.raises(SettingsError, match="--vectors without --tables"):
         SyntheticSettings(vectors=True)
