@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from nvt_torchrec.base.arrays import to_arrow, to_offsets
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.given_vectors import GivenVectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +157,7 @@ class RawRows:
         label_times: int64 [n], the time of each row, if there are such labels; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
+        given_vectors: By name, the vectors that rows to score hold themselves.
         has_aggregates: Whether the aggregates of the rows were added.
         waiting: Rows that were left out because their clicks may still come, see
             :mod:`etl.labels`.
@@ -186,6 +188,7 @@ class RawRows:
     pointers: np.ndarray | None = None
     label_keys: np.ndarray | None = None
     label_times: np.ndarray | None = None
+    given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
     has_aggregates: bool = False
     waiting: int = 0
     done: int = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.given_vectors import GivenVectors
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.schema import TableSchema
 
@@ -27,6 +29,7 @@ class EncodedRows:
             for a hashed column all but the null ones.
         weight: float32 [n], or None where the rows had none.
         pointers: See :class:`formats.rows.RawRows`.
+        given_vectors: Likewise.
     """
 
     labels: np.ndarray
@@ -36,9 +39,45 @@ class EncodedRows:
     oov: np.ndarray
     weight: np.ndarray | None = None
     pointers: np.ndarray | None = None
+    given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.dense.shape[1]
+
+
+def split_rows(rows: EncodedRows, size: int) -> list[EncodedRows]:
+    """Split rows to score into parts of up to ``size`` rows.
+
+    The first part keeps the counts of missing and unknown values of all rows, so that each value is
+    counted once.
+    """
+    if len(rows) <= size:
+        return [rows]
+    zeros = np.zeros_like(rows.null)
+    parts = []
+    for begin in range(0, len(rows), size):
+        end = begin + size
+        given = {name: vectors.slice(begin, end) for name, vectors in rows.given_vectors.items()}
+        parts.append(
+            EncodedRows(
+                labels=rows.labels[:, begin:end],
+                dense=rows.dense[:, begin:end],
+                ids=rows.ids.slice(begin, end),
+                null=rows.null if begin == 0 else zeros,
+                oov=rows.oov if begin == 0 else zeros,
+                vector_rows=None if rows.vector_rows is None else rows.vector_rows[:, begin:end],
+                given_vectors=given,
+            )
+        )
+    return parts
+
+
+def join_rows(parts: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
+    """Concatenate rows: dense float32 [columns, n] and ids."""
+    if len(parts) == 1:
+        return parts[0].dense, parts[0].ids
+    dense = np.concatenate([rows.dense for rows in parts], axis=1)
+    return dense, Ids.concatenate([rows.ids for rows in parts])
 
 
 def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
