@@ -270,7 +270,7 @@ def check_names(
             differ.
     """
     for name in (*names, *vocabularies):
-        _check_name(name)
+        check_name(name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -284,8 +284,8 @@ def check_names(
             )
 
 
-def _check_name(name: str) -> None:
-    """Check a name of a column or vocabulary, which is used in names of files."""
+def check_name(name: str) -> None:
+    """Check a name of a column, a vector or a vocabulary, which is used in names of files."""
     good = isinstance(name, str) and name.isprintable() and "/" not in name
     if not good or not name or name.startswith("."):
         raise SettingsError(

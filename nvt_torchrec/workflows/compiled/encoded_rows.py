@@ -29,7 +29,9 @@ class EncodedRows:
             for a hashed column all but the null ones.
         weight: float32 [n], or None where the rows had none.
         pointers: See :class:`formats.rows.RawRows`.
-        given_vectors: Likewise.
+        vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
+            :mod:`formats.vectors`; None for a spec without.
+        given_vectors: By name, the vectors that rows to score hold themselves.
     """
 
     labels: np.ndarray
@@ -39,6 +41,7 @@ class EncodedRows:
     oov: np.ndarray
     weight: np.ndarray | None = None
     pointers: np.ndarray | None = None
+    vector_rows: np.ndarray | None = None
     given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -101,4 +104,8 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
         if rows.pointers is None:
             raise SchemaError("rows without histories", "the ETL makes them")
         columns += map(to_arrow, rows.pointers)
+    if schema.vectors:
+        if rows.vector_rows is None:
+            raise SchemaError("rows without vectors", "the ETL finds them by the keys of tables")
+        columns += map(to_arrow, rows.vector_rows)
     return pa.Table.from_arrays(columns, schema=fields)
