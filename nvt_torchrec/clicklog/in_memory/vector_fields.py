@@ -67,20 +67,24 @@ class VectorFields:
 
 def _read_vectors(field: RowField, vector: VectorColumn, rows: int) -> GivenVectors:
     """Return the vectors of a field. Raises SchemaError, InvalidRowError."""
-    values = np.zeros((len(field.values), vector.width + 1), np.float32)
     reader = _VectorReader(field, vector)
+    has_vector = np.zeros(len(field.values), np.bool_)
     if isinstance(field.values, list):
+        vectors = []
         for position, value in enumerate(field.values):
             numbers = reader.read_value(position, value)
             if numbers is not None:
-                values[position, :-1] = numbers
-                values[position, -1] = 1
+                has_vector[position] = True
+                vectors.append(numbers)
     else:
-        numbers, has_vector = reader.read_arrow(field.values)
-        values[has_vector, :-1] = numbers
-        values[:, -1] = has_vector
-    index = np.arange(rows) if field.index is None else field.index
-    return GivenVectors(values, index)
+        vectors, has_vector = reader.read_arrow(field.values)
+    # The first one stands for all that are missing: a request of many nulls takes no memory.
+    values = np.zeros((1 + len(vectors), vector.width + 1), np.float32)
+    values[1:, -1] = 1
+    if len(vectors):
+        values[1:, :-1] = vectors
+    index = np.where(has_vector, np.cumsum(has_vector), 0)
+    return GivenVectors(values, index if field.index is None else index[field.index])
 
 
 class _VectorReader:
