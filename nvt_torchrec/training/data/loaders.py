@@ -51,6 +51,7 @@ class TrainBatch(LoaderBatch):
         (:class:`training.sharding.train_model.TrainModel`).
         """
         rows, weights = len(batch.labels), getattr(batch, "weights", None)
+        dense_vectors = getattr(batch, "dense_vectors", None)
         dense, ids, labels = batch.dense_features, batch.sparse_features, batch.labels
         num_padding = size - rows
         if num_padding:
@@ -66,7 +67,9 @@ class TrainBatch(LoaderBatch):
             labels = functional.pad(labels, (0, 0, 0, num_padding))
             if weights is not None:
                 weights = functional.pad(weights, (0, num_padding))
-        return cls(dense, ids, labels, weights, rows, global_size)
+            if dense_vectors is not None:
+                dense_vectors = functional.pad(dense_vectors, (0, 0, 0, num_padding))
+        return cls(dense, ids, labels, weights, dense_vectors, rows, global_size)
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
@@ -138,6 +141,7 @@ def make_loader(
         "rank": group.rank,
         "world_size": group.world_size,
         "device": group.device,
+        "read_vectors": bool(config.dense_vectors),
     }
     if settings.loader == "merlin" and is_training:
         from nvt_torchrec.nvt_loader.merlin import MerlinLoader
