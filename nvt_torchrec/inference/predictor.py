@@ -237,11 +237,18 @@ class Predictor:
             BadInputError, SchemaError: A file of vectors or of the model is damaged.
         """
         dense, ids = join_rows(parts)
-        vectors = None
-        if self.workflow.vectors is not None:
-            gathered = [self.workflow.take_vectors(part) for part in parts]
-            vectors = gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
-        return self.predict_encoded(dense, ids, vectors)
+        return self.predict_encoded(dense, ids, self.take_vectors(parts))
+
+    def take_vectors(self, parts: Sequence[EncodedRows]) -> np.ndarray | None:
+        """Return the vectors of rows, as :meth:`predict_encoded` takes them.
+
+        Raises:
+            BadInputError, SchemaError: As :meth:`predict_parts`.
+        """
+        if not self.model.config.dense_vectors:
+            return None
+        gathered = [self.workflow.take_vectors(part) for part in parts]
+        return gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
 
     def predict_encoded(
         self, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None = None
@@ -251,8 +258,8 @@ class Predictor:
         Args:
             dense: float32 [dense columns, rows], as in EncodedRows.
             ids: The ids, as in EncodedRows.
-            dense_vectors: float32 [rows, sum of (width + 1)], see :mod:`formats.vectors`; None of a
-                workflow without vectors.
+            dense_vectors: float32 [rows, sum of (width + 1)], see :mod:`formats.vectors`; None for
+                a model that takes none.
 
         Returns:
             Float32 [rows, labels].

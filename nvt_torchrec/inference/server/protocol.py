@@ -24,6 +24,7 @@ from nvt_torchrec.inference.named_tensors import (
     OUTPUT,
     Input,
     inputs_of,
+    inputs_without_tables,
     kind_of,
     to_columns,
 )
@@ -43,7 +44,7 @@ BINARY_HEADER = "inference-header-content-length"
 #: The only version of the model, as in the repository of :mod:`inference.export.triton`.
 _VERSION = "1"
 #: The protocol's names of the kinds of tensors.
-_DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
+_DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64", "float32": "FP32"}
 
 
 def routes(service: Any) -> list[Route]:
@@ -94,8 +95,8 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
     """Return the description of the model: its inputs and its outputs."""
     inputs = []
     for column in _list_inputs(predictor):
-        for name, (kind, rank) in column.tensors.items():
-            shape = [-1, 1 if rank == 1 else -1]
+        for name, (kind, _) in column.tensors.items():
+            shape = [-1, column.second_size(name)]
             inputs.append({"name": name, "datatype": _DATATYPES[kind], "shape": shape})
     outputs = []
     for name in name_by_label(OUTPUT, predictor.labels):
@@ -128,6 +129,9 @@ def parse_tensors(
         for column in columns:
             for name, (kind, rank) in column.tensors.items():
                 tensors[name] = _read_tensor(name, kind, rank, *given[name])
+                if column.width and tensors[name].shape[1] != column.width:
+                    shape = list(tensors[name].shape)
+                    raise ValueError(f"{name} is {shape}, not [rows, {column.width}]")
         num_rows = max(map(len, tensors.values()))
         check_count(num_rows, limits.max_rows)
         own, shared = _to_rows(columns, tensors, num_rows)
@@ -210,7 +214,8 @@ def _list_inputs(predictor: Predictor) -> list[Input]:
 def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     """Return what a request may leave out.
 
-    These are the time of rows, if no column is made of it; aggregates; and the columns of tables.
+    These are the time of rows, if no column is made of it; aggregates; and the columns and vectors
+    of tables.
     """
     spec = predictor.spec
     optional = []
@@ -220,7 +225,7 @@ def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     for aggregate in spec.aggregates:
         optional.append(Input(aggregate.name, "float64", multi_hot=False))
     needed = {column.name for column in inputs_of(spec)}
-    for column in inputs_of(spec.drop_tables()):
+    for column in inputs_without_tables(spec):
         if column.name not in needed:
             optional.append(column)
     return optional
