@@ -282,9 +282,7 @@ class Predictor:
     def _score(self, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None) -> np.ndarray:
         """Return the probabilities of some rows, float32 [rows, labels]."""
         ids = self.model.fold(ids)
-        logits = self.model.logits(
-            dense, self.model.lookup(ids), ids, dense_vectors=dense_vectors
-        )
+        logits = self.model.logits(dense, self.model.lookup(ids), ids, dense_vectors=dense_vectors)
         return torch.sigmoid(logits).cpu().numpy()
 
     def _predict_file(self, path: Path | str) -> np.ndarray:

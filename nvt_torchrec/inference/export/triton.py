@@ -21,7 +21,12 @@ from nvt_torchrec.inference.predictor import name_by_label
 #: The most rows that Triton puts into one batch.
 _MAX_BATCH = 4096
 #: Triton's names of the kinds of tensors.
-_TYPES = {"string": "TYPE_STRING", "int64": "TYPE_INT64", "float64": "TYPE_FP64", "float32": "TYPE_FP32"}
+_TYPES = {
+    "string": "TYPE_STRING",
+    "int64": "TYPE_INT64",
+    "float64": "TYPE_FP64",
+    "float32": "TYPE_FP32",
+}
 
 
 def export_triton(bundle: Path, output: Path) -> None:

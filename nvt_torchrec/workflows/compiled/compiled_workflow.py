@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
@@ -30,7 +31,8 @@ from nvt_torchrec.formats.rows import (
     word_of,
 )
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStores, vector_files
+from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
@@ -55,6 +57,7 @@ class CompiledWorkflow:
         path: The directory of the workflow, without symbolic links.
         events: What happened before, as of the last day of the ETL; None for a spec without events.
         tables: The tables that columns are joined from; None for a spec without.
+        vectors: The vectors; None for a spec without.
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
         histories: The histories whose lists ``row_spec`` has.
@@ -74,6 +77,7 @@ class CompiledWorkflow:
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
     tables: StoredTables | None = None
+    vectors: VectorStores | None = None
     histories: tuple[StoredHistory, ...] = ()
     max_events: int = MAX_EVENTS
     _table_ids: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -157,7 +161,31 @@ class CompiledWorkflow:
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
             pointers=rows.pointers,
+            vector_rows=rows.vector_rows,
+            given_vectors=rows.given_vectors,
         )
+
+    def take_vectors(self, rows: EncodedRows) -> np.ndarray:
+        """Return ``dense_vectors`` of rows: those that they hold, else those that are stored.
+
+        Returns:
+            Float32 [n, sum of (width + 1)], see :mod:`formats.vectors`.
+
+        Raises:
+            BadInputError: A file of vectors was written to since it was opened.
+            SchemaError: It is damaged: a number is outside, or a value is not finite.
+        """
+        assert self.vectors is not None
+        assert rows.vector_rows is not None
+        self.vectors.check()
+        taken = self.vectors.take(rows.vector_rows)
+        end = 0
+        for vector in self.vectors.vectors:
+            begin, end = end, end + vector.num_inputs
+            given = rows.given_vectors.get(vector.name)
+            if given is not None:
+                taken[:, begin:end] = given.values[given.index]
+        return taken
 
     def _check(self) -> None:
         for array in self._mapped:
@@ -333,7 +361,31 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
+        vectors=_open_vectors(description, verify),
     )
+
+
+def _open_vectors(description: WorkflowDescription, verify: bool) -> VectorStores | None:
+    """Open the vectors beside a saved workflow; None for a spec without.
+
+    Args:
+        description: Of the workflow; it lists the files.
+        verify: Read the files, and compare their digests.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+    vectors = description.table_schema.vectors
+    if not vectors:
+        return None
+    files = {}
+    for vector in vectors:
+        for name in vector_files(vector.name, description.files):
+            files[name] = description.files[name]
+    check_sizes(description.path, files, COPY_AGAIN)
+    if verify:
+        check_digests(description.path, files, COPY_AGAIN)
+    return VectorStores(description.path / IN_WORKFLOW, vectors)
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:
