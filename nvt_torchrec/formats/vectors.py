@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
 from nvt_torchrec.formats.parts import link_parts, open_parts
 
+T = TypeVar("T")
 #: The directory of all vectors, beside those of the splits.
 VECTORS = "_vectors"
 #: That of a workflow and of a bundle.
@@ -176,16 +177,38 @@ class VectorStore:
         """
         if not len(numbers):
             return
-        lowest, highest = int(numbers.min()), int(numbers.max())
-        if lowest < NO_VECTOR or highest >= self.count:
-            wrong = lowest if lowest < NO_VECTOR else highest
-            raise SchemaError(
-                f"vector {wrong} of {self.vectors.name}, which has {self.count}", _REMEDY
-            )
+        self._check_numbers(numbers, NO_VECTOR)
         block = max(1, _BLOCK_VALUES // self.vectors.width)
         for begin in range(0, len(numbers), block):
             rows = slice(begin, begin + block)
             self._take_block(numbers[rows], out[rows])
+
+    def take_values(self, numbers: np.ndarray) -> np.ndarray:
+        """Return vectors as they are stored, [n, width].
+
+        Args:
+            numbers: int32 [n], at least one of which there is.
+
+        Raises:
+            SchemaError: A number is outside the store.
+        """
+        taken = np.empty((len(numbers), self.vectors.width), self.vectors.dtype)
+        self._check_numbers(numbers, 0)
+        for part in self.parts:
+            rows = np.flatnonzero(
+                (numbers >= part.first) & (numbers < part.first + len(part.values))
+            )
+            taken[rows] = part.values[numbers[rows] - part.first]
+        return taken
+
+    def _check_numbers(self, numbers: np.ndarray, minimum: int) -> None:
+        """Raise SchemaError if a number, of at least one, is outside the store."""
+        lowest, highest = int(numbers.min()), int(numbers.max())
+        if lowest < minimum or highest >= self.count:
+            wrong = lowest if lowest < minimum else highest
+            raise SchemaError(
+                f"vector {wrong} of {self.vectors.name}, which has {self.count}", _REMEDY
+            )
 
     def _take_block(self, numbers: np.ndarray, out: np.ndarray) -> None:
         """Write some vectors, whose numbers are inside. Raises SchemaError."""
@@ -274,17 +297,23 @@ def vector_files(name: str, files: Iterable[str]) -> list[str]:
     return found
 
 
-def link_vectors(sources: Sequence[Path], target: Path) -> None:
-    """Link the vectors of some directories into another one; those that are there stay.
+def select_vectors(files: Mapping[str, T]) -> dict[str, T]:
+    """Return those of a workflow's files that hold vectors; by their names, relative to it."""
+    return {name: item for name, item in files.items() if name.startswith(f"{IN_WORKFLOW}/")}
+
+
+def link_vectors(source: Path, target: Path, name: str) -> None:
+    """Link the vectors of a name into another directory; those that are there stay.
 
     Args:
-        sources: Directories with ``NAME/FIRST`` below them, or not.
-        target: One that gets them.
+        source: The directory with ``NAME/FIRST`` below it, or without.
+        target: The one that gets them.
+        name: Their name.
 
     Raises:
         OSError: It cannot be written, or its file system has no hard links.
     """
-    link_parts(sources, target, "")
+    link_parts([source], target, name)
 
 
 @contextlib.contextmanager

@@ -165,8 +165,9 @@ def test_wrong_forms_are_not_written(tmp_path):
 
 def test_links_are_the_same_files_and_stay(tmp_path):
     stores, _, _ = _stores(tmp_path / "a")
-    link_vectors([tmp_path / "a", tmp_path / "absent"], tmp_path / "b")
-    link_vectors([tmp_path / "a"], tmp_path / "b")
+    for name in ("text", "image", "absent"):
+        link_vectors(tmp_path / "a", tmp_path / "b", name)
+    link_vectors(tmp_path / "a", tmp_path / "b", "text")
     for part in ("text/0", "text/7", "text/10", "image/0"):
         files = [tmp_path / side / part / "values.npy" for side in "ab"]
         assert files[0].samefile(files[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -195,6 +196,9 @@ class CategoricalColumn:
     derive: Derivation | None = None
     table: str = ""
 
+    #: The raw types that its values may have.
+    raw_types: ClassVar[tuple[str, ...]] = CATEGORICAL_RAW_TYPES
+
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
         bounds = self.freq_threshold or self.max_table_size
@@ -205,7 +209,7 @@ class CategoricalColumn:
         check(
             self,
             f"column {self.name}: ",
-            ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
+            ("raw", self.raw in self.raw_types, one_of(self.raw_types)),
             *(
                 (field, 0 <= value <= _MAXIMA[field], f"from 0 to {_MAXIMA[field]}")
                 for field, value in self.policy.items()
@@ -237,6 +241,25 @@ class CategoricalColumn:
     def reserved_ids(self) -> int:
         """The first id of the vocabulary, after the ids of padding, null and out of vocabulary."""
         return FIRST_OOV_ID + self.oov_ids
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorValues(CategoricalColumn):
+    """The values of a vector while the files of its table are read; no spec of a log has one.
+
+    They are lists of numbers, and have no vocabulary.
+
+    Attributes:
+        width: How many numbers each list has.
+        maximum: The largest size of a number.
+    """
+
+    raw: str = "float"
+    multi_hot: bool = True
+    width: int = 0
+    maximum: float = math.inf
+
+    raw_types: ClassVar[tuple[str, ...]] = ("float",)
 
 
 _NO_VOCABULARY = (

@@ -31,8 +31,14 @@ from nvt_torchrec.formats.rows import (
     word_of,
 )
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStores, vector_files
-from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
+from nvt_torchrec.formats.vectors import (
+    IN_WORKFLOW,
+    VectorStores,
+    select_vectors,
+    vector_files,
+)
+from nvt_torchrec.formats.vocabularies import COPY_AGAIN
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
@@ -57,7 +63,7 @@ class CompiledWorkflow:
         path: The directory of the workflow, without symbolic links.
         events: What happened before, as of the last day of the ETL; None for a spec without events.
         tables: The tables that columns are joined from; None for a spec without.
-        vectors: The vectors; None for a spec without.
+        vectors: The vectors that rows find in them; None for a spec without.
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
         histories: The histories whose lists ``row_spec`` has.
@@ -361,31 +367,33 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
-        vectors=_open_vectors(description, verify),
+        vectors=_open_vectors(description, verify=verify),
     )
 
 
-def _open_vectors(description: WorkflowDescription, verify: bool) -> VectorStores | None:
+def _open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorStores | None:
     """Open the vectors beside a saved workflow; None for a spec without.
-
-    Args:
-        description: Of the workflow; it lists the files.
-        verify: Read the files, and compare their digests.
 
     Raises:
         BadInputError: A file is missing or damaged.
     """
-    vectors = description.table_schema.vectors
-    if not vectors:
+    if not description.spec.vectors:
         return None
-    files = {}
-    for vector in vectors:
-        for name in vector_files(vector.name, description.files):
-            files[name] = description.files[name]
+    files = select_vectors(description.files)
     check_sizes(description.path, files, COPY_AGAIN)
     if verify:
         check_digests(description.path, files, COPY_AGAIN)
-    return VectorStores(description.path / IN_WORKFLOW, vectors)
+    stores = VectorStores(
+        description.path / IN_WORKFLOW, [vector.stored for vector in description.spec.vectors]
+    )
+    for store in stores.stores:
+        listed = vector_files(store.vectors.name, files)
+        if len(store.parts) != len(listed):
+            raise BadInputError(
+                f"{store.root}: {len(store.parts)} parts, where the workflow lists {len(listed)}",
+                COPY_AGAIN,
+            )
+    return stores
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:
