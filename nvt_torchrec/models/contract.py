@@ -100,12 +100,14 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.histories import StoredHistory, list_features
-from nvt_torchrec.formats.vectors import StoredVectors
+from nvt_torchrec.formats.vectors import StoredVectors, count_inputs
 
 #: The largest number of bins of a dense column.
 MAX_BINS = 1024
 #: Further arguments of ``forward``, and the attribute of a module that names their columns.
 RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
+#: The attribute of a module that names the vectors of the data which it takes as they are.
+VECTOR_COLUMNS = "vector_columns"
 #: The ids of each table that belong to no value: padding, null and unknown.
 RESERVED_IDS = 3
 #: A function ``build``.
@@ -169,7 +171,7 @@ class Columns:
     @property
     def vector_inputs(self) -> int:
         """The number of values of a row in ``dense_vectors``: those of all vectors of the data."""
-        return sum(vectors.num_inputs for vectors in self.dense_vectors)
+        return count_inputs(self.dense_vectors)
 
     @property
     def vector_bounds(self) -> dict[str, tuple[int, int]]:
@@ -198,7 +200,7 @@ def find_raw_columns(module: object) -> dict[str, tuple[str, ...]]:
 
 def find_vector_columns(module: object) -> tuple[str, ...]:
     """Return the vectors of the data that a module takes as they are."""
-    return tuple(getattr(module, "vector_columns", ()))
+    return tuple(getattr(module, VECTOR_COLUMNS, ()))
 
 
 def stack_raw_inputs(

@@ -1,4 +1,4 @@
-"""Vectors that the data bring for each row, such as embeddings of texts, made as wide as the tables.
+"""Vectors of the data, such as embeddings of texts, made as wide as the tables.
 
 Each vector goes through a linear layer of its own. Embeddings of texts come in any scale, often far
 from 0 in some coordinates, and optimizers take steps of one size. So the layer sees the vector less
@@ -8,12 +8,13 @@ differences between coordinates stay, so do those that its maker gave them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.layers import ALIGNMENT
 
 #: The standard deviation of the results of a layer at first, as of embeddings after some steps.
@@ -96,3 +97,31 @@ class DenseVectors(nn.Module):
         The state dict stays as it is.
         """
         self._weights = self._standardize()
+
+
+def locate_vectors(columns: Columns, names: Iterable[str]) -> list[tuple[int, int]]:
+    """Return where the inputs of some vectors of the data begin and end in ``dense_vectors``.
+
+    Raises:
+        ValueError: One of the names is that of no vector.
+    """
+    bounds = columns.vector_bounds
+    for name in names:
+        if name not in bounds:
+            listed = ", ".join(bounds) or "none"
+            raise ValueError(f"vector_columns has {name!r:.60}: vectors of the data are {listed}")
+    return [bounds[name] for name in names]
+
+
+def take_inputs(values: torch.Tensor, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return the inputs of some vectors of ``values``, in the order of ``bounds``."""
+    return torch.cat([values[:, begin:end] for begin, end in bounds], 1)
+
+
+def draw_inputs(columns: Columns, rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return ``dense_vectors`` of random rows, of which the first has no vector."""
+    values = torch.randn(rows, columns.vector_inputs, generator=generator)
+    for _, end in columns.vector_bounds.values():
+        values[:, end - 1] = 1
+    values[:1] = 0
+    return values

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build, Columns, find_raw_columns, find_vector_columns
-from nvt_torchrec.models.dense_vectors import DenseVectors
+from nvt_torchrec.models.contract import Build, find_raw_columns, find_vector_columns
+from nvt_torchrec.models.dense_vectors import DenseVectors, locate_vectors, take_inputs
 from nvt_torchrec.models.piecewise import PiecewiseLinear
 from nvt_torchrec.models.registry import MODELS, load_model
 
@@ -159,8 +159,7 @@ class Head(nn.Module):
                 raise ValueError("the model takes dense_vectors, and none are given")
             parts.append(self.dense_vectors(dense_vectors))
             if self._given:
-                given = [dense_vectors[:, begin:end] for begin, end in self._given]
-                more = {**more, "dense_vectors": torch.cat(given, 1)}
+                more = {**more, "dense_vectors": take_inputs(dense_vectors, self._given)}
         if len(parts) > 1:
             vectors = torch.cat(parts, 1)
         term = None
@@ -219,23 +218,9 @@ def build_head(
             weights = labels if config.first_order else 0
             dense_vectors = DenseVectors([*config.vector_bounds.values()], dim, weights)
         factors = _scale_histories(config, piecewise) if config.histories else None
-        given = _locate_vectors(config, find_vector_columns(module))
+        given = locate_vectors(config, find_vector_columns(module))
         head = Head(piecewise, first_order, module, labels, factors, dense_vectors, given)
     return head.to(device)
-
-
-def _locate_vectors(columns: Columns, names: Sequence[str]) -> list[tuple[int, int]]:
-    """Return where the inputs of some vectors of the data begin and end in ``dense_vectors``.
-
-    Raises:
-        ValueError: One of the names is that of no vector.
-    """
-    bounds = columns.vector_bounds
-    for name in names:
-        if name not in bounds:
-            listed = ", ".join(bounds) or "none"
-            raise ValueError(f"vector_columns has {name!r:.60}: vectors of the data are {listed}")
-    return [bounds[name] for name in names]
 
 
 def _scale_histories(config: ModelConfig, piecewise: PiecewiseLinear | None) -> torch.Tensor:

@@ -218,7 +218,7 @@ def _find_model_sizes(settings: TrainSettings, model: ModelConfig) -> dict[str, 
     for name, value in model.settings.items():
         if name in flags:
             sizes[name] = value
-    sizes.update(vars(model))
+    sizes.update(vars(model), vectors=bool(model.dense_vectors))
     kept: dict[str, Any] = {}
     for name in MODEL_SIZES:
         if name in sizes:

@@ -20,7 +20,15 @@ from torch.nn.parameter import is_lazy
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig, OwnModel
-from nvt_torchrec.models.contract import RAW_COLUMNS, Build, Columns, find_raw_columns
+from nvt_torchrec.models.contract import (
+    RAW_COLUMNS,
+    VECTOR_COLUMNS,
+    Build,
+    Columns,
+    find_raw_columns,
+    find_vector_columns,
+)
+from nvt_torchrec.models.dense_vectors import draw_inputs, locate_vectors, take_inputs
 from nvt_torchrec.models.head import Head, build_head, find_widest
 from nvt_torchrec.models.onnx_head import (
     OnnxHead,
@@ -73,7 +81,15 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         generator = torch.Generator().manual_seed(seed)
         with _stage(name, "columns", module):
             inputs = _random_inputs(module, config.columns, lists, generator)
+            stored = None
+            if config.dense_vectors:
+                stored = draw_inputs(config, _ROWS, generator)
         dense, vectors, raw = inputs
+        given = find_vector_columns(module)
+        if stored is not None and given:
+            # What the module gets of them; the head takes all.
+            raw_vectors = take_inputs(stored, locate_vectors(config, given))
+            raw = {**raw, "dense_vectors": raw_vectors}
         vectors.requires_grad_()
         module.train()
         with _stage(name, "forward", module):
@@ -95,10 +111,11 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         with _stage(name, "export", module):
             content = export_head(head, config)
             widest = find_widest(module, find_lookups(content))
+            raw_columns[VECTOR_COLUMNS] = given
             own = OwnModel(**raw_columns, widest=widest, digest=digest_graph(content))
         with _stage(name, "score", module), torch.no_grad():
             exported = OnnxHead(content, dataclasses.replace(config, own=own))
-            _check_scores(head, exported, len(config.features), inputs)
+            _check_scores(head, exported, len(config.features), inputs, stored)
     return own
 
 
@@ -176,6 +193,7 @@ _REMEDIES_BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
     "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
+    "vectors of the data are": "vector_columns holds names of the data's vectors",
     "a column of lists": "take its vector; length_columns give the number of its ids",
     "not finite": "a list may have the length 0: lengths.clamp(min=1), or weights * present",
     "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
@@ -276,6 +294,7 @@ def _check_scores(
     exported: OnnxHead,
     num_features: int,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
+    stored: torch.Tensor | None,
 ) -> None:
     """Check that the exported head gives the module's logits, for all rows and for each alone.
 
@@ -285,19 +304,21 @@ def _check_scores(
         num_features: The number of vectors of features. Those of dense columns, which follow them,
             are made in the head.
         inputs: What :func:`_random_inputs` returned.
+        stored: The vectors of the data; None without any.
 
     Raises:
         ValueError: They differ.
     """
     dense, vectors, raw = inputs
     vectors = vectors[:, :num_features]
-    expected = head.eval()(dense, vectors, raw)
+    expected = head.eval()(dense, vectors, raw, stored)
     single = []
     for row in range(_ROWS):
         part = slice(row, row + 1)
         raw_row = {name: values[part] for name, values in raw.items()}
-        single.append(exported(dense[part], vectors[part], raw_row))
-    together = exported(dense, vectors, raw)
+        stored_row = None if stored is None else stored[part]
+        single.append(exported(dense[part], vectors[part], raw_row, stored_row))
+    together = exported(dense, vectors, raw, stored)
     _check_close("the exported model's scores", together, expected)
     _check_close("scores of a row alone", torch.cat(single), expected)
 
