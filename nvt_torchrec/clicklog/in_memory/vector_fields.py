@@ -68,9 +68,10 @@ class VectorFields:
 def _read_vectors(field: RowField, vector: VectorColumn, rows: int) -> GivenVectors:
     """Return the vectors of a field. Raises SchemaError, InvalidRowError."""
     reader = _VectorReader(field, vector)
-    has_vector = np.zeros(len(field.values), np.bool_)
+    vectors: Sequence[np.ndarray] | np.ndarray
     if isinstance(field.values, list):
         vectors = []
+        has_vector = np.zeros(len(field.values), np.bool_)
         for position, value in enumerate(field.values):
             numbers = reader.read_value(position, value)
             if numbers is not None:

@@ -184,10 +184,10 @@ def _make_probes(
     if predictor.workflow.vectors is not None:
         for store in predictor.workflow.vectors.stores:
             numbers = rng.integers(NO_VECTOR, store.count, _ROWS, np.int32)
-            values = np.empty((_ROWS, store.vectors.num_inputs), np.float32)
-            store.take(numbers, values)
-            values[numbers == NO_VECTOR] = np.nan
-            tensors[store.vectors.name] = np.ascontiguousarray(values[:, :-1])
+            vectors = np.empty((_ROWS, store.vectors.num_inputs), np.float32)
+            store.take(numbers, vectors)
+            vectors[numbers == NO_VECTOR] = np.nan
+            tensors[store.vectors.name] = np.ascontiguousarray(vectors[:, :-1])
     return tensors
 
 

@@ -106,10 +106,10 @@ def encode(
         SettingsError: There are columns that ONNX cannot encode.
     """
     vectors = []
-    for column in vector_inputs_of(spec):
-        shape = ir.Shape(["rows", column.width])
-        kind = ir.TensorType(_TYPES[column.kind])
-        vectors.append(ir.Value(name=column.name, type=kind, shape=shape))
+    for vector in vector_inputs_of(spec):
+        vector_type = ir.TensorType(_TYPES[vector.kind])
+        vector_shape = ir.Shape(["rows", vector.width])
+        vectors.append(ir.Value(name=vector.name, type=vector_type, shape=vector_shape))
     spec = spec.drop_tables()
     _check_columns(spec)
     plan = spec.read_plan(label=False)
