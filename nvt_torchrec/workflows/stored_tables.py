@@ -319,8 +319,8 @@ class StoredTables:
     ) -> RawRows:
         """Return rows with the rows of the tables that have their keys, and what is taken of them.
 
-        These are the dense columns, the numbers of vectors, and where columns are missing. Categories stay empty, as
-        :meth:`StoredTable.take_codes` finds them faster.
+        These are the dense columns, the numbers of vectors, and where columns are missing.
+        Categories stay empty, as :meth:`StoredTable.take_codes` finds them faster.
 
         Args:
             rows: The rows, with the hashes of their keys.
