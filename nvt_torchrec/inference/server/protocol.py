@@ -128,10 +128,8 @@ def parse_tensors(
         tensors: dict[str, np.ndarray] = {}
         for column in columns:
             for name, (kind, rank) in column.tensors.items():
-                tensors[name] = _read_tensor(name, kind, rank, *given[name])
-                if column.width and tensors[name].shape[1] != column.width:
-                    shape = list(tensors[name].shape)
-                    raise ValueError(f"{name} is {shape}, not [rows, {column.width}]")
+                size = column.second_size(name)
+                tensors[name] = _read_tensor(name, kind, rank, size, *given[name])
         num_rows = max(map(len, tensors.values()))
         check_count(num_rows, limits.max_rows)
         own, shared = _to_rows(columns, tensors, num_rows)
@@ -265,12 +263,28 @@ def _to_rows(
 
 
 def _read_tensor(
-    name: str, kind: str, rank: int, tensor: Mapping[str, Any], binary: memoryview
+    name: str, kind: str, rank: int, size: int, tensor: Mapping[str, Any], binary: memoryview
 ) -> np.ndarray:
-    """Return an input. Raises ValueError if it is not of its kind and shape."""
+    """Return an input.
+
+    Args:
+        name: Its name.
+        kind: A key of :data:`.named_tensors.DTYPES`.
+        rank: The number of its dimensions.
+        size: The second of them, as :meth:`.named_tensors.Input.second_size` returns it.
+        tensor: Its description, and perhaps its values.
+        binary: Its bytes in the binary part of the body.
+
+    Raises:
+        ValueError: It is not of its kind and shape.
+    """
     shape, datatype = [*tensor["shape"]], _DATATYPES[kind]
-    if tensor["datatype"] != datatype or len(shape) not in (rank, 2):
-        raise ValueError(f"{name} is {tensor['datatype']} {shape}, not {datatype} of [rows, 1]")
+    is_shaped = len(shape) == 2 if rank == 2 else len(shape) in (1, 2)
+    if is_shaped and rank == 2:
+        is_shaped = size in (-1, shape[1])
+    if tensor["datatype"] != datatype or not is_shaped:
+        expected = f"{datatype} of [rows, {'length' if size == -1 else size}]"
+        raise ValueError(f"{name} is {tensor['datatype']} {shape}, not {expected}")
     values: Any = tensor.get("data")
     if values is None and kind == "string":
         values = _read_strings(binary)
