@@ -40,11 +40,12 @@ from nvt_torchrec.formats.vocabularies import (
     describe_vocabularies,
 )
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
-from nvt_torchrec.workflows.description import graph_of
+from nvt_torchrec.workflows.description import derive_graph
 from nvt_torchrec.workflows.nodes import vocabulary_directories
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
 
-_VERSIONS_OF = (
+#: Packages whose versions a workflow names, as they may have had a part in its values.
+_VERSIONED_PACKAGES = (
     "nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf", "numpy", "pyarrow",
 )  # fmt: skip
 
@@ -110,16 +111,20 @@ def write_workflow(
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
         with atomic.deferred() as written:
-            files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+            entries = _write_vocabulary(
+                path, described, column, fitted.vocabularies[described.name]
+            )
         waiting.extend(written)
-        return files
+        return entries
 
+    # All files are renamed to their names together, when each has been written.
     with atomic.removed_on_error() as waiting:
+        files: dict[str, FileEntry] = {}
         with ThreadPoolExecutor(threads) as pool:
             digest = pool.submit(_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
-            written = list(pool.map(write_vocabulary, first))
-        files = {name: entry for entries in written for name, entry in entries.items()}
+            for entries in pool.map(write_vocabulary, first):
+                files |= entries
         values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
             path=path,
@@ -132,17 +137,20 @@ def write_workflow(
             lineage=(*ancestors, Generation(len(ancestors), digest.result(), days, values)),
         )
         with atomic.deferred() as others:
-            atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
+            atomic.write_text(path / GRAPH_FILE, _graph_text(derive_graph(description)))
         atomic.publish([*others, *waiting])
     for rule in spec.joined_tables:
         assert tables is not None
         link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
         for vector in spec.vectors_of(rule.name):
             link_vectors(tables / rule.name / VECTORS, path / VECTORS, vector.name)
+    names = [*table_files(spec), *_list_vectors(path)]
+
+    def describe_file(name: str) -> FileEntry:
+        return known.get(name) or FileEntry.from_file(path / name)
+
     with ThreadPoolExecutor(threads) as pool:
-        names = [*table_files(spec), *_list_vectors(path)]
-        entries = pool.map(lambda name: known.get(name) or FileEntry.from_file(path / name), names)
-        files |= dict(zip(names, entries, strict=True))
+        files |= dict(zip(names, pool.map(describe_file, names), strict=True))
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()
@@ -184,29 +192,29 @@ def _write_vocabulary(
 ) -> dict[str, FileEntry]:
     """Write a vocabulary's two files; return their sizes and digests."""
     name, first_id, count = described.name, column.reserved_ids, len(fitted)
-    # pandas' index is the id
+    # NVTabular reads ids as the index of pandas' frame.
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
     pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
     values = pa.table({name: arrow_values(fitted.values), f"{name}_size": to_arrow(fitted.counts)})
     observed = fitted.observed
-    meta = {
+    numbers = {
         "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
         "num_indices": [1, 1, column.oov_ids, count],
         "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
     }
-    kinds = {"kind": strings(["pad", "null", "oov", "unique"])}
+    meta = {"kind": strings(["pad", "null", "oov", "unique"])}
+    for key, integers in numbers.items():
+        meta[key] = to_arrow(np.array(integers, np.int64))
     tables = {
         described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
-        described.meta_file: pa.table(
-            kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
-        ),
+        described.meta_file: pa.table(meta),
     }
-    digests = {}
+    entries = {}
     for file, table in tables.items():
         with atomic.atomic_path(path / file) as temporary:
             _write_table(table, temporary)
-            digests[file] = FileEntry.from_file(temporary)
-    return digests
+            entries[file] = FileEntry.from_file(temporary)
+    return entries
 
 
 def _write_table(table: pa.Table, file: Path) -> None:
@@ -244,7 +252,7 @@ def _versions() -> dict[str, str]:
     it prints that of nvtabular and then looks for a pickle, which is not there.
     """
     versions = {"python": sys.version}
-    for name in _VERSIONS_OF:
+    for name in _VERSIONED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     if "nvtabular" in versions:

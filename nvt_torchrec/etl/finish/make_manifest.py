@@ -112,6 +112,7 @@ def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
         "missing": {
             **total("dense_missing", spec.dense_names),
             **total("null", spec.categorical_names),
+            **total("no_vector", [vector.name for vector in spec.vectors]),
         },
         "out_of_vocabulary": total("oov", spec.categorical_names),
     }

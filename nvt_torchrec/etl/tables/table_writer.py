@@ -22,7 +22,7 @@ from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
-from nvt_torchrec.etl.tables.keyed_rows import parse_keyed
+from nvt_torchrec.etl.tables.keyed_rows import parse_keyed, refuse_empty
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
 from nvt_torchrec.etl.tables.vector_writer import RowOrder, VectorNumbers, VectorsOnDisk
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -139,8 +139,8 @@ def store_table(
         ordered = _order_rows(rule, read, earlier)
         order = ordered.positions
         if not len(order):
-            paths = ", ".join(file.source for file in files)
-            raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
+            paths = [file.source for file in files]
+            raise refuse_empty(f"table {rule.name}", paths, rejected)
         log.info("table %s: %d rows", rule.name, len(order))
         save_array(temporary / KEYS, ordered.keys)
         if rule.valid_from:
