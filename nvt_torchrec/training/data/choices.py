@@ -18,6 +18,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.registry import MODELS, flags_of
@@ -50,22 +51,28 @@ def read_schema(settings: TrainSettings) -> TableSchema:
     return TableSchema.read(settings.binary_path)
 
 
-def check_histories(settings: TrainSettings) -> None:
-    """Compare the stores of histories that a run reads with the digests in the ETL's manifest.
+def check_stores(settings: TrainSettings) -> None:
+    """Compare the stores that a run reads, of histories and vectors, with the digests in the manifest.
 
-    The loader only checks that ids are inside of their tables. Wrong ids that are inside would be
-    trained on.
+    The loader only checks that ids are inside of their tables, and that values are finite. Wrong
+    ones would be trained on.
 
     Raises:
         BadInputError: A store differs, or the manifest is damaged.
     """
     output = EtlOutput.from_splits(settings.binary_path)
-    if settings.max_events == 0 or not output.manifest.is_file():  # data of another program
+    if not output.manifest.is_file():  # data of another program
         return
+    stores = []
+    if settings.max_events != 0:
+        stores.append(HISTORIES)
+    if settings.vectors is not False:
+        stores.append(VECTORS)
     manifest = Manifest.read(output.manifest)
-    stores = output.splits.relative_to(output.root) / HISTORIES
     remedy = "copy the output again, or run the ETL again"
-    output.check_described(manifest, remedy, below=f"{stores}/")
+    for store in stores:
+        directory = output.splits.relative_to(output.root) / store
+        output.check_described(manifest, remedy, below=f"{directory}/")
 
 
 def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
