@@ -22,6 +22,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import MANY_ROWS, Encoder
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.export.triton import export_triton
+from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.named_tensors import inputs_of, inputs_without_tables, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
@@ -41,6 +42,7 @@ from tests.etl.vector_logs import (
     write_items,
     write_log,
 )
+from tests.inference.bundles import make_origin
 from tests.inference.exported import score
 from tests.inference.serving import request_of
 from tests.inference.vector_shops import (
@@ -48,6 +50,7 @@ from tests.inference.vector_shops import (
     TEXT,
     VectorShop,
     load_daily_spec,
+    make_model,
     make_vector_shop,
     request_row,
 )
@@ -323,6 +326,21 @@ def test_an_exported_file_takes_vectors(shop: VectorShop, tmp_path: Path) -> Non
     export_triton(bundle, tmp_path / "triton")
     described = (tmp_path / "triton/click_probability/config.pbtxt").read_text()
     assert '{ name: "text", data_type: TYPE_FP32, dims: [ 3 ] }' in described
+
+
+def test_a_model_without_vectors(shop: VectorShop, tmp_path: Path) -> None:
+    """It was trained with --no-vectors: it looks none up, and an exported file takes none."""
+    _, predictor = make_model(shop.output / "workflow", vectors=False)
+    requests = shop.requests[:20]
+    known = predictor.predict(requests)
+    given = [{**row, "text": TEXT} for row in requests]
+    np.testing.assert_array_equal(predictor.predict(given), known)
+    workflow = shop.output / "workflow"
+    save_bundle(tmp_path / "bundle", workflow, predictor.model, make_origin(0, (0,)))
+    export_onnx(tmp_path / "bundle", tmp_path / "onnx")
+    inputs = inputs_of(predictor.row_spec.drop_tables())
+    scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows[:20])))
+    np.testing.assert_allclose(scores, known, atol=1e-6)
 
 
 @pytest.mark.parametrize("tables", ["float16", "int8"])

@@ -16,6 +16,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.train_model import ModelWithTables
 from nvt_torchrec.workflows import compiled
@@ -94,16 +95,25 @@ def load_daily_spec(directory: Path) -> FeatureSpec:
     return load_spec(file)
 
 
-def make_model(workflow: Path) -> tuple[ModelWithTables, Predictor]:
+def make_model(workflow: Path, *, vectors: bool = True) -> tuple[ModelWithTables, Predictor]:
     """Return a model of random weights, to train and to serve."""
     loaded = compiled.load(workflow)
     schema = loaded.schema
     config = dlrm(schema.dense, schema.categorical, schema.table_sizes, 4, (8, 4), (8, 1), 0.7)
-    config = dataclasses.replace(config, labels=schema.labels, dense_vectors=schema.vectors)
+    config = dataclasses.replace(config, labels=schema.labels)
+    if vectors:
+        config = dataclasses.replace(config, dense_vectors=schema.vectors)
     model = with_tables(config, 3)
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, size in config.tables.items():
         fill_table(bags[name].weight.detach(), name, size, 4, 3, (0, 0))
+    if vectors:
+        _fill_layers(model, config)
+    return model, Predictor(loaded, to_serve(model, config))
+
+
+def _fill_layers(model: ModelWithTables, config: ModelConfig) -> None:
+    """Draw the weights of the layers of vectors, and what they standardize by."""
     layers = model.head.dense_vectors
     generator = torch.Generator().manual_seed(3)
     for parameter in layers.parameters():
@@ -112,7 +122,6 @@ def make_model(workflow: Path) -> tuple[ModelWithTables, Predictor]:
     for _, end in config.vector_bounds.values():
         layers.center[end - 1] = 0  # of the indicator
     layers.scale.copy_(torch.tensor([0.5, 2.0]))
-    return model, Predictor(loaded, to_serve(model, config))
 
 
 def make_vector_shop(root: Path) -> VectorShop:
@@ -124,11 +133,3 @@ def make_vector_shop(root: Path) -> VectorShop:
     run(EtlSettings(str(root / "raw"), root / "out", spec, engine="cpu"))
     model, predictor = make_model(root / "out/workflow")
     return VectorShop(root / "out", rows, items, model, predictor)
-
-
-def alter(path: Path, **fields: Any) -> None:
-    """Change values of an array in a file, which keeps its size."""
-    array = np.load(path)
-    for index, value in fields.items():
-        array.reshape(-1)[int(index[1:])] = value
-    np.save(path, array)

@@ -228,11 +228,13 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     """
     predictor, description = Predictor.load(bundle, check=True), inspect(bundle / WORKFLOW)
     # A file of ONNX has no log and no tables: callers pass what they know of events and tables.
-    vectors = description.spec.vectors if predictor.model.config.dense_vectors else ()
     spec = description.spec.drop_events().drop_tables()
-    spec = dataclasses.replace(spec, vectors=vectors)
+    workflow = dataclasses.replace(predictor.workflow, events=None, tables=None, vectors=None)
+    if predictor.model.config.dense_vectors:
+        spec = dataclasses.replace(spec, vectors=description.spec.vectors)
+        workflow = dataclasses.replace(workflow, vectors=predictor.workflow.vectors)
     description = dataclasses.replace(description, spec=spec)
-    workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None, tables=None)
+    workflow = dataclasses.replace(workflow, spec=spec)
     predictor = Predictor(workflow, predictor.model)
 
     graph = Graph()
