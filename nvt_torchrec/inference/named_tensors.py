@@ -103,7 +103,7 @@ def vector_inputs_of(spec: FeatureSpec) -> list[Input]:
 
 
 def inputs_without_tables(spec: FeatureSpec) -> list[Input]:
-    """Return what a program without tables needs: all columns, also those of tables, and vectors."""
+    """Return what a program without tables needs: columns, also those of tables, and vectors."""
     return [*inputs_of(spec.drop_tables()), *vector_inputs_of(spec)]
 
 
