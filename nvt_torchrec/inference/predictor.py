@@ -197,11 +197,7 @@ class Predictor:
             InvalidRowError: A probability is not finite.
         """
         self._check_times(rows)
-        scored = []
-        # Vectors are gathered for a part at a time: those of all rows may be larger than the file.
-        for part in split_rows(self.workflow.transform(rows), self._rows_at_once):
-            scored.append(self.predict_parts([part]))
-        scores = scored[0] if len(scored) == 1 else np.concatenate(scored)
+        scores = self.predict_parts([self.workflow.transform(rows)])
         check_finite(scores, first + rows.line)
         return scores
 
@@ -236,8 +232,17 @@ class Predictor:
         Raises:
             BadInputError, SchemaError: A file of vectors or of the model is damaged.
         """
-        dense, ids = join_rows(parts)
-        return self.predict_encoded(dense, ids, self.take_vectors(parts))
+        together = [parts]
+        if sum(map(len, parts)) > self._rows_at_once:
+            # Vectors are gathered for a piece at a time: those of all rows may not fit into memory.
+            together = []
+            for part in parts:
+                together += [[piece] for piece in split_rows(part, self._rows_at_once)]
+        scored = []
+        for pieces in together:
+            dense, ids = join_rows(pieces)
+            scored.append(self.predict_encoded(dense, ids, self.take_vectors(pieces)))
+        return scored[0] if len(scored) == 1 else np.concatenate(scored)
 
     def take_vectors(self, parts: Sequence[EncodedRows]) -> np.ndarray | None:
         """Return the vectors of rows, as :meth:`predict_encoded` takes them.

@@ -144,7 +144,7 @@ def _is_made_from(
         return False
     if bundle.workflow_digest != workflow.digest:
         return workflow.ancestor(bundle.workflow_digest) is not None
-    # A further day may change the files of events, of tables and of vectors, and leave the workflow's
+    # A further day may change the files of events, tables and vectors, and leave the workflow's
     # digest as it is, which stands for what encodes.
     vectors = select_vectors(workflow.files)
     for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
