@@ -157,6 +157,8 @@ class Predictor:
                 values, the oldest first: columns ``NAME.COLUMN``, or in dicts ``{"NAME":
                 {"COLUMN": […]}}``. For rows without them, and for files, the workflow's own state
                 of the row's key is taken, if there is one.
+                A vector is a list or an array of numbers under its name; without it, that of the
+                row's key in a table is taken.
             shared: Values for all rows that have none of their own, such as the user whose
                 candidates they are, and the user's history. Rows are then dicts, or a dict of
                 columns.
