@@ -20,17 +20,8 @@ SPEC = f"""
 input = {{format = "csv"}}
 label = {{name = "clicked"}}
 split = {{by = "time", column = "time", valid = 0.1, test = 0.1}}
-[events]
-time = "time"
-[[history]]
-name = "read"
-of = "user"
-columns = ["news", "subcategory"]
-where = "clicked"
-[[table]]
-name = "news"
-path = "news.parquet"
-key = "news"
+table = [{{name = "news", path = "news.parquet", key = "news"}}]
+vector = [{{name = "title", table = "news", width = {WIDTH}}}]
 [[categorical]]
 names = ["user", "news"]
 raw = "string"
@@ -38,10 +29,6 @@ raw = "string"
 names = ["category", "subcategory"]
 raw = "string"
 table = "news"
-[[vector]]
-name = "title"
-table = "news"
-width = {WIDTH}
 """
 
 
@@ -49,10 +36,9 @@ def encode(titles: pd.Series) -> np.ndarray:
     """Return the vector of each title, float32 [n, WIDTH]."""
     vectors = np.zeros((len(titles), WIDTH), np.float32)
     for vector, title in zip(vectors, titles, strict=True):
-        words = title.lower().split()
-        for word in words:
+        for word in title.lower().split():
             vector += np.random.default_rng(zlib.crc32(word.encode())).normal(size=WIDTH)
-        vector /= max(len(words), 1)
+        vector /= max(len(title.split()), 1)
     return vectors
 
 
@@ -66,10 +52,8 @@ columns = {name: pa.array(news[name]) for name in names[:3]}
 values = pa.array(encode(news["title"]).ravel())
 columns["title"] = pa.FixedSizeListArray.from_arrays(values, WIDTH)
 pq.write_table(pa.table(columns), raw / "news.parquet")
-names = ["impression", "user", "time", "history", "shown"]
-log = pd.read_csv(mind / "behaviors.tsv", names=names, **read).drop(columns="history")
+log = pd.read_csv(mind / "behaviors.tsv", names=["id", "user", "time", "history", "shown"], **read)
 log["time"] = pd.to_datetime(log["time"], format="%m/%d/%Y %I:%M:%S %p")
-log["shown"] = log["shown"].str.split()
-log = log.sort_values("time", kind="stable").explode("shown")
-log[["news", "clicked"]] = log.pop("shown").str.split("-", expand=True)
-log.to_csv(raw / "behaviors.csv", index=False)
+log = log.assign(shown=log["shown"].str.split()).sort_values("time").explode("shown")
+log[["news", "clicked"]] = log["shown"].str.split("-", expand=True)
+log[["time", "user", "news", "clicked"]].to_csv(raw / "behaviors.csv", index=False)

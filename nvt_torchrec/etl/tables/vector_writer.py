@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.rows import CategoryValues, flat_values
 from nvt_torchrec.formats.vectors import StoredVectors, VectorStore, write_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
@@ -35,14 +35,14 @@ class VectorsOnDisk:
         self._stored = stored
         self._missing: list[np.ndarray] = []
 
-    def append(self, values: Jagged, missing: np.ndarray) -> None:
-        """Write the vectors of the next rows, zeros where they are missing, bool [n].
+    def append(self, values: CategoryValues, missing: np.ndarray) -> None:
+        """Write the vectors of the next rows, lists; zeros where they are missing, bool [n].
 
         Raises:
             OSError: The file cannot be written.
         """
         rows = np.zeros((len(missing), self._stored.width), self._stored.dtype)
-        rows[~missing] = np.asarray(values.values).reshape(-1, self._stored.width)
+        rows[~missing] = np.asarray(flat_values(values)).reshape(-1, self._stored.width)
         self._missing.append(missing)
         with open(self._file, "ab") as file:
             file.write(rows.data)
