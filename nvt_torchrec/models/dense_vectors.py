@@ -9,6 +9,7 @@ differences between coordinates stay, so do those that its maker gave them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -49,13 +50,15 @@ class DenseVectors(nn.Module):
         _, num_inputs = self._bounds[-1]
         self.register_buffer("center", torch.zeros(num_inputs))
         self.register_buffer("scale", torch.ones(len(bounds)))
-        self.layers = nn.ModuleList(nn.Linear(end - begin, dim) for begin, end in bounds)
-        for layer in self.layers:
-            nn.init.normal_(layer.weight, std=_INITIAL_DEVIATION / (layer.in_features - 1) ** 0.5)
+        self.layers = nn.ModuleList()
+        for begin, end in bounds:
+            layer = nn.Linear(end - begin, dim)
+            nn.init.normal_(layer.weight, std=_INITIAL_DEVIATION / (end - begin - 1) ** 0.5)
             nn.init.zeros_(layer.bias)
             with torch.no_grad():
                 layer.weight[:, -1] = 0
                 layer.weight[:labels] = 0
+            self.layers.append(layer)
         self.aligned = False
         self._weights: list[torch.Tensor] | None = None
 
@@ -67,13 +70,17 @@ class DenseVectors(nn.Module):
         """
         weights = self._weights or self._standardize()
         results = []
-        for (begin, end), weight, layer in zip(self._bounds, weights, self.layers, strict=True):
+        for (begin, end), weight, layer in zip(self._bounds, weights, self._linear(), strict=True):
             x = values[:, begin:end]
             if self.aligned:
                 padding = 0, (begin - end) % ALIGNMENT
                 x, weight = functional.pad(x, padding), functional.pad(weight, padding)
             results.append(functional.linear(x, weight, layer.bias))
         return torch.stack(results, 1)
+
+    def _linear(self) -> list[nn.Linear]:
+        """Return the layers, with their type."""
+        return cast("list[nn.Linear]", list(self.layers))
 
     def _standardize(self) -> list[torch.Tensor]:
         """Return weights [D, inputs] for values as they are, instead of standardized ones.
@@ -82,8 +89,8 @@ class DenseVectors(nn.Module):
         vector has zeros and the indicator 0, and so no part of the mean is subtracted from it.
         """
         weights = []
-        for number, (begin, end) in enumerate(self._bounds):
-            weight = self.layers[number].weight
+        for number, layer in enumerate(self._linear()):
+            weight, (begin, end) = layer.weight, self._bounds[number]
             scaled = weight[:, :-1] / self.scale[number]
             # A sum, not a product of matrices, which autocast would round to bfloat16.
             shift = (scaled * self.center[begin : end - 1]).sum(1, keepdim=True)

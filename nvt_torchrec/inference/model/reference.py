@@ -63,11 +63,13 @@ def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[
     for part in sorted((EtlOutput(workflow.absolute().parent).splits / "valid").glob("*.parquet")):
         if _take_rows(part, config, dense, ids, lengths):
             break
-    rows = {"dense": dense, "ids": np.concatenate(ids).astype(np.int64), "lengths": lengths}
-    dense_vectors = None
-    if config.dense_vectors:
-        dense_vectors = rows["dense_vectors"] = _draw_vectors(config, generator)
-    rows["scores"] = _score(model, dense, Ids.from_lengths(ids, lengths), dense_vectors)
+    dense_vectors = _draw_vectors(config, generator) if config.dense_vectors else None
+    scores = _score(model, dense, Ids.from_lengths(ids, lengths), dense_vectors)
+    every_id = np.concatenate(ids).astype(np.int64)
+    rows: dict[str, np.ndarray] = {"dense": dense, "ids": every_id, "lengths": lengths}
+    rows["scores"] = scores
+    if dense_vectors is not None:
+        rows["dense_vectors"] = dense_vectors
     return rows
 
 

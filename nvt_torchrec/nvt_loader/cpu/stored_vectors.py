@@ -116,19 +116,15 @@ def _take_steps(
     """Return a block of some steps, with the vectors ``values`` and without their numbers."""
     columns = len(dataset.schema.integers)
     kept = columns - len(dataset.schema.vectors)
-    shared = {
-        "labels": block.labels[steps],
-        "row_weights": None if block.row_weights is None else block.row_weights[steps],
-        "dense": block.dense[steps],
-        "dense_vectors": values,
-    }
+    row_weights = None if block.row_weights is None else block.row_weights[steps]
+    shared = block.labels[steps], row_weights, block.dense[steps]
     if isinstance(block, FlatBlock):
         # Copied, so that all tensors of a block are contiguous: others would be moved to a device
         # in a copy that waits.
         own = block.ids[steps, :kept]
         (ids,) = tensors((torch.int32, tuple(own.shape)))
         ids.copy_(own)
-        return FlatBlock(ids=ids, **shared)
+        return FlatBlock(*shared, ids, values)
     count, batch = values.shape[:2]
     lengths, offsets = tensors(
         (torch.int32, (count, kept * batch)), (torch.int32, (count, kept * batch + 1))
@@ -144,4 +140,4 @@ def _take_steps(
         flat(ids)[end - size : end] = flat(block.values)[begin : begin + size]
     moved = found[:, :kept] + (ends - sizes - found[:, 0])[:, np.newaxis]
     bounds = [*moved.ravel().tolist(), int(ends[-1])]
-    return JaggedBlock(values=ids, lengths=lengths, offsets=offsets, bounds=bounds, **shared)
+    return JaggedBlock(*shared, ids, lengths, offsets, bounds, values)

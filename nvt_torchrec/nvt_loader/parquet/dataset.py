@@ -212,8 +212,8 @@ def read_dataset(
             remedy = f"give vectors=, the directory on this machine that {VECTORS} is in, or"
             vectors = _find_splits(paths, what, f"{remedy} {leave_out}")
         vector_stores = VectorStores(Path(vectors) / VECTORS, schema.vectors)
-    stored = {"stores": stores, "max_events": max_events, "vectors": vector_stores}
-    return Dataset(source, schema, read, several, **stored)
+    described = Dataset(source, schema, read, several, vectors=vector_stores)
+    return dataclasses.replace(described, stores=stores, max_events=max_events)
 
 
 def _open_stores(

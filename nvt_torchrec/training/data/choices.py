@@ -52,7 +52,7 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 
 
 def check_stores(settings: TrainSettings) -> None:
-    """Compare the stores that a run reads, of histories and vectors, with the digests in the manifest.
+    """Compare the histories and vectors that a run reads with the digests in the ETL's manifest.
 
     The loader only checks that ids are inside of their tables, and that values are finite. Wrong
     ones would be trained on.

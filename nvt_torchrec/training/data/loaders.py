@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 #: The loaders that may read a split.
 Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
+#: The largest number of values of vectors in a batch of a sample, unless the smallest number of
+#: rows has more.
+_SAMPLE_VALUES = 1 << 25
+_MIN_SAMPLE_ROWS = 64
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
 
@@ -184,9 +188,13 @@ def make_sample(
         split: The split.
         group: This rank.
         batches: How many batches there are at most.
-        batch_rows: The rows of a batch, of all ranks together.
+        batch_rows: The rows of a batch, of all ranks together; fewer if vectors are wide.
         files: The files to read; None for all of the split.
     """
+    if config.dense_vectors:
+        # Rows of wide vectors would take gigabytes.
+        max_rows = max(_MIN_SAMPLE_ROWS, _SAMPLE_VALUES // config.vector_inputs)
+        batch_rows = min(batch_rows, max_rows)
     size = max(1, batch_rows // group.world_size)
     changes: dict[str, Any] = dict.fromkeys(_LIMITS, batches)
     changes["batch_size"] = changes["test_batch_size"] = size

@@ -162,9 +162,9 @@ def _permute_column(
     bounds = config.vector_bounds
     if name in bounds:
         assert batch.dense_vectors is not None
-        dense_vectors, values = batch.dense_vectors.clone(), slice(*bounds[name])
-        dense_vectors[:, values] = batch.dense_vectors[order, values]
-        return dataclasses.replace(batch, dense_vectors=dense_vectors)
+        permuted, inputs = batch.dense_vectors.clone(), slice(*bounds[name])
+        permuted[:, inputs] = batch.dense_vectors[order, inputs]
+        return dataclasses.replace(batch, dense_vectors=permuted)
     # A copy, because TorchRec caches the dict: the next column would be changed beside this one.
     columns = dict(batch.sparse_features.to_dict())
     for key in config.list_keys(name):
