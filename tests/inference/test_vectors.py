@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -23,12 +24,17 @@ from nvt_torchrec.inference.encoder import MANY_ROWS, Encoder
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.named_tensors import inputs_of, inputs_without_tables, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
+from nvt_torchrec.models.config import OwnModel
+from nvt_torchrec.models.contract import Columns
+from nvt_torchrec.models.head import build_head
+from nvt_torchrec.models.onnx_head import OnnxHead
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.etl.runs import read_split
 from tests.etl.vector_logs import (
@@ -326,6 +332,45 @@ def test_an_exported_file_takes_vectors(shop: VectorShop, tmp_path: Path) -> Non
     export_triton(bundle, tmp_path / "triton")
     described = (tmp_path / "triton/click_probability/config.pbtxt").read_text()
     assert '{ name: "text", data_type: TYPE_FP32, dims: [ 3 ] }' in described
+
+
+class Towers(torch.nn.Module):
+    """A model of a user's own, which takes a vector as it is as well."""
+
+    vector_columns = ("image",)
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(columns.width + 3, 1)
+
+    def forward(
+        self, dense: torch.Tensor, vectors: torch.Tensor, dense_vectors: torch.Tensor
+    ) -> torch.Tensor:
+        return self.layer(torch.cat([dense, vectors.flatten(1), dense_vectors], 1))
+
+
+def test_an_own_model_with_vectors(shop: VectorShop, tmp_path: Path) -> None:
+    """In a bundle and in an exported file, its head is ONNX."""
+    config = dataclasses.replace(
+        shop.predictor.model.config,
+        model="theirs:Towers",
+        settings={},
+        own=OwnModel(vector_columns=Towers.vector_columns),
+    )
+    head = build_head(config, seed=5, build=Towers)
+    model = ServingModel.make(shop.predictor.model.table, config, head)
+    predictor = Predictor(shop.predictor.workflow, model)
+    save_bundle(tmp_path / "bundle", shop.output / "workflow", model, make_origin(0, (0,)))
+    loaded = Predictor.load(tmp_path / "bundle", check=True)
+    assert isinstance(loaded.model.head, OnnxHead)
+    expected = predictor.predict(shop.requests)
+    np.testing.assert_allclose(loaded.predict(shop.requests), expected, atol=1e-6)
+    blind = predictor.predict([{**row, "image": None} for row in shop.requests])
+    assert (blind != expected).any()
+    export_onnx(tmp_path / "bundle", tmp_path / "onnx")
+    inputs = inputs_without_tables(predictor.row_spec)
+    scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows)))
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 
 def test_a_model_without_vectors(shop: VectorShop, tmp_path: Path) -> None:
