@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
@@ -265,6 +267,42 @@ def test_the_server_finds_them(shop: VectorShop) -> None:
     assert caught.value.status == 422
     assert (caught.value.details["row"], caught.value.details["column"]) == (4, "text")
     assert caught.value.details["reason"].startswith("its item 2 is False")
+
+
+_ITEMS = st.one_of(
+    st.floats(-9, 9),
+    st.integers(-9, 9),
+    st.sampled_from([None, True, "1", "", [], {}, [1.0], 1e39, 10**400, float("nan")]),
+)
+_FIELDS = st.one_of(
+    st.none(), st.lists(st.floats(-9, 9), min_size=3, max_size=3), st.lists(_ITEMS, max_size=4),
+    _ITEMS,
+)  # fmt: skip
+
+
+@hypothesis.settings(max_examples=75, deadline=None)
+@hypothesis.given(values=st.lists(_FIELDS, min_size=1, max_size=6), by_column=st.booleans())
+def test_any_values_are_scored_or_refused(
+    shop: VectorShop, values: list[Any], by_column: bool
+) -> None:
+    rows = [{**row, "text": value} for row, value in zip(shop.requests, values, strict=False)]
+    body: dict[str, Any] = {"rows": rows}
+    if by_column:
+        body = {"columns": {name: [row[name] for row in rows] for name in rows[0]}}
+    refused = []
+    scores = np.empty(0)
+    try:
+        scores = ask(shop, body)
+    except RefusedError as error:
+        refused.append(error)
+    for error in refused:
+        assert error.status in (400, 422)  # 400: a NaN is no JSON
+        assert error.details.get("column", "text") == "text"
+    if not refused:
+        assert len(scores) == len(values)
+        assert np.isfinite(scores).all()
+        for value in values:
+            assert value in (None, [], "") or len(value) == 3
 
 
 def test_requests_of_both_kinds_share_a_batch(shop: VectorShop) -> None:
