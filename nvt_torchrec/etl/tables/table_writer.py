@@ -38,7 +38,7 @@ from nvt_torchrec.formats.rows import (
     repeat_lists,
 )
 from nvt_torchrec.formats.table_files import KEYS, STARTS
-from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore, link_vectors
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _store_vectors(
     before = None
     if earlier is not None and earlier_vectors is not None:
         link_vectors(earlier_vectors, directory / IN_WORKFLOW, vector.name)
-        before = earlier, VectorStore(earlier_vectors, vector.stored)
+        before = earlier, earlier_vectors
     numbers = VectorNumbers(vector.stored, order, read, before)
     save_array(directory / f"{vector.name}.codes.npy", numbers.write(directory / IN_WORKFLOW))
     save_array(directory / f"{vector.name}.missing.npy", numbers.missing.astype(np.uint8))
