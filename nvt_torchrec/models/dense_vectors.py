@@ -2,8 +2,8 @@
 
 Each vector goes through a linear layer of its own. Embeddings of texts come in any scale, often far
 from 0 in some coordinates, and optimizers take steps of one size. So the layer sees the vector less
-the mean of training rows, divided by one number, the root mean square of what is left: as
-differences between coordinates stay, so do those that its maker gave them.
+the mean of training rows, divided by one number, the root mean square of what is left. It is one
+number for all coordinates, because the encoder made some of them vary more than others.
 """
 
 from __future__ import annotations

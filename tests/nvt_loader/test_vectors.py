@@ -227,3 +227,15 @@ def test_merlins_loader(copied: Path) -> None:
     assert not found
     without = merlin.MerlinLoader.from_split(copied, 48, device="cpu", read_vectors=False)
     assert next(iter(without)).dense_vectors is None
+
+
+def test_their_memory_on_a_gpu_is_counted(copied: Path) -> None:
+    """Tables get what the loaders leave: four blocks of some steps, or of one that is larger."""
+    found = []
+    for batch_size, read_vectors in ((64, False), (64, True), (10**6, False), (10**6, True)):
+        loader = KJTLoader(copied, batch_size, device="cpu", read_vectors=read_vectors)
+        taken = loader._dataset, loader._demand(), loader._budget()
+        found.append(memory.device_bytes(*taken, on_device=False))
+    pointers = 4 * memory.HELD_BLOCKS * 10**6
+    assert found[1] - found[0] >= memory.HELD_BLOCKS * memory.BLOCK_BYTES
+    assert found[3] - found[2] == memory.HELD_BLOCKS * 4 * 6 * 10**6 + pointers

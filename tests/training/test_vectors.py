@@ -204,10 +204,23 @@ def test_statistics_are_those_of_the_rows(data: Path) -> None:
     np.testing.assert_allclose(found.center[:6], text.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.scale[0], np.sqrt(text.var(0).mean()), rtol=1e-5)
     assert found.center[6] == found.center[10] == 0
+    assert found.scale[0] > 2
     with process_group():
         assert (
             measure_vectors(settings, dataclasses.replace(config, dense_vectors=()), None) is None
         )
+
+
+def test_equal_vectors_are_not_divided_by_nothing(tmp_path: Path) -> None:
+    """Only errors of rounding are left of them, and they say nothing."""
+    root = tmp_path / "split"
+    schema = write_split(root, {"train": [300], "valid": [50], "test": [50]})
+    add_vector(root, schema, TEXT, keys=9, offset=0.3, scale=0)
+    result = train_here(*flags(root), "--max_steps=5", f"--save_checkpoint_path={tmp_path / 'c'}")
+    assert np.isfinite(result.metrics["test"]["log_loss"])
+    layers = read_model(tmp_path / "c")[1].dense_vectors
+    assert layers.scale.tolist() == [1]
+    assert layers.center.tolist() == pytest.approx([0.3] * 6 + [0])
 
 
 def config_for(data: Path, settings) -> ModelConfig:

@@ -18,6 +18,10 @@ _MAX_ROWS = 8192
 #: About how many values of vectors a batch holds, and the fewest rows of one.
 _BATCH_VALUES = 1 << 22
 _MIN_ROWS = 64
+#: The smallest variance that is one, as a share of the mean square.
+_MIN_VARIANCE = 1e-10
+#: The smallest scale: weights divided by it stay far from the limits of float32.
+_MIN_SCALE = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,7 @@ class VectorStatistics:
         center: The mean of each value over the rows that have the vector, float32 [all inputs]; 0
             for indicators.
         scale: Of each vector the root mean square of its values less their means, float32
-            [vectors]; 1 where that is 0.
+            [vectors]; 1 if all are equal.
     """
 
     center: np.ndarray
@@ -63,9 +67,10 @@ def measure_vectors(
         if not count:
             continue
         mean = sums[begin : end - 1] / count
-        variance = np.mean(squares[begin : end - 1] / count - mean**2)
+        mean_square = np.mean(squares[begin : end - 1]) / count
+        variance = mean_square - np.mean(mean**2)
         center[begin : end - 1] = mean
-        deviation = np.float32(np.sqrt(max(variance, 0.0)))
-        if deviation > 0:
-            scale[number] = deviation
+        # Of equal vectors only errors of rounding are left.
+        if variance > _MIN_VARIANCE * mean_square and variance > _MIN_SCALE**2:
+            scale[number] = np.sqrt(variance)
     return VectorStatistics(center, scale)
