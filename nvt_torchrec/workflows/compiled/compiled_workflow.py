@@ -38,7 +38,7 @@ from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
-from nvt_torchrec.workflows.stored_vectors import open_vectors
+from nvt_torchrec.workflows.stored_vectors import gather_vectors, open_vectors
 
 #: Events of a history that are looked up, where no model says how many it takes.
 MAX_EVENTS = 50
@@ -162,27 +162,14 @@ class CompiledWorkflow:
             weight=rows.weight,
             pointers=rows.pointers,
             vector_rows=rows.vector_rows,
+            given_vectors=rows.given_vectors,
         )
 
-    def take_vectors(self, rows: RawRows, encoded: EncodedRows) -> np.ndarray | None:
-        """Return ``dense_vectors``, float32 [n, sum of (width + 1)]; None for a spec without.
-
-        They are those that the caller gave, or else those that the rows find by their keys.
-
-        Args:
-            rows: The rows.
-            encoded: What :meth:`transform` made of them.
-
-        Raises:
-            BadInputError: A file was written to since it was opened.
-            SchemaError: The rows were not looked up in the tables, or a file is damaged.
-        """
-        if self.vectors is None or rows.dense_vectors is not None:
-            return rows.dense_vectors
-        if encoded.vector_rows is None:
-            raise SchemaError("rows without vectors", "read them with the keys of their tables")
-        self.vectors.check()
-        return self.vectors.take(encoded.vector_rows)
+    def take_vectors(self, rows: EncodedRows) -> np.ndarray:
+        """Return ``dense_vectors`` of rows, see :func:`workflows.stored_vectors.gather_vectors`."""
+        assert self.vectors is not None
+        assert rows.vector_rows is not None
+        return gather_vectors(self.vectors, rows.vector_rows, rows.given_vectors)
 
     def _check(self) -> None:
         for array in self._mapped:
