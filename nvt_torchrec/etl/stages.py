@@ -185,6 +185,7 @@ class Stages:
                 earlier=self._earlier,
                 tails=self._tails,
                 threads=self.settings.threads,
+                run_tasks=engine.run_tasks,
                 max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
