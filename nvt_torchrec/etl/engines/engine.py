@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -37,7 +37,6 @@ from nvt_torchrec.workflows.extend_workflow import DayCounts
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
-_Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 #: The version of the partial results; a run does not use those of another version.
 _VERSION = 4
@@ -197,17 +196,6 @@ class Engine:
             WorkerLostError: Workers ran out of memory.
         """
         raise NotImplementedError
-
-    def run_tasks(
-        self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
-    ) -> Iterator[_Result]:
-        """Yield the results of tasks in their order; a few of them are in work at once.
-
-        Args:
-            work: Called with each task.
-            tasks: Taken one by one, as there is room for them.
-        """
-        return map_in_order(work, tasks, self.job.workers, "events")
 
     def fit(self, blocks: list[Block], report: Report) -> Fitted:
         """Return the vocabularies and statistics of the blocks of the training days.

@@ -12,6 +12,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.memory import release_memory
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
@@ -247,10 +248,10 @@ class BlockExtractor:
         self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
 
     def take(self, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
-        """Take the events of rows, and yield the rows without what only events need."""
+        """Take the events of rows, and yield the rows without keys and amounts."""
         for rows in pieces:
             self.add(rows)
-            yield dataclasses.replace(rows, times=None, groups=None, amounts=None)
+            yield dataclasses.replace(rows, groups=None, amounts=None)
 
     def add(self, rows: RawRows) -> None:
         """Take the events of the next rows."""
@@ -289,6 +290,9 @@ class BlockExtractor:
         """Write the events; return how many there are. Raises :class:`OutputError`."""
         name, spec, files = self._name, self._spec, self._files
         times, flags = np.concatenate(self._times, axis=1), np.concatenate(self._flags)
+        self._times.clear()
+        self._flags.clear()
+        release_memory()  # of the pieces, or that of a whole block would come on top
         with together():
             order: slice | np.ndarray = slice(None)
             if not is_rising(times[-1]):
@@ -305,6 +309,7 @@ class BlockExtractor:
                 keys.clear()  # or the next group's would come on top
             if self._values:
                 _write_values(files.values(name), self._values)
+                self._values.clear()
             happened = flags >> EVENT != 0
             known, of_events = times[-1, happened], flags[happened]
             labels = [of_events >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
@@ -315,6 +320,7 @@ class BlockExtractor:
             write_array(files.flags(name), flags)
             write_array(files.pieces(name), np.array(self._rows))
             write_array(files.times(name), times)  # the last one in place
+        release_memory()
         return len(flags)
 
 

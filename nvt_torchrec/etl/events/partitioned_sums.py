@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from nvt_torchrec.base.files.growing import create_array
 from nvt_torchrec.base.files.mapping import map_array
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.partitions import (
@@ -26,16 +26,13 @@ from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, sums_of_groups
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
-#: Calls a function with each of some tasks, several at once, and yields the results in order.
-RunTasks: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
 
 def sum_up(
     log: EventLog,
     earlier: Sequence[EarlierEvents],
     tails: Sequence[HistoryTail],
     newest: int,
-    run_tasks: RunTasks,
+    threads: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> Iterator[Summed]:
     """Write what the events before each row sum up to; yield the sums of each partition.
@@ -47,7 +44,7 @@ def sum_up(
         earlier: Of each group, the events of days before.
         tails: Of each history, the newest events of days before; none without such days.
         newest: The time of the newest row that is not late, also of earlier days.
-        run_tasks: Sums up partitions, several at once.
+        threads: How many partitions are summed up at once.
         report: Called with the number of rows done since the last call, counting a row once.
     """
     groups = sums_of_groups(log.spec)
@@ -56,9 +53,8 @@ def sum_up(
         for number, wanted in enumerate(groups)
         for partition in _divide(log, number, wanted, earlier[number], tails, newest)
     )
-    for number, summed in itertools.groupby(
-        run_tasks(sum_partition, partitions), key=lambda result: result.group
-    ):
+    results = map_in_order(sum_partition, partitions, threads, "events")
+    for number, summed in itertools.groupby(results, key=lambda result: result.group):
         for result in summed:
             report(result.rows / len(groups))
             yield result

@@ -195,10 +195,11 @@ class PartitionFiles:
         """Map the events of a partition as one block; none without events."""
         if events.start == events.stop:
             return []
-        columns = {}
+        columns: dict[str, np.ndarray] = {}
         for name in _EVENT_ARRAYS:
             path = self._path(name)
-            columns[name] = map_array(path)[..., events] if path.exists() else None
+            if path.exists():  # only events of histories have ids
+                columns[name] = map_array(path)[..., events]
         return [EventBlock(**columns)]
 
     def delete(self) -> None:

@@ -36,7 +36,7 @@ from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
 from nvt_torchrec.etl.events.label_rates import KeyMoments, LabelRates, fit_smoothing
 from nvt_torchrec.etl.events.late_rows import warn_of_late_rows
-from nvt_torchrec.etl.events.partitioned_sums import RunTasks, sum_up
+from nvt_torchrec.etl.events.partitioned_sums import sum_up
 from nvt_torchrec.etl.events.partitions import cut_by_key
 from nvt_torchrec.etl.events.source_events import check_keys, list_blocks
 from nvt_torchrec.etl.events.sums import end_of
@@ -131,7 +131,6 @@ def prepare(
     earlier: EarlierDays | None,
     tails: list[HistoryTail] | None,
     threads: int,
-    run_tasks: RunTasks,
     max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
@@ -145,8 +144,7 @@ def prepare(
         work: The directory of the run's state.
         earlier: The days before, of an extension.
         tails: Of each history, the newest events of the days before.
-        threads: How many blocks are read at once.
-        run_tasks: Sums up partitions, several at once.
+        threads: How many blocks, or partitions of a group, are in work at once.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows done since the last call: read, or summed up.
 
@@ -192,7 +190,7 @@ def prepare(
     if earlier is None:  # a day may have other users
         check_keys(spec, files, sources)
     moments, next_keys = [], {}
-    partitions = sum_up(log, kept, tails or [], newest, run_tasks, report)
+    partitions = sum_up(log, kept, tails or [], newest, threads, report)
     for group, summed in itertools.groupby(partitions, key=lambda result: result.group):
         for number in groups[group].histories:
             name = spec.histories[number].name
@@ -200,9 +198,9 @@ def prepare(
             next_keys[name] = before + len(map_array(files.row_keys(group)))
         file = directory / _kept_file(group)
         of_keys = KeyMoments(files.scratch(group, "moments"), groups[group].labels)
-        with GrowingArray(file, np.int64, EarlierEvents.count_rows(groups[group])) as rows:
+        with GrowingArray(file, np.int64, EarlierEvents.count_rows(groups[group])) as written:
             for result in summed:
-                rows.append(result.kept.to_rows())
+                written.append(result.kept.to_rows())
                 of_keys.add(result.trained)
         entries[file.name] = FileEntry.from_file(file)
         moments.append(of_keys.sum())
