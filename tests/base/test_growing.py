@@ -28,17 +28,18 @@ def test_pieces_are_written_as_the_whole_is(tmp_path: Path, rows: int | None, dt
     with GrowingArray(tmp_path / "none.npy", dtype, rows):
         pass
     assert map_array(tmp_path / "none.npy").shape == (*shape[:-1], 0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "none.npy",
-        "pieces.npy",
-        "whole.npy",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["none.npy", "pieces.npy", "whole.npy"]
 
 
 def test_nothing_is_left_of_pieces_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), GrowingArray(tmp_path / "a.npy", np.int64) as array:
-        array.append(np.arange(3))
-        raise RuntimeError
+    def fail() -> None:
+        with GrowingArray(tmp_path / "a.npy", np.int64) as array:
+            array.append(np.arange(3))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert not [*tmp_path.iterdir()]
 
 
