@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import mark_begins, mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.memory import release_memory
@@ -331,7 +331,10 @@ def code_keys(pieces: Sequence[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndar
         int64 [keys], rising; int32 [n].
     """
     dictionaries = [to_numpy(piece.dictionary) for piece in pieces]
-    keys = np.unique(np.concatenate([np.empty(0, np.int64), *dictionaries]))
+    every = np.concatenate([np.empty(0, np.int64), *dictionaries])
+    every.sort()  # np.unique would copy them, and these are most of a block's memory
+    keys = every[mark_begins(every)]
+    del every
     codes = np.empty(sum(map(len, pieces)), np.int32)
     begin = 0
     for piece, dictionary in zip(pieces, dictionaries, strict=True):
