@@ -23,7 +23,7 @@ from nvt_torchrec.estimator.input_table import set_column
 from nvt_torchrec.etl.commands.guess import HEAD_MB, guess_spec
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.etl.units.writing import hashes
+from nvt_torchrec.etl.units.writing import hash_values
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
@@ -267,7 +267,7 @@ def choose_seed(labels: np.ndarray, split: Split) -> int:
     best_seed, best_score = 0, (-1, -1)
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):
         # As the ETL divides the rows of its only file, number 0.
-        chosen = RowRule("share", cuts, seed).choose(hashes(rows, seed, 0)).astype(np.int64)
+        chosen = RowRule("share", cuts, seed).choose(hash_values(rows, seed, 0)).astype(np.int64)
         counts = np.bincount(2 * chosen + labels, minlength=6).reshape(3, 2)  # [splits, labels]
         if counts.all():
             return seed

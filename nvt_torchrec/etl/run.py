@@ -14,7 +14,7 @@ from nvt_torchrec.etl.labels.label_sources import find_label_files
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.stages import Stages
 from nvt_torchrec.etl.state import output
-from nvt_torchrec.etl.state.run_record import already_finished, plan_record
+from nvt_torchrec.etl.state.run_record import plan_record, read_finished
 from nvt_torchrec.etl.tables.table_sources import (
     all_paths,
     describe_files,
@@ -29,6 +29,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VECTORS, link_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def run(settings: EtlSettings) -> Manifest:
     settings = choose_engine(settings, days)
     joined = describe_sources(tables, spec) | describe_files(labels, "labels")
     record = plan_record(settings.to_dict() | joined, days)
-    with output.claimed(settings.output_path, restart=settings.restart) as work:
+    with output.claim_output(settings.output_path, restart=settings.restart) as work:
         if output.is_finished(settings.output_path):
-            return already_finished(settings.output_path, record)
+            return read_finished(settings.output_path, record)
         output_paths = EtlOutput(settings.output_path)
         stages = Stages(settings, record, work, output_paths, tables=tables, labels=labels)
         return _run(stages, days)
@@ -91,9 +92,11 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     description = inspect(paths.workflow)
     with stages.timer("describe"):
         results, names = number_parts(results)
-        with output.named_errors(splits):
+        with output.name_errors(splits):
             move_parts(work / output.PARTS, splits, names)
             link_histories([work / output.EVENTS], splits)
+            for vector in spec.vectors:
+                link_vectors(paths.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
         written = check_rows(results, splits)
         write_descriptions(splits, list(names.values()), description.table_schema)
     stages.check_inputs(days)

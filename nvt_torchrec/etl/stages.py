@@ -36,7 +36,7 @@ from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units import split_pass
 from nvt_torchrec.etl.units.unit_plan import UnitPlan, make_plan
-from nvt_torchrec.etl.units.writing import UnitResult, recorded
+from nvt_torchrec.etl.units.writing import UnitResult, read_results
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
@@ -100,7 +100,7 @@ class Stages:
         """Decompress compressed days, and plan the work; see :mod:`etl.units.unit_plan`."""
         settings = self.settings
         with self.timer("read the input"):
-            files = staging.staged(days, settings, self.work)
+            files = staging.decompress_days(days, settings, self.work)
         ready = None
         if settings.spec.label_files:
             ready = self._beside.prepare_labels(files, self.earlier_labels)
@@ -162,7 +162,7 @@ class Stages:
             return plan
         labels = open_labels(self.work, spec)
         with self.timer("split"), rows_bar("split", plan) as bar:
-            return split_pass.prepared(
+            return split_pass.prepare_division(
                 plan,
                 spec,
                 self.work,
@@ -207,7 +207,7 @@ class Stages:
         Returns:
             The results of all units, in the order of the plan.
         """
-        results = recorded(self.work, plan.units)
+        results = read_results(self.work, plan.units)
         done = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in done]
         whole = self._is_whole()
@@ -273,7 +273,7 @@ class Stages:
         *,
         parts: bool,
     ) -> None:
-        with output.named_errors(self.target.root):
+        with output.name_errors(self.target.root):
             for directory in (self.target.workflow, self.target.extension):
                 shutil.rmtree(directory, ignore_errors=True)
                 directory.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ class Stages:
         if description.spec.negatives:
             from nvt_torchrec.etl.negatives.prepare_negatives import keep_negatives
 
-            with output.named_errors(self.target.root):
+            with output.name_errors(self.target.root):
                 keep_negatives(self.work, self.target.extension)
         if parts and before not in (None, description.digest):
             raise OutputError(

@@ -36,10 +36,10 @@ def inspect(path: Path | str) -> WorkflowDescription:
     return description
 
 
-def graph_of(description: WorkflowDescription) -> dict[str, Any]:
+def derive_graph(description: WorkflowDescription) -> dict[str, Any]:
     """Return what ``graph.json`` has to hold."""
     sizes = {vocabulary.name: vocabulary.values for vocabulary in description.vocabularies.values()}
-    return nodes.fitted(description.spec, description.statistics, sizes)
+    return nodes.build_graph(description.spec, description.statistics, sizes)
 
 
 def _check_graph(description: WorkflowDescription) -> None:
@@ -47,5 +47,5 @@ def _check_graph(description: WorkflowDescription) -> None:
     file = description.path / GRAPH_FILE
     graph = read_json(file, "the graph of a saved workflow")
     # As text: in Python True equals 1.
-    if json.dumps(graph, sort_keys=True) != json.dumps(graph_of(description), sort_keys=True):
+    if json.dumps(graph, sort_keys=True) != json.dumps(derive_graph(description), sort_keys=True):
         raise BadInputError(f"{file}: not the graph of the spec in {METADATA_FILE}", COPY_AGAIN)

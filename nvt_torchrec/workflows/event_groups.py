@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,9 @@ from nvt_torchrec.workflows.event_picks import PICK_KINDS
 #: The bits of an event's flags: whether it is a row for training, and whether it is a row at all,
 #: not one of the events that a history keeps of earlier days; then a bit for each label, and one
 #: for each history that has the event.
-TRAIN, EVENT, FIRST_LABEL = 0, 1, 2
+TRAIN = 0
+EVENT = 1
+FIRST_LABEL = 2
 #: The time from which events that count for every row are known.
 BEFORE_ALL = -(2**62)
 #: Integers that are summed up of a column of numbers: how many there are, and the words of the sum.
@@ -178,14 +180,20 @@ class GroupSums:
 
     def select_window(self, window: int) -> WindowParts:
         """Return what is summed up within a window."""
-        return WindowParts(
-            sums={i: bit for i, (other, bit) in enumerate(self.sums) if other == window},
-            totals={i: column for i, (other, column) in enumerate(self.totals) if other == window},
-            picks={i: parts[1:] for i, parts in enumerate(self.picks) if parts[0] == window},
-            distinct={
-                i: column for i, (other, column) in enumerate(self.distinct) if other == window
-            },
-        )
+        sums, totals, picks, distinct = {}, {}, {}, {}
+        for i, (other, bit) in enumerate(self.sums):
+            if other == window:
+                sums[i] = bit
+        for i, (other, column) in enumerate(self.totals):
+            if other == window:
+                totals[i] = column
+        for i, (other, column, kind) in enumerate(self.picks):
+            if other == window:
+                picks[i] = column, kind
+        for i, (other, column) in enumerate(self.distinct):
+            if other == window:
+                distinct[i] = column
+        return WindowParts(sums, totals, picks, distinct)
 
     def select_kept(self) -> WindowParts:
         """Return what is kept of events that have left all windows."""
@@ -208,53 +216,25 @@ def sums_of_groups(spec: FeatureSpec) -> list[GroupSums]:
 
 
 def _plan_group(spec: FeatureSpec, group: EventKey) -> GroupSums:
-    # the sums of a window stand together, as they are made in one pass over the events
-    bits_of_windows: dict[int, dict[int, None]] = {}
+    rules: dict[str, Aggregate] = {}
+    for column in spec.aggregates:
+        if column.aggregate is not None and column.aggregate.group == group:
+            rules[column.name] = column.aggregate
+    histories = [number for number, rule in enumerate(spec.histories) if rule.group == group]
+    sums = _plan_sums(spec, list(rules.values()), histories)
+    # Dicts: aggregates share what they have in common, and the order is that of the spec.
     totals: dict[tuple[int, str], None] = {}
     picks: dict[tuple[int, str, str], None] = {}
     distinct: dict[tuple[int, str], None] = {}
-    rules: dict[str, Aggregate] = {}
-    for column in spec.aggregates:
-        rule = column.aggregate
-        if rule is None or rule.group != group:
-            continue
-        rules[column.name] = rule
-        window, keeps = parse_duration(rule.window), rule.kind.keeps
-        bits = bits_of_windows.setdefault(window, {})
-        if "count" in keeps:
-            bits[EVENT] = None
-        if "positives" in keeps:
-            bits[_label_bit(spec, rule)] = None
+    for rule in rules.values():
+        window = parse_duration(rule.window)
         if _has_total(rule):
             totals[window, rule.column] = None
-        picks |= {(window, rule.column, kind): None for kind in PICK_KINDS if kind in keeps}
-        if "distinct" in keeps:
+        for kind in _list_picks(rule):
+            picks[window, rule.column, kind] = None
+        if "distinct" in rule.kind.keeps:
             distinct[window, rule.column] = None
-    histories = [number for number, rule in enumerate(spec.histories) if rule.group == group]
-    for number in histories:
-        bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
-    sums = [(window, bit) for window, bits in bits_of_windows.items() for bit in bits]
-    aggregates = []
-    for name, rule in rules.items():
-        window, keeps = parse_duration(rule.window), rule.kind.keeps
-        aggregate = GroupAggregate(
-            name=name,
-            rule=rule,
-            kind=rule.kind,
-            count=sums.index((window, EVENT)) if "count" in keeps else None,
-            positives=(
-                sums.index((window, _label_bit(spec, rule))) if "positives" in keeps else None
-            ),
-            total=[*totals].index((window, rule.column)) if _has_total(rule) else None,
-            picks={
-                kind: [*picks].index((window, rule.column, kind))
-                for kind in PICK_KINDS
-                if kind in keeps
-            },
-            distinct=[*distinct].index((window, rule.column)) if "distinct" in keeps else None,
-        )
-        aggregates.append(aggregate)
-    return GroupSums(
+    group_sums = GroupSums(
         key=group.columns,
         source=group.source,
         amounts=tuple(list_amounts(spec.aggregate_rules, group.source)),
@@ -265,8 +245,45 @@ def _plan_group(spec: FeatureSpec, group: EventKey) -> GroupSums:
         distinct=tuple(distinct),
         histories=tuple(histories),
         has_last=any("last_time" in rule.kind.keeps for rule in rules.values()),
-        aggregates=tuple(aggregates),
+        aggregates=(),
     )
+    aggregates = [_find_parts(spec, name, rule, group_sums) for name, rule in rules.items()]
+    return dataclasses.replace(group_sums, aggregates=tuple(aggregates))
+
+
+def _plan_sums(
+    spec: FeatureSpec, rules: Sequence[Aggregate], histories: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return :attr:`GroupSums.sums`.
+
+    The sums of a window follow each other, as they are made in one pass over the events.
+    """
+    bits_of_windows: dict[int, dict[int, None]] = {}
+    for rule in rules:
+        bits = bits_of_windows.setdefault(parse_duration(rule.window), {})
+        if "count" in rule.kind.keeps:
+            bits[EVENT] = None
+        if "positives" in rule.kind.keeps:
+            bits[_label_bit(spec, rule)] = None
+    for number in histories:
+        bits_of_windows.setdefault(0, {})[history_bit(spec, number)] = None
+    return [(window, bit) for window, bits in bits_of_windows.items() for bit in bits]
+
+
+def _find_parts(spec: FeatureSpec, name: str, rule: Aggregate, group: GroupSums) -> GroupAggregate:
+    """Return an aggregate with the numbers of the parts of the group that it is computed of."""
+    window, keeps = parse_duration(rule.window), rule.kind.keeps
+    count = positives = total = distinct = None
+    if "count" in keeps:
+        count = group.sums.index((window, EVENT))
+    if "positives" in keeps:
+        positives = group.sums.index((window, _label_bit(spec, rule)))
+    if _has_total(rule):
+        total = group.totals.index((window, rule.column))
+    if "distinct" in keeps:
+        distinct = group.distinct.index((window, rule.column))
+    picks = {kind: group.picks.index((window, rule.column, kind)) for kind in _list_picks(rule)}
+    return GroupAggregate(name, rule, rule.kind, count, positives, total, picks, distinct)
 
 
 def _label_bit(spec: FeatureSpec, rule: Aggregate) -> int:
@@ -275,6 +292,10 @@ def _label_bit(spec: FeatureSpec, rule: Aggregate) -> int:
 
 def _has_total(rule: Aggregate) -> bool:
     return "total" in rule.kind.keeps or "amount_count" in rule.kind.keeps
+
+
+def _list_picks(rule: Aggregate) -> list[str]:
+    return [kind for kind in PICK_KINDS if kind in rule.kind.keeps]
 
 
 def cut_times(spec: FeatureSpec, times: np.ndarray) -> np.ndarray:

@@ -39,18 +39,26 @@ from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import RawRows, add_missing
 from nvt_torchrec.formats.workflow_description import EVENT_STATE_FILE, WorkflowDescription
 from nvt_torchrec.workflows.event_groups import (
-    GroupSums,
     LaterRates,
     aggregate_values,
     cut_times,
     sums_of_groups,
 )
-from nvt_torchrec.workflows.event_sums import GroupEvents, find_newest
+from nvt_torchrec.workflows.event_kernels import find_newest
+from nvt_torchrec.workflows.event_state_arrays import (
+    DIRECTORY,
+    RATES,
+    STATE_FILE,
+    array_kind,
+    check_shapes,
+    list_arrays,
+    list_group_files,
+    list_history_files,
+)
+from nvt_torchrec.workflows.event_sums import GroupEvents
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec event state", 3, "what happened before, beside a workflow")
-_RATES = "rates.npy"
-DIRECTORY, STATE_FILE = EVENT_STATE_FILE.split("/")
 _COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
 
 
@@ -62,47 +70,6 @@ class _EventStateRecord:
     as_of: int
     smoothing: dict[str, float]
     files: dict[str, FileEntry]
-
-
-def event_files(spec: FeatureSpec) -> list[str]:
-    """Return the files of the state beside a workflow, relative to it; none without events."""
-    if not spec.events:
-        return []
-    return [f"{DIRECTORY}/{name}" for name in (*_array_names(spec), STATE_FILE)]
-
-
-def _array_names(spec: FeatureSpec) -> list[str]:
-    names = [_RATES]
-    for number, group in enumerate(sums_of_groups(spec)):
-        names += _group_files(number, group)
-    for rule in spec.histories:
-        names += _history_files(rule.name)
-    return names
-
-
-def _group_files(number: int, group: GroupSums) -> list[str]:
-    """Return the files of a group, in the order of the attributes of its events."""
-    if not group.aggregates:  # it has histories alone
-        return []
-    return [f"{number}.{name}.npy" for name in GroupEvents.array_names(group)]
-
-
-def _history_files(name: str) -> list[str]:
-    return [f"{name}.{field.name}.npy" for field in dataclasses.fields(HistoryTail)]
-
-
-def _kind(name: str) -> tuple[type, int]:
-    """Return the dtype and the number of dimensions of an array."""
-    if name == _RATES:
-        return np.float64, 2
-    kind = name.split(".")[-2]
-    kinds = {
-        "sums": (np.int64, 2),
-        "picks": (np.float64, 2),
-        "previous": (np.int64, 2),
-        "ids": (np.int32, 2),
-    }
-    return kinds.get(kind, (np.int64, 1))
 
 
 def write_event_state(
@@ -128,20 +95,23 @@ def write_event_state(
     directory = workflow / DIRECTORY
     remove(directory / STATE_FILE)
     hours = np.append(rates.hours.astype(np.float64), np.inf)
-    arrays: dict[str, np.ndarray] = {
-        _RATES: np.stack([hours, *(rates.rates[label] for label in spec.labels)])
-    }
+    rates_of_labels = [rates.rates[label] for label in spec.labels]
+    arrays: dict[str, np.ndarray] = {RATES: np.stack([hours, *rates_of_labels])}
     for number, (group, events) in enumerate(zip(sums_of_groups(spec), groups, strict=True)):
-        for name in _group_files(number, group):
+        for name in list_group_files(number, group):
             arrays[name] = getattr(events, name.split(".")[1])
     for rule, tail in zip(spec.histories, tails, strict=True):
-        arrays |= zip(_history_files(rule.name), vars(tail).values(), strict=True)
+        arrays |= zip(list_history_files(rule.name), vars(tail).values(), strict=True)
     entries = {}
     for name, array in arrays.items():
         write_array(directory / name, array)
         entries[name] = FileEntry.from_file(directory / name).to_dict()
-    content = {"workflow_digest": workflow_digest, "as_of": as_of}
-    content |= {"smoothing": dict(rates.smoothing), "files": entries}
+    content = {
+        "workflow_digest": workflow_digest,
+        "as_of": as_of,
+        "smoothing": dict(rates.smoothing),
+        "files": entries,
+    }
     FORMAT.write(directory / STATE_FILE, content)
 
 
@@ -158,24 +128,25 @@ class EventState:
         self, spec: FeatureSpec, record: _EventStateRecord, arrays: dict[str, MappedArray]
     ) -> None:
         self.as_of = record.as_of
-        self._spec, self._arrays = spec, [*arrays.values()]
+        self._spec = spec
+        self._arrays = list(arrays.values())
         values = {name: array.values for name, array in arrays.items()}
-        hours, *rates = values[_RATES]
-        by_label = dict(zip(spec.labels, rates, strict=True))
-        self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), by_label)
+        hours, *rates = values[RATES]
+        rates_by_label = dict(zip(spec.labels, rates, strict=True))
+        self._rates = LaterRates(record.smoothing, hours[:-1].astype(np.int64), rates_by_label)
         self._groups = {}
         for number, group in enumerate(sums_of_groups(spec)):
-            if group.aggregates:
-                # by names: a group may have one of the last arrays without the one before
-                arrays_of_group = {}
-                names = GroupEvents.array_names(group), _group_files(number, group)
-                for name, file in zip(*names, strict=True):
-                    arrays_of_group[name] = values[file]
-                self._groups[number] = group, GroupEvents(**arrays_of_group)
-        self.tails = [
-            HistoryTail(*(values[name] for name in _history_files(rule.name)))
-            for rule in spec.histories
-        ]
+            if not group.aggregates:
+                continue
+            # By name: a group may have ``previous`` without ``picks``.
+            names = GroupEvents.array_names(group)
+            arrays_of_group = [values[file] for file in list_group_files(number, group)]
+            events = GroupEvents(**dict(zip(names, arrays_of_group, strict=True)))
+            self._groups[number] = group, events
+        self.tails = []
+        for rule in spec.histories:
+            arrays_of_history = [values[name] for name in list_history_files(rule.name)]
+            self.tails.append(HistoryTail(*arrays_of_history))
 
     @classmethod
     def load(cls, description: WorkflowDescription, *, verify: bool = False) -> EventState:
@@ -195,12 +166,13 @@ class EventState:
                 "it, or it was not finished",
                 "run the ETL again",
             )
-        file, spec = description.check_file(EVENT_STATE_FILE), description.spec
+        spec = description.spec
+        file = description.check_file(EVENT_STATE_FILE)
         directory = file.parent
         record = FORMAT.read(_EventStateRecord, file, _COPY_AGAIN)
         if record.workflow_digest != description.digest:
             raise SchemaError(f"{file}: of another workflow than the one beside it", _COPY_AGAIN)
-        names = _array_names(spec)
+        names = list_arrays(spec)
         rates = {c.name for c in spec.aggregates if c.aggregate and c.aggregate.label}
         if set(record.files) != set(names) or set(record.smoothing) != rates:
             raise BadInputError(f"{file}: damaged: it is of another spec", _COPY_AGAIN)
@@ -208,22 +180,8 @@ class EventState:
         if verify:
             check_digests(directory, record.files, _COPY_AGAIN)
         try:
-            arrays = {name: MappedArray(directory / name, *_kind(name)) for name in names}
-            shapes = {name: array.values.shape for name, array in arrays.items()}
-            if shapes[_RATES][0] != 1 + len(spec.labels) or not shapes[_RATES][1]:
-                raise ValueError(f"{_RATES} is of other labels")
-            for number, group in enumerate(sums_of_groups(spec)):
-                if not group.aggregates:
-                    continue
-                names_of_group = _group_files(number, group)
-                keys, _, known, *_ = (shapes[name] for name in names_of_group)
-                wanted = GroupEvents.shapes(group, keys[0], known[0])
-                if [shapes[name] for name in names_of_group] != wanted:
-                    raise ValueError(f"the files of group {number} are of other numbers of events")
-            for rule in spec.histories:
-                keys, offsets, known, ids = (shapes[name] for name in _history_files(rule.name))
-                if offsets[0] != keys[0] + 1 or ids != (len(rule.columns), *known):
-                    raise ValueError(f"the files of {rule.name} are of other numbers of events")
+            arrays = {name: MappedArray(directory / name, *array_kind(name)) for name in names}
+            check_shapes(spec, {name: array.values.shape for name, array in arrays.items()})
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
         return cls(spec, record, arrays)
@@ -274,13 +232,17 @@ class EventState:
             The ids of all rows, int32 [columns, events]; int64 [n], how many each row has.
         """
         number = [rule.name for rule in self._spec.histories].index(name)
-        tail, rule = self.tails[number], self._spec.histories[number]
+        tail = self.tails[number]
+        rule = self._spec.histories[number]
         hashes = np.where(wanted, groups[self._spec.groups.index(rule.group)], 0)
         ends, counts = np.zeros((2, len(hashes)), np.int64)
         if not find_newest(
             tail.keys, tail.offsets, tail.known, hashes, cuts, maximum, ends, counts
         ):
-            raise BadInputError(f"history {name}: damaged: events that are not there", _COPY_AGAIN)
+            raise BadInputError(
+                f"history {name}: damaged: its offsets are beyond its events", _COPY_AGAIN
+            )
+        # The indices of the events of each row, from ends - counts on, one row after the other.
         offsets = np.cumsum(counts) - counts
         events = np.repeat(ends - counts - offsets, counts) + np.arange(counts.sum())
         return tail.ids[:, events], counts
@@ -311,30 +273,36 @@ class EventState:
         if ids.count > first and _all_have_events(ids.lengths_from(first), histories):
             return ids  # nothing of the state is needed
         cuts = self.cuts(len(ids), times)
-        columns, lengths = ids.columns[:first], [*ids.lengths[:first]]
-        given, given_lengths = ids.columns[first:], ids.lengths[first:]
+        columns = ids.columns[:first]
+        lengths = list(ids.lengths[:first])
+        rows_have_histories = ids.count > first  # unless they are those of a file
+        end = first
         for history in histories:
-            width = len(history.columns)
-            own, given = given[:width], given[width:]
-            counts_of_own = np.zeros((width, len(ids)), np.int64)
-            if own:  # rows of a file have none
-                counts_of_own, given_lengths = given_lengths[:width], given_lengths[width:]
-            has_own = counts_of_own.max(axis=0) > 0  # in one of the columns
-            if own and has_own.all():
+            begin, end = end, end + len(history.columns)
+            if rows_have_histories:
+                own, own_counts = ids.columns[begin:end], ids.lengths[begin:end]
+            else:
+                own = [np.empty(0, np.int32)] * len(history.columns)
+                own_counts = np.zeros((len(history.columns), len(ids)), np.int64)
+            # A row with events in one of the columns has a history of its own.
+            has_own = own_counts.max(axis=0) > 0
+            if has_own.all():
                 columns += own
-                lengths += [*counts_of_own]
+                lengths += own_counts
                 continue
             newest, counts = self.newest(history.name, groups, ~has_own, maximum, cuts)
-            for place, (name, events) in enumerate(zip(history.columns, newest, strict=True)):
+            for i, name in enumerate(history.columns):
+                events = newest[i]
                 if len(events) and not 0 <= events.min() <= events.max() < sizes[name]:
-                    what = f"history {history.name}: damaged: an id outside of the table of {name}"
-                    raise BadInputError(what, _COPY_AGAIN)
-                total = counts_of_own[place] + counts
-                from_row = np.repeat(has_own, total)
-                column = np.empty(len(from_row), np.int32)
-                column[~from_row] = events
-                if own:
-                    column[from_row] = own[place]
+                    raise BadInputError(
+                        f"history {history.name}: damaged: an id outside of the table of {name}",
+                        _COPY_AGAIN,
+                    )
+                total = own_counts[i] + counts
+                is_own = np.repeat(has_own, total)
+                column = np.empty(len(is_own), np.int32)
+                column[is_own] = own[i]
+                column[~is_own] = events
                 columns.append(column)
                 lengths.append(total)
         return Ids.from_lengths(columns, np.stack(lengths))
@@ -372,13 +340,13 @@ def add_aggregates(
         values: float64 [aggregates, n]; NaN where missing.
     """
     dense, missing = rows.dense.copy(), rows.dense_missing.copy()
-    index = [j for j, column in enumerate(spec.dense) if column.aggregate]
-    if index:
+    indices = [j for j, column in enumerate(spec.dense) if column.aggregate]
+    if indices:
         numbers = np.asarray(values)
         absent = np.isnan(numbers)
-        dense[index] = numbers
+        dense[indices] = numbers
         if absent.any():
-            dense[index] = np.where(absent, 0, numbers)
-            for j, of_column in zip(index, absent, strict=True):
-                add_missing(missing, j, of_column)
+            dense[indices] = np.where(absent, 0, numbers)
+            for j, column_absent in zip(indices, absent, strict=True):
+                add_missing(missing, j, column_absent)
     return dataclasses.replace(rows, dense=dense, dense_missing=missing, has_aggregates=True)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numba import types
 
 from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.exact_sums import join_sums
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
 from nvt_torchrec.workflows.event_groups import BEFORE_ALL, PARTS, FoundSums, GroupSums
-from nvt_torchrec.workflows.event_picks import merge_picks, pick, pick_from_each
+from nvt_torchrec.workflows.event_kernels import accumulate, count_late, pick_before, sum_before
+from nvt_torchrec.workflows.event_picks import merge_picks, pick_from_each
 
 #: In :attr:`GroupEvents.previous`: earlier than all times, and later.
 NEVER = -(2**63)
@@ -104,14 +103,20 @@ class GroupEvents:
         """
         windows = sorted(window for window in group.windows if window)
         if not len(key):
-            offsets, sums = np.zeros(1, np.int64), np.concatenate([counts, pairs])
-            picks = picked if group.picked else None
-            previous = pairs if group.compared else None
-            return cls(key, offsets, known, happened, sums, picks, previous)
+            return cls(
+                keys=key,
+                offsets=np.zeros(1, np.int64),
+                known=known,
+                last=happened,
+                sums=np.concatenate([counts, pairs]),
+                picks=picked if group.picked else None,
+                previous=pairs if group.compared else None,
+            )
         begin = known
         if spec.events is not None and spec.events.cut == "day":
-            # rows count events before the begin of their day, and from the begin of a window on,
-            # which is always at the same time of a day
+            # Rows count events before the begin of their day, and from the begin of a window on,
+            # which is always at the same time of a day: no row tells events between two such
+            # times apart.
             bounds = np.unique([0, *(-window % DAY for window in windows)])
             begin = known // DAY * DAY
             begin += bounds[np.searchsorted(bounds, known - begin, side="right") - 1]
@@ -122,17 +127,17 @@ class GroupEvents:
             # Events that some rows know and others do not are kept one by one: each has a value.
             is_late = known >= as_of
             begins_other |= is_late
-            counts = np.concatenate(
-                [counts, [_mark_last(of_column, is_late) for of_column in pairs]]
-            )
-            previous = np.array([_find_previous(of_column, begin) for of_column in pairs])
+            marks = [_mark_last(column_pairs, is_late) for column_pairs in pairs]
+            counts = np.concatenate([counts, marks])
+            previous = np.array([_find_previous(column_pairs, begin) for column_pairs in pairs])
         first = np.flatnonzero(begins_other)
-        previous = None if previous is None else previous[:, first]
+        if previous is not None:
+            previous = previous[:, first]
         keys, begins = np.unique(key[first], return_index=True)
         offsets = np.append(begins, len(first)).astype(np.int64)
         last = np.maximum.reduceat(happened, first)
         sums = np.add.reduceat(counts, first, axis=1)
-        _accumulate(offsets, last, sums)
+        accumulate(offsets, last, sums)
         picks = None
         if group.picked:
             kinds = group.pick_kinds
@@ -158,30 +163,35 @@ class GroupEvents:
         found = np.zeros((len(rows), len(hashes)), np.int64)
         last = np.zeros(len(hashes), np.int64)
         events = self.keys, self.offsets, self.known, self.last, self.sums
-        if not _sum_before(*events, hashes, cuts, windows, rows, found, last):
-            raise BadInputError("events of a workflow: damaged: they are not there", _DAMAGED)
-        first = len(group.sums)
+        if not sum_before(*events, hashes, cuts, windows, rows, found, last):
+            raise BadInputError(
+                "events of a workflow: damaged: their offsets are beyond the events", _DAMAGED
+            )
+        # What was found follows GroupSums.windows_and_rows: sums, parts of totals, distinct values.
+        end_of_sums = len(group.sums)
+        end_of_totals = end_of_sums + PARTS * len(group.totals)
         totals = np.empty((len(group.totals), 2, len(hashes)))
         for number in range(len(group.totals)):
-            count, *words = found[first + PARTS * number : first + PARTS * (number + 1)]
+            first = end_of_sums + PARTS * number
+            count, *words = found[first : first + PARTS]
             totals[number] = count, join_sums(np.stack(words))
         picks = np.full((len(group.picks), len(hashes)), np.nan)
         if self.picks is not None:
             numbers, windows = group.picks_and_windows
-            _pick_before(
+            pick_before(
                 (self.keys, self.offsets, self.known, self.picks),
                 (group.pick_kinds, numbers, windows),
                 as_of, hashes, cuts, picks,
             )  # fmt: skip
-        distinct = found[first + PARTS * len(group.totals) :]
+        distinct = found[end_of_totals:]
         if self.previous is not None:
-            _count_late(
+            count_late(
                 (self.keys, self.offsets, self.known, self.previous),
                 np.array([group.compared.index(column) for _, column in group.distinct]),
                 np.array([window for window, _ in group.distinct]),
                 as_of, hashes, cuts, distinct,
             )  # fmt: skip
-        return FoundSums(found[:first], totals, picks, distinct, last)
+        return FoundSums(found[:end_of_sums], totals, picks, distinct, last)
 
 
 def _mark_last(pairs: np.ndarray, is_late: np.ndarray) -> np.ndarray:
@@ -194,10 +204,11 @@ def _mark_last(pairs: np.ndarray, is_late: np.ndarray) -> np.ndarray:
     Returns:
         int64 [n], 1 or 0.
     """
-    there = np.flatnonzero((pairs != 0) & ~is_late)[::-1]
-    _, index = np.unique(pairs[there], return_index=True)  # the first ones, from behind
+    # From behind, as np.unique returns the first event of each value.
+    candidates = np.flatnonzero((pairs != 0) & ~is_late)[::-1]
+    _, first = np.unique(pairs[candidates], return_index=True)
     marks = np.zeros(len(pairs), np.int64)
-    marks[there[index]] = 1
+    marks[candidates[first]] = 1
     return marks
 
 
@@ -215,177 +226,3 @@ def _find_previous(pairs: np.ndarray, known: np.ndarray) -> np.ndarray:
     previous[order[is_first]] = NEVER
     previous[pairs == 0] = NO_VALUE
     return previous
-
-
-@compiled()
-def _accumulate(offsets: np.ndarray, last: np.ndarray, sums: np.ndarray) -> None:
-    """Replace values by those of all events of the key so far."""
-    for key in range(len(offsets) - 1):
-        for event in range(offsets[key] + 1, offsets[key + 1]):
-            last[event] = max(last[event], last[event - 1])
-            for row in range(len(sums)):
-                sums[row, event] += sums[row, event - 1]
-
-
-@compiled()
-def find_first(known: np.ndarray, begin: int, end: int, time: int) -> int:
-    """Return the first of the events from ``begin`` to ``end`` that is known at or after a time."""
-    while begin < end:
-        middle = (begin + end) // 2
-        if known[middle] < time:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-_INTEGERS = types.Array(types.int64, 1, "A", readonly=True)
-
-
-@compiled(
-    types.boolean(
-        *[_INTEGERS] * 4,
-        types.Array(types.int64, 2, "C", readonly=True),
-        *[_INTEGERS] * 4,
-        types.Array(types.int64, 2, "C"),
-        types.Array(types.int64, 1, "C"),
-    )
-)
-def _sum_before(
-    keys: np.ndarray,
-    offsets: np.ndarray,
-    known: np.ndarray,
-    last: np.ndarray,
-    sums: np.ndarray,
-    hashes: np.ndarray,
-    cuts: np.ndarray,
-    windows: np.ndarray,
-    rows: np.ndarray,
-    found: np.ndarray,
-    last_of_row: np.ndarray,
-) -> bool:
-    """Fill ``found`` and ``last_of_row``; return whether the events are where the offsets say."""
-    for i in range(len(hashes)):
-        key = find_first(keys, 0, len(keys), hashes[i])
-        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
-        if not 0 <= begin <= end <= len(known):
-            return False
-        end = find_first(known, begin, end, cuts[i])
-        if end == begin:
-            continue
-        last_of_row[i] = last[end - 1]
-        for s in range(len(windows)):
-            if rows[s] >= len(sums):  # of a history
-                continue
-            found[s, i] = sums[rows[s], end - 1]
-            if windows[s]:
-                left = find_first(known, begin, end, cuts[i] - windows[s])
-                if left > begin:
-                    found[s, i] -= sums[rows[s], left - 1]
-    return True
-
-
-@compiled()
-def _pick_before(
-    events: tuple,
-    wanted: tuple,
-    as_of: int,
-    hashes: np.ndarray,
-    cuts: np.ndarray,
-    found: np.ndarray,
-) -> None:
-    """Fill ``found``, of events whose offsets :func:`_sum_before` has checked."""
-    keys, offsets, known, picked = events
-    kinds, numbers, windows = wanted
-    for i in range(len(hashes)):
-        key = find_first(keys, 0, len(keys), hashes[i])
-        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
-        # the numbers of events before this one say what is picked until it, all others their own
-        first_late = find_first(known, begin, end, as_of)
-        end = find_first(known, begin, end, cuts[i])
-        for p in range(len(numbers)):
-            left = begin
-            if windows[p]:
-                left = find_first(known, begin, end, cuts[i] - windows[p])
-            number = numbers[p]
-            if left < first_late:
-                found[p, i] = picked[number, left]
-            for late in range(max(left, first_late), end):
-                found[p, i] = pick(kinds[number], picked[number, late], found[p, i])
-
-
-@compiled()
-def _count_late(
-    events: tuple,
-    columns: np.ndarray,
-    windows: np.ndarray,
-    as_of: int,
-    hashes: np.ndarray,
-    cuts: np.ndarray,
-    found: np.ndarray,
-) -> None:
-    """Add to ``found`` the values of events that are not known before ``as_of``.
-
-    An event has a further value if that of the same value before has left the window.
-    """
-    keys, offsets, known, previous = events
-    for i in range(len(hashes)):
-        key = find_first(keys, 0, len(keys), hashes[i])
-        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
-        first_late = find_first(known, begin, end, as_of)
-        end = find_first(known, begin, end, cuts[i])
-        for d in range(len(columns)):
-            opens = cuts[i] - windows[d] if windows[d] else np.int64(BEFORE_ALL)
-            for late in range(max(first_late, find_first(known, begin, end, opens)), end):
-                found[d, i] += previous[columns[d], late] < opens
-
-
-@compiled(
-    types.boolean(
-        *[_INTEGERS] * 5,
-        types.int64,
-        types.Array(types.int64, 1, "C"),
-        types.Array(types.int64, 1, "C"),
-    )
-)
-def find_newest(
-    keys: np.ndarray,
-    offsets: np.ndarray,
-    known: np.ndarray,
-    hashes: np.ndarray,
-    cuts: np.ndarray,
-    maximum: int,
-    ends: np.ndarray,
-    counts: np.ndarray,
-) -> bool:
-    """Find the newest events of rows' keys in those of a history.
-
-    Args:
-        keys: int64 [keys], rising.
-        offsets: int64 [keys + 1], where the events of each key begin; the oldest comes first.
-        known: int64 [events], from when each is known.
-        hashes: int64 [n], the keys of the rows; 0 without one.
-        cuts: int64 [n], the time before which events count for each row.
-        maximum: The most events of a row.
-        ends: int64 [n], filled with where the events of a row end.
-        counts: int64 [n], filled with how many there are.
-
-    Returns:
-        Whether the events are where the offsets say.
-    """
-    for i in range(len(hashes)):
-        key = find_first(keys, 0, len(keys), hashes[i])
-        if hashes[i] == 0 or key == len(keys) or keys[key] != hashes[i]:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
-        if not 0 <= begin <= end <= len(known):
-            return False
-        ends[i] = find_first(known, begin, end, cuts[i])
-        counts[i] = min(ends[i] - begin, maximum)
-    return True

@@ -20,14 +20,15 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extension_state import (
     ExtensionState,
-    no_values,
+    empty_pending,
+    find_growing,
     read_state,
-    remembered,
     write_state,
 )
 from nvt_torchrec.workflows.vocabulary import (
@@ -36,7 +37,7 @@ from nvt_torchrec.workflows.vocabulary import (
     Values,
     concatenate,
     empty_values,
-    finish,
+    fit_vocabulary,
     keep_pending,
     order_by_value,
     read_vocabulary,
@@ -81,10 +82,9 @@ def write_base_state(
         OutputError: The directory cannot be written.
     """
     spec = description.spec
-    pending = {
-        name: fitted.pending.get(name, no_values(column))
-        for name, column in remembered(spec).items()
-    }
+    pending = {}
+    for name, column in find_growing(spec).items():
+        pending[name] = fitted.pending.get(name, empty_pending(column))
     write_state(directory, spec, ExtensionState(description.digest, 0, days[-1], pending))
 
 
@@ -125,24 +125,31 @@ def extend_workflow(
     before = read_state(state, description)
     encoder = compiled.load(workflow, verify=True)
     spec = description.spec
-    columns = remembered(spec)
+    columns = find_growing(spec)
 
     def extend(name: str) -> ExtendedVocabulary:
         column = columns[name]
-        known = read_vocabulary(description, column)
-        values, numbers = counts.values.get(name, (empty_values(column.raw), np.empty(0, np.int64)))
-        places, nulls = encoder.find(column.name, values), int(counts.nulls.get(name, 0))
-        pending = before.pending[name]
-        return _extend_vocabulary(column, known, pending, values, numbers, places, nulls)
+        nothing = empty_values(column.raw), np.empty(0, np.int64)
+        values, numbers = counts.values.get(name, nothing)
+        return _extend_vocabulary(
+            column,
+            read_vocabulary(description, column),
+            before.pending[name],
+            values=values,
+            numbers=numbers,
+            indices=encoder.find(column.name, values),
+            nulls=int(counts.nulls.get(name, 0)),
+        )
 
     with ThreadPoolExecutor(threads) as pool:
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
-    vocabularies = {
-        name: extended[name].vocabulary
-        if name in extended
-        else finish(empty_values(column.raw), np.empty(0, np.int64), column, 0)
-        for name, (column, *_) in spec.vocabularies.items()
-    }
+    vocabularies = {}
+    for name, (column, *_) in spec.vocabularies.items():
+        if name in extended:
+            vocabularies[name] = extended[name].vocabulary
+        else:  # hashed
+            nothing = empty_values(column.raw), np.empty(0, np.int64)
+            vocabularies[name] = fit_vocabulary(*nothing, column, 0)
     fitted = Fitted(description.statistics, vocabularies)
     after = write_workflow(
         to_workflow,
@@ -152,40 +159,41 @@ def extend_workflow(
         days=(counts.day,),
         ancestors=description.lineage,
         tables=tables,
+        known=select_vectors(description.files),
     )
     pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
     generation = ExtensionState(after.digest, after.generation, counts.day, pending)
     write_state(to_state, spec, generation)
-    _log(description, after, extended)
+    _log_generation(description, after, extended)
     return after
 
 
-def _log(
+def _log_generation(
     before: WorkflowDescription, after: WorkflowDescription, extended: dict[str, ExtendedVocabulary]
 ) -> None:
+    """Log how many values a day added, and warn of vocabularies that take no further ones."""
     generation, last = after.lineage[-1], before.lineage[-1]
-    log.info(
-        "generation %d, day %s: %d values added",
-        generation.number,
-        day_text(generation.days[-1]),
-        sum(count - last.values[name] for name, count in generation.values.items()),
-    )
-    waiting = []
-    for name, column in remembered(after.spec).items():
-        count = len(extended[name].pending)
-        full = column.max_table_size - column.reserved_ids
-        if generation.values[name] == full and (count or last.values[name] < full):
-            waiting.append(f"{name} ({count} values wait for an id)")
-    if waiting:
+    added = sum(generation.values.values()) - sum(last.values.values())
+    day = day_text(generation.days[-1])
+    log.info("generation %d, day %s: %d values added", generation.number, day, added)
+    full = []
+    for name, column in find_growing(after.spec).items():
+        num_waiting = len(extended[name].pending)
+        max_values = column.max_table_size - column.reserved_ids
+        is_full = generation.values[name] == max_values
+        was_full = last.values[name] == max_values
+        # A table that was full before, and that nothing waits for, has been reported already.
+        if is_full and (num_waiting or not was_full):
+            full.append(f"{name} ({num_waiting} values wait for an id)")
+    if full:
         log.warning(
             "at max_table_size: %s\n  -> `nvt-etl run` of newer days gives ids to newer values",
-            ", ".join(waiting),
+            ", ".join(full),
         )
-    forgotten = [
-        f"{name} ({vocabulary.forgotten})"
-        for name, vocabulary in extended.items()
-        if vocabulary.forgotten
-    ]
+    forgotten = []
+    for name, vocabulary in extended.items():
+        if vocabulary.forgotten:
+            forgotten.append(f"{name} ({vocabulary.forgotten})")
     if forgotten:
         log.warning(
             "too many values wait for an id; the rarest were forgotten: %s", ", ".join(forgotten)
@@ -211,9 +219,10 @@ def _extend_vocabulary(
     column: CategoricalColumn,
     before: FittedVocabulary,
     pending: PendingValues,
+    *,
     values: Values,
     numbers: np.ndarray,
-    places: np.ndarray,
+    indices: np.ndarray,
     nulls: int,
 ) -> ExtendedVocabulary:
     """Add a day to a vocabulary.
@@ -227,29 +236,29 @@ def _extend_vocabulary(
         pending: The values without an id before the day.
         values: The distinct values of the day, in any order.
         numbers: How often each occurred, int64 [n], at least 1.
-        places: The place of each value in the vocabulary, int64 [n]; -1 if it is not in it.
+        indices: The index of each value in the vocabulary, int64 [n]; -1 if it is not in it.
         nulls: Rows of the day in which a single-hot column was missing.
 
     Raises:
         SchemaError: The vocabulary needs more ids than there are.
         SettingsError: Its strings have more than 2 GiB.
     """
-    inside = places >= 0
+    has_id = indices >= 0
     counts = before.counts.copy()
-    counts[places[inside]] += numbers[inside]
-    unseen = take(values, np.flatnonzero(~inside))
-    pending = _added_up(
+    counts[indices[has_id]] += numbers[has_id]
+    unseen = take(values, np.flatnonzero(~has_id))
+    pending = _sum_counts(
         concatenate([pending.values, unseen], column.name),
-        np.concatenate([pending.counts, numbers[~inside]]),
+        np.concatenate([pending.counts, numbers[~has_id]]),
     )
 
-    earned = _earned(column, len(counts), pending.counts)
-    added = pending.take(earned)
+    qualified = _find_qualified(column, len(counts), pending.counts)
+    added = pending.take(qualified)
     values = before.values
     if len(added):
         values = concatenate([values, added.values], column.name)
         counts = np.concatenate([counts, added.counts])
-        pending = pending.take(np.delete(np.arange(len(pending)), earned))
+        pending = pending.take(np.delete(np.arange(len(pending)), qualified))
     size = column.reserved_ids + len(counts)
     if size > LARGEST_TABLE:
         raise SchemaError(
@@ -264,27 +273,27 @@ def _extend_vocabulary(
     return ExtendedVocabulary(vocabulary, kept, forgotten=len(pending) - len(kept))
 
 
-def _added_up(values: Values, counts: np.ndarray) -> PendingValues:
+def _sum_counts(values: Values, counts: np.ndarray) -> PendingValues:
     """Return the distinct values in ascending order, with the sum of their counts."""
     if not len(counts):
         return PendingValues(values, counts)
     ordered = PendingValues(values, counts).take(order_by_value(values))
-    first = np.flatnonzero(
-        np.concatenate([[True], unequal(ordered.values[1:], ordered.values[:-1])])
-    )
+    differs = unequal(ordered.values[1:], ordered.values[:-1])
+    first = np.flatnonzero(np.concatenate([[True], differs]))
     return PendingValues(take(ordered.values, first), np.add.reduceat(ordered.counts, first))
 
 
-def _earned(column: CategoricalColumn, values: int, counts: np.ndarray) -> np.ndarray:
+def _find_qualified(column: CategoricalColumn, num_values: int, counts: np.ndarray) -> np.ndarray:
     """Return the indices of the pending values that get new ids, in the order of the ids.
 
     Args:
         column: The column.
-        values: The number of values with an id.
-        counts: Those of the pending values, which are in ascending order.
+        num_values: The number of values with an id.
+        counts: int64 [n], those of the pending values, which are in ascending order.
     """
-    earned = np.flatnonzero(counts >= column.freq_threshold)
-    earned = earned[np.argsort(-counts[earned], kind="stable")]
+    qualified = np.flatnonzero(counts >= column.freq_threshold)
+    qualified = qualified[np.argsort(-counts[qualified], kind="stable")]
     if column.max_table_size:
-        earned = earned[: max(0, column.max_table_size - column.reserved_ids - values)]
-    return earned
+        num_free = column.max_table_size - column.reserved_ids - num_values
+        qualified = qualified[: max(0, num_free)]
+    return qualified

@@ -45,7 +45,7 @@ _COPY_AGAIN = (
 
 @dataclasses.dataclass(frozen=True)
 class ExtensionState:
-    """What is remembered beside a workflow.
+    """The state beside a workflow.
 
     Attributes:
         digest: Of the workflow.
@@ -72,15 +72,18 @@ class _StateRecord:
     moments: Any = None  # of earlier versions
 
 
-def remembered(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
-    """Return the first column of each vocabulary that is not hashed."""
-    first = {name: columns[0] for name, columns in spec.vocabularies.items()}
-    return {name: column for name, column in first.items() if not column.hash_buckets}
+def find_growing(spec: FeatureSpec) -> dict[str, CategoricalColumn]:
+    """Return the first column of each vocabulary that further days add values to: no hashed one."""
+    growing = {}
+    for name, (first, *_) in spec.vocabularies.items():
+        if not first.hash_buckets:
+            growing[name] = first
+    return growing
 
 
 def _list_pending(spec: FeatureSpec) -> list[str]:
     """Return the vocabularies that have a file of pending values."""
-    return [name for name, column in sorted(remembered(spec).items()) if has_pending(column)]
+    return [name for name, column in sorted(find_growing(spec).items()) if has_pending(column)]
 
 
 def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> None:
@@ -94,7 +97,8 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
     entries: dict[str, FileEntry] = {}
     with deferred() as written:
         for name in names:
-            file, pending = f"pending.{name}.parquet", state.pending[name]
+            file = f"pending.{name}.parquet"
+            pending = state.pending[name]
             table = {"value": arrow_values(pending.values), "count": to_arrow(pending.counts)}
             with atomic_path(directory / file) as temporary:
                 pq.write_table(
@@ -126,7 +130,8 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     file = directory / STATE_FILE
     if not file.exists():
         raise BadInputError(
-            f"{file}: no such file: extending needs what `python -m etl run` left there",
+            f"{file}: no such file: extending needs what `python -m etl run` wrote beside the "
+            "workflow",
             _COPY_AGAIN,
         )
     record = FORMAT.read(_StateRecord, file, _COPY_AGAIN)
@@ -134,25 +139,25 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     if (record.workflow_digest, record.generation) != identity:
         raise SchemaError(
             f"{file}: the state of generation {record.generation} with digest "
-            f"{record.workflow_digest[:12]}…, the workflow is generation {identity[1]} with digest "
-            f"{description.digest[:12]}…",
+            f"{record.workflow_digest[:12]}…, but the workflow is generation "
+            f"{description.generation} with digest {description.digest[:12]}…",
             _COPY_AGAIN,
         )
     files = {name: entry for name, entry in record.files.items() if not name.startswith("seen.")}
     check_sizes(directory, files, _COPY_AGAIN)
     check_digests(directory, files, _COPY_AGAIN)
     pending = {}
-    for name, column in remembered(description.spec).items():
-        pending[name] = no_values(column)
-        if has_pending(column):
-            kind = pa.string() if RAW_TYPES[column.raw].is_text else pa.int64()
-            kinds = {"value": kind, "count": pa.int64()}
-            values, counts = read_columns(directory / f"pending.{name}.parquet", kinds, _COPY_AGAIN)
-            values = values if pa.types.is_string(kind) else to_numpy(values)
-            pending[name] = PendingValues(values, to_numpy(counts))
+    for name, column in find_growing(description.spec).items():
+        if not has_pending(column):
+            pending[name] = empty_pending(column)
+            continue
+        is_text = RAW_TYPES[column.raw].is_text
+        types = {"value": pa.string() if is_text else pa.int64(), "count": pa.int64()}
+        values, counts = read_columns(directory / f"pending.{name}.parquet", types, _COPY_AGAIN)
+        pending[name] = PendingValues(values if is_text else to_numpy(values), to_numpy(counts))
     return ExtensionState(*identity, record.day, pending)
 
 
-def no_values(column: CategoricalColumn) -> PendingValues:
-    """Return no values of a column."""
+def empty_pending(column: CategoricalColumn) -> PendingValues:
+    """Return pending values of a column, none so far."""
     return PendingValues(empty_values(column.raw), np.empty(0, np.int64))

@@ -43,12 +43,13 @@ class HistoryTail:
             ids: int32 [columns, events].
             maximum: How many events of a key there are at most.
         """
-        ends = np.cumsum(counts)
         if (counts > maximum).any():
-            there = np.repeat(ends, counts) - np.arange(len(known)) <= maximum
-            known, ids = known[there], ids[:, there]
-        kept = np.minimum(counts, maximum)[counts > 0]
-        return cls(keys[counts > 0], np.concatenate([[0], np.cumsum(kept)]), known, ids)
+            events_left = np.repeat(np.cumsum(counts), counts) - np.arange(len(known))
+            is_newest = events_left <= maximum
+            known, ids = known[is_newest], ids[:, is_newest]
+        kept_counts = np.minimum(counts, maximum)[counts > 0]
+        offsets = np.concatenate([[0], np.cumsum(kept_counts)])
+        return cls(keys[counts > 0], offsets, known, ids)
 
     @classmethod
     def concatenate(cls, parts: Sequence[HistoryTail]) -> HistoryTail:

@@ -10,6 +10,7 @@ from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.table_files import DIRECTORY, KEYS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -30,6 +31,8 @@ def report(path: Path | str) -> str:
         sections.append("dense columns\n" + table(_dense(description)))
     if description.spec.joined_tables:
         sections.append("tables of the log's keys\n" + table(_joined(description)))
+    if description.spec.vectors:
+        sections.append("vectors of these tables\n" + table(_vectors(description)))
     if description.spec.label_files:
         sections.append("labels from other files\n" + table(_label_files(description)))
     if description.spec.event_sources:
@@ -70,17 +73,21 @@ def _categorical(description: WorkflowDescription) -> list[list[str]]:
     rows = [head.split(",")]
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
-        seen = [str(vocabulary.observed[kind]) for kind in ("null", "oov")]
+        name = vocabulary.name
+        nulls, oov = str(vocabulary.observed["null"]), str(vocabulary.observed["oov"])
+        if column.hash_buckets:  # has no vocabulary, and is not counted
+            name = nulls = oov = "-"
         rows.append(
             [
                 column.name,
                 f"list of {column.raw}" if column.multi_hot else column.raw,
-                "-" if column.hash_buckets else vocabulary.name,
+                name,
                 str(vocabulary.values),
                 str(vocabulary.table_size),
                 _kept(column),
                 _oov_ids(column),
-                *(["-", "-"] if column.hash_buckets else seen),
+                nulls,
+                oov,
             ]
         )
     return rows
@@ -92,8 +99,18 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
     for rule in description.spec.joined_tables:
         keys = map_array(description.path / DIRECTORY / rule.name / KEYS)
         names = [column.name for column in description.spec.columns_of(rule.name)]
+        names += [vector.name for vector in description.spec.vectors_of(rule.name)]
         versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
         rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
+    return rows
+
+
+def _vectors(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each vector."""
+    rows = [["vector", "table", "width", "stored as", "vectors"]]
+    for vector in description.spec.vectors:
+        count = VectorStore(description.path / IN_WORKFLOW, vector.stored).count
+        rows.append([vector.name, vector.table, str(vector.width), vector.dtype, str(count)])
     return rows
 
 
@@ -135,17 +152,12 @@ def _oov_ids(column: CategoricalColumn) -> str:
 def _dense(description: WorkflowDescription) -> list[list[str]]:
     rows = [["column", "raw", "missing as", "transform", "mean", "std"]]
     for column in description.spec.dense:
-        values = description.statistics.get(column.name)
-        shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]
-        rows.append(
-            [
-                column.name,
-                column.raw,
-                str(column.fill),
-                description.spec.transform_of(column).formula,
-                *shown,
-            ]
-        )
+        statistics = description.statistics.get(column.name)
+        mean = std = "-"
+        if statistics:
+            mean, std = f"{statistics['mean']:.6g}", f"{statistics['std']:.6g}"
+        formula = description.spec.transform_of(column).formula
+        rows.append([column.name, column.raw, str(column.fill), formula, mean, std])
     return rows
 
 
@@ -156,10 +168,9 @@ def table(rows: list[list[str]]) -> str:
     right = [all(map(_is_number, column[1:])) for column in columns]
     lines = []
     for row in rows:
-        cells = [
-            cell.rjust(width) if flush_right else cell.ljust(width)
-            for cell, width, flush_right in zip(row, widths, right, strict=True)
-        ]
+        cells = []
+        for cell, width, flush_right in zip(row, widths, right, strict=True):
+            cells.append(cell.rjust(width) if flush_right else cell.ljust(width))
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
 

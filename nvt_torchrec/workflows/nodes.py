@@ -36,15 +36,17 @@ NORMALIZE = "nvtabular.ops.normalize.Normalize"
 Record = dict[str, Any]
 
 
-def unfitted(spec: FeatureSpec) -> list[Record]:
+def build_nodes(spec: FeatureSpec) -> list[Record]:
     """Return the nodes without fitted state and schemas: parents before children, output last."""
     nodes = _Nodes()
-    ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select(passed_through(spec))]
+    ends = _add_categorical(spec, nodes)
+    ends += _add_dense(spec, nodes)
+    ends.append(nodes.select(unchanged_columns(spec)))
     nodes.add(CONCAT, {}, ends[:1], ends[1:])
     return nodes.records
 
 
-def fitted(
+def build_graph(
     spec: FeatureSpec, statistics: dict[str, dict[str, float]], sizes: dict[str, int]
 ) -> Record:
     """Return the content of ``graph.json``.
@@ -54,14 +56,16 @@ def fitted(
         statistics: Mean and std per normalized dense column.
         sizes: Number of values of each vocabulary, by its name.
     """
-    records = unfitted(spec)
-    known = {column["name"]: column for column in _input_schema(spec)}
+    records = build_nodes(spec)
+    # The schema of each column behind the nodes so far: parents come before their children.
+    schemas = {column["name"]: column for column in _input_schema(spec)}
     for record in records:
         names = record["selector"]["names"]
-        record["op_state"] = _state(record, spec, statistics)
-        record["input_schema"] = [known[name] for name in names]
-        known |= {name: _changed(known[name], record, spec, sizes) for name in names}
-        record["output_schema"] = [known[name] for name in names]
+        record["op_state"] = _fitted_state(record, spec, statistics)
+        record["input_schema"] = [schemas[name] for name in names]
+        for name in names:
+            schemas[name] = _derive_schema(schemas[name], record, spec, sizes)
+        record["output_schema"] = [schemas[name] for name in names]
     return {
         "format_version": GRAPH_FORMAT_VERSION,
         "output_node_id": records[-1]["id"],
@@ -71,17 +75,20 @@ def fitted(
 
 def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
     """Return the directory of each vocabulary's files: the artifacts of its Categorify."""
-    return {
-        name: f"artifacts/node_{record['id']}/categories"
-        for record in unfitted(spec)
-        if record["op_class"] == CATEGORIFY
-        for name in _vocabularies_of(record, spec)
-    }
+    directories = {}
+    for record in build_nodes(spec):
+        if record["op_class"] == CATEGORIFY:
+            for name in _find_vocabularies(record, spec):
+                directories[name] = f"artifacts/node_{record['id']}/categories"
+    return directories
 
 
-def passed_through(spec: FeatureSpec) -> list[str]:
+def unchanged_columns(spec: FeatureSpec) -> list[str]:
     """Return the columns that the graph leaves unchanged: the labels and the weight."""
-    return [*spec.labels, *([spec.weight] if spec.weight else [])]
+    columns = list(spec.labels)
+    if spec.weight:
+        columns.append(spec.weight)
+    return columns
 
 
 class _Nodes:
@@ -92,7 +99,9 @@ class _Nodes:
 
     def select(self, names: list[str], groups: list[list[str]] | None = None) -> int:
         """Add a node that selects input columns; columns of a group are counted together."""
-        selector = {"names": names, "tags": []} | ({"groups": groups} if groups else {})
+        selector: Record = {"names": names, "tags": []}
+        if groups:
+            selector["groups"] = groups
         return self.add(SELECT, {"selector": selector}, names=names)
 
     def add(
@@ -120,7 +129,9 @@ class _Nodes:
         return len(self.records) - 1
 
 
-def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+def _add_categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    """Add the categorical nodes, one Categorify for each policy; return their ids."""
+
     def policy(columns: tuple[CategoricalColumn, ...]) -> tuple[int, ...]:
         return tuple(columns[0].policy.values())
 
@@ -128,10 +139,14 @@ def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
     ends = []
     for _, same_policy in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
         vocabularies = list(same_policy)
-        names = [column.name for columns in vocabularies for column in columns]
-        groups = [[column.name for column in columns] for columns in vocabularies]
-        groups = [group for group in groups if len(group) > 1]
-        params = _categorify(vocabularies, groups)
+        names: list[str] = []
+        groups = []
+        for columns in vocabularies:
+            names_of_vocabulary = [column.name for column in columns]
+            names += names_of_vocabulary
+            if len(columns) > 1:
+                groups.append(names_of_vocabulary)
+        params = _categorify_params(vocabularies, groups)
         ends.append(nodes.add(CATEGORIFY, params, [nodes.select(names, groups)]))
     return ends
 
@@ -154,13 +169,14 @@ def _check_joint_names(spec: FeatureSpec) -> None:
         taken[joined] = f"vocabulary {name}"
 
 
-def _categorify(
+def _categorify_params(
     vocabularies: list[tuple[CategoricalColumn, ...]], groups: list[list[str]]
 ) -> Record:
     """Return the parameters of a Categorify, whose columns have the same policy."""
     first = vocabularies[0][0]
     buckets = first.hash_buckets or first.num_buckets
-    # Categorify looks up columns, groups while fitting, and fitted vocabularies.
+    # Categorify looks up num_buckets by column, while fitting by group, and when it is fitted by
+    # vocabulary.
     keys = [column.name for columns in vocabularies for column in columns]
     keys += [joint_name(group) for group in groups]
     keys += [columns[0].vocabulary_name for columns in vocabularies]
@@ -182,34 +198,37 @@ def _categorify(
     }
 
 
-def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
-    """Add the dense nodes: one chain for each transform in use."""
-    chains = []
+def _add_dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    """Add the dense nodes, one chain for each transform in use; return the ids of their ends."""
+    ends = []
     for transform in TRANSFORMS.values():
         columns = [column for column in spec.dense if spec.transform_of(column) is transform]
         if columns:
-            chains.append(_dense_chain(transform, columns, nodes))
-    return chains
+            ends.append(_add_dense_chain(transform, columns, nodes))
+    return ends
 
 
-def _dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _Nodes) -> int:
+def _add_dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _Nodes) -> int:
     """Add the nodes of a transform: one FillMissing for each fill value, then one chain for all."""
     filled = []
     by_fill = sorted(chosen, key=lambda column: column.fill)
     for fill, columns in groupby(by_fill, key=lambda column: column.fill):
         selected = nodes.select([column.name for column in columns])
         filled.append(nodes.add(FILL, {"fill_val": fill, "add_binary_cols": False}, [selected]))
-    end = nodes.add(CONCAT, {}, filled[:1], filled[1:]) if len(filled) > 1 else filled[0]
+    end = filled[0]
+    if len(filled) > 1:
+        end = nodes.add(CONCAT, {}, filled[:1], filled[1:])
     if transform.function:
         bounds = {"min_value": transform.minimum, "max_value": None}
         end = nodes.add(CLIP, bounds, [end])
-        end = nodes.add(LAMBDA, _calls(transform.function, "float64"), [end])
+        end = nodes.add(LAMBDA, _lambda_params(transform.function, "float64"), [end])
     if not transform.normalized:
-        return nodes.add(LAMBDA, _calls(functions.as_float32.__name__, "float32"), [end])
+        return nodes.add(LAMBDA, _lambda_params(functions.as_float32.__name__, "float32"), [end])
     return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
 
 
-def _calls(function: str, dtype: str) -> Record:
+def _lambda_params(function: str, dtype: str) -> Record:
+    """Return the parameters of a LambdaOp that calls a function of :mod:`workflows.functions`."""
     return {
         "f": {"module": functions.__name__, "qualname": function},
         "dependency": [],
@@ -219,47 +238,42 @@ def _calls(function: str, dtype: str) -> Record:
     }
 
 
-def _vocabularies_of(record: Record, spec: FeatureSpec) -> dict[str, list[str]]:
+def _find_vocabularies(record: Record, spec: FeatureSpec) -> dict[str, list[str]]:
     """Return the columns of each vocabulary of a Categorify node, by its name."""
     names = set(record["selector"]["names"])
-    return {
-        name: [column.name for column in columns]
-        for name, columns in spec.vocabularies.items()
-        if columns[0].name in names
-    }
+    vocabularies = {}
+    for name, columns in spec.vocabularies.items():
+        if columns[0].name in names:
+            vocabularies[name] = [column.name for column in columns]
+    return vocabularies
 
 
-def _state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
+def _fitted_state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
+    """Return what an operator has learned: empty for those that are not fitted."""
     if record["op_class"] == NORMALIZE:
-        return {
-            f"{kind}s": {name: statistics[name][kind] for name in record["selector"]["names"]}
-            for kind in ("mean", "std")
-        }
+        names = record["selector"]["names"]
+        means = {name: statistics[name]["mean"] for name in names}
+        stds = {name: statistics[name]["std"] for name in names}
+        return {"means": means, "stds": stds}
     if record["op_class"] == CATEGORIFY:
-        vocabularies = _vocabularies_of(record, spec)
-        return {
-            "categories": [
-                {"key": [name], "path": f"categories/unique.{name}.parquet"}
-                for name in vocabularies
-            ],
-            "storage_name": {
-                column: name
-                for name, columns in vocabularies.items()
-                for column in columns
-                if column != name or len(columns) > 1
-            },
-        }
+        categories, storage_name = [], {}
+        for name, columns in _find_vocabularies(record, spec).items():
+            categories.append({"key": [name], "path": f"categories/unique.{name}.parquet"})
+            # Categorify takes the name of a column without an entry for that of its vocabulary.
+            for column in columns:
+                if column != name or len(columns) > 1:
+                    storage_name[column] = name
+        return {"categories": categories, "storage_name": storage_name}
     return {}
 
 
 def _input_schema(spec: FeatureSpec) -> list[Record]:
     """Return the schema of the pandas frames of :func:`workflows.workflow_frames.to_frame`."""
-    dense = [_column(name, "float64") for name in spec.dense_names]
-    categorical = [
-        _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical
-    ]
-    unchanged = [_column(name, "float32") for name in passed_through(spec)]
-    return [*unchanged, *dense, *categorical]
+    columns = [_column_schema(name, "float32") for name in unchanged_columns(spec)]
+    columns += [_column_schema(name, "float64") for name in spec.dense_names]
+    for column in spec.categorical:
+        columns.append(_column_schema(column.name, raw_dtype(column), column.multi_hot))
+    return columns
 
 
 def raw_dtype(column: CategoricalColumn) -> str:
@@ -272,7 +286,7 @@ def raw_dtype(column: CategoricalColumn) -> str:
     return "int64" if column.multi_hot else "float64"
 
 
-def _column(name: str, dtype: str, is_list: bool = False) -> Record:
+def _column_schema(name: str, dtype: str, is_list: bool = False) -> Record:
     return {
         "name": name,
         "tags": [],
@@ -293,27 +307,29 @@ def _dtype(name: str, dimensions: int = 0) -> Record:
     return described
 
 
-def _changed(column: Record, record: Record, spec: FeatureSpec, sizes: dict[str, int]) -> Record:
-    """Return the schema of a column behind a node."""
+def _derive_schema(
+    schema: Record, record: Record, spec: FeatureSpec, sizes: dict[str, int]
+) -> Record:
+    """Return the schema of a column behind a node, from the one before it."""
     kind, params = record["op_class"], record["op_params"]
     if kind == NORMALIZE:
-        return column | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
+        return schema | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
     if kind == LAMBDA:
-        return column | {"dtype": params["dtype"] | {"shape": column["dtype"]["shape"]}}
+        return schema | {"dtype": params["dtype"] | {"shape": schema["dtype"]["shape"]}}
     if kind != CATEGORIFY:
-        return column
-    described = next(c for c in spec.categorical if c.name == column["name"])
-    rows = described.reserved_ids + sizes[described.vocabulary_name]
+        return schema
+    column = next(column for column in spec.categorical if column.name == schema["name"])
+    rows = column.reserved_ids + sizes[column.vocabulary_name]
     buckets = params["num_buckets"]
-    return column | {
+    properties = {
+        "num_buckets": buckets[column.name] if buckets else None,
+        "freq_threshold": params["freq_threshold"],
+        "max_size": params["max_size"],
+        "domain": {"min": 0, "max": rows - 1, "name": column.vocabulary_name},
+        "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
+    }
+    return schema | {
         "tags": ["Tags.CATEGORICAL"],
-        "dtype": _dtype("int32", 1 + described.multi_hot),
-        "properties": column["properties"]
-        | {
-            "num_buckets": buckets and buckets[described.name],
-            "freq_threshold": params["freq_threshold"],
-            "max_size": params["max_size"],
-            "domain": {"min": 0, "max": rows - 1, "name": described.vocabulary_name},
-            "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
-        },
+        "dtype": _dtype("int32", 1 + column.multi_hot),
+        "properties": schema["properties"] | properties,
     }

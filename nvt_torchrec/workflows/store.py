@@ -40,8 +40,8 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import FORMAT
 from nvt_torchrec.workflows import functions, nodes
-from nvt_torchrec.workflows.description import graph_of, inspect
-from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
+from nvt_torchrec.workflows.description import derive_graph, inspect
+from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, fit_vocabulary
 from nvt_torchrec.workflows.workflow_frames import features_to_frame
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -61,17 +61,17 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
     Raises:
         SettingsError: NVTabular would use one name for two columns or vocabularies.
     """
-    workflow = realize(nodes.unfitted(spec))
+    workflow = realize(nodes.build_nodes(spec))
     hashed = {column.name: column.raw for column in spec.categorical if column.hash_buckets}
-    for node in nodes_of(workflow, ops.Categorify):
+    for node in find_nodes(workflow, ops.Categorify):
         node.op.out_path = str(categories_path)
-        names = [name for name in node.parents[0].selector.names if name in hashed]
-        empty = {
-            name: pd.Series([], dtype="object" if RAW_TYPES[hashed[name]].is_text else "int64")
-            for name in names
-        }
+        empty = {}
+        for name in node.parents[0].selector.names:
+            if name in hashed:
+                is_text = RAW_TYPES[hashed[name]].is_text
+                empty[name] = pd.Series([], dtype="object" if is_text else "int64")
         node.op.vocabs = node.op.process_vocabs(empty)
-        node.op.clear()  # takes them over
+        node.op.clear()  # makes them the fitted vocabularies
     return workflow
 
 
@@ -93,7 +93,7 @@ def realize(
         if isinstance(node.op, SelectionOp):
             node.selector = node.op.selector
             if raw is not None:
-                reader = ReadRawValues(raw, _schema(record["input_schema"]))
+                reader = ReadRawValues(raw, _to_schemas(record["input_schema"]))
                 node.add_parent(ColumnSelector(reader.sources) >> reader)
         if directory is not None:
             _restore(node.op, record, directory)
@@ -124,13 +124,14 @@ def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
         operator.fitted = True
 
 
-def nodes_of(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
+def find_nodes(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
     """Return the nodes whose operator is of a type."""
     return Graph.get_nodes_by_op_type([workflow.output_node], kind)
 
 
 def _select(params: nodes.Record) -> SelectionOp:
-    names, groups = params["selector"]["names"], params["selector"].get("groups", [])
+    names = params["selector"]["names"]
+    groups = params["selector"].get("groups", [])
     grouped = {name for group in groups for name in group}
     alone = [name for name in names if name not in grouped]
     return SelectionOp(nvtabular.ColumnSelector([*alone, *map(tuple, groups)]))
@@ -182,37 +183,37 @@ def load(path: Path | str, *, label: bool = True, raw: bool = True) -> Workflow:
     description = inspect(path)
     description.verify()
     spec = description.spec
-    records = graph_of(description)["nodes"]
+    records = derive_graph(description)["nodes"]
     if not label:
-        records = _drop_selection(records, nodes.passed_through(spec))
+        records = _drop_selection(records, nodes.unchanged_columns(spec))
     workflow = realize(records, path, spec if raw else None)
     # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
-    columns = _schema(
-        [column for record in records if _selected(record) for column in record["input_schema"]]
-    )
+    columns = []
+    for record in records:
+        if _selected_columns(record):
+            columns += _to_schemas(record["input_schema"])
     if raw:
         columns = list(map(ColumnSchema, ReadRawValues(spec, columns).sources))
     return workflow.fit_schema(Schema(columns))
 
 
-def _selected(record: nodes.Record) -> list[str]:
+def _selected_columns(record: nodes.Record) -> list[str]:
     """Return the columns of the input that a node selects."""
     return record["selector"]["names"] if record["op_class"] == nodes.SELECT else []
 
 
 def _drop_selection(records: list[nodes.Record], names: list[str]) -> list[nodes.Record]:
     """Leave out the node that selects some columns, which only the output has."""
-    (gone,) = (record["id"] for record in records if _selected(record) == names)
-    return [
-        {
-            **record,
-            "dependency_ids": [i for i in record["dependency_ids"] if i != gone],
-            "selector": {"names": [n for n in record["selector"]["names"] if n not in names]},
-        }
-        for record in records
-        if record["id"] != gone
-    ]
+    (dropped,) = (record["id"] for record in records if _selected_columns(record) == names)
+    kept = []
+    for record in records:
+        if record["id"] == dropped:
+            continue
+        others = [i for i in record["dependency_ids"] if i != dropped]
+        kept_names = [name for name in record["selector"]["names"] if name not in names]
+        kept.append({**record, "dependency_ids": others, "selector": {"names": kept_names}})
+    return kept
 
 
 def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
@@ -221,7 +222,7 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     What is not fitted is left out.
     """
     statistics = {}
-    for node in nodes_of(workflow, ops.Normalize):
+    for node in find_nodes(workflow, ops.Normalize):
         for name in node.op.means:
             # Without a second row std is NaN; with 0, NVTabular only subtracts the mean.
             std = node.op.stds[name]
@@ -230,40 +231,35 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     for name, columns in spec.vocabularies.items():
         # Categorify's name: of the column, or of the columns that were counted together
         stored = nodes.joint_name([column.name for column in columns])
-        for node in nodes_of(workflow, ops.Categorify):
+        for node in find_nodes(workflow, ops.Categorify):
             if stored in node.op.categories:
                 file = Path(node.op.categories[stored])
-                vocabularies[name] = _vocabulary(columns[0], stored, file)
+                vocabularies[name] = _read_categories(columns[0], stored, file)
     return Fitted(statistics, vocabularies)
 
 
-def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
+def _read_categories(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
     """Read a vocabulary that Categorify wrote; pandas has counted integers as float64."""
-    text = RAW_TYPES[column.raw].is_text
+    is_text = RAW_TYPES[column.raw].is_text
     table = pq.read_table(file)
-    values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
+    values = table[stored].cast(pa.string() if is_text else pa.int64()).combine_chunks()
+    if not is_text:
+        values = values.to_numpy()
     if column.hash_buckets:
-        return finish(values if text else values.to_numpy(), np.empty(0, np.int64), column, 0)
+        return fit_vocabulary(values, np.empty(0, np.int64), column, 0)
     counts = table[f"{stored}_size"].cast(pa.int64()).combine_chunks().to_numpy()
     meta = pq.read_table(file.with_name(f"meta.{stored}.parquet"))
     observed = dict(zip(meta["kind"].to_pylist(), meta["num_observed"].to_pylist(), strict=True))
-    return FittedVocabulary(
-        values if text else values.to_numpy(),
-        counts,
-        {kind: int(observed[kind] or 0) for kind in OBSERVED},
-    )
+    return FittedVocabulary(values, counts, {kind: int(observed[kind] or 0) for kind in OBSERVED})
 
 
-def _schema(columns: list[nodes.Record]) -> list[ColumnSchema]:
+def _to_schemas(columns: list[nodes.Record]) -> list[ColumnSchema]:
     """Return Merlin's schemas of columns of :func:`workflows.workflow_frames.to_frame`."""
-    return [
-        ColumnSchema(
-            column["name"],
-            dtype=column["dtype"]["name"],
-            dims=tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
-        )
-        for column in columns
-    ]
+    schemas = []
+    for column in columns:
+        dims = tuple((size["min"], size["max"]) for size in column["dtype"]["shape"])
+        schemas.append(ColumnSchema(column["name"], dtype=column["dtype"]["name"], dims=dims))
+    return schemas
 
 
 class ReadRawValues(Operator):
@@ -290,7 +286,7 @@ class ReadRawValues(Operator):
         """Return the typed columns, with the index of ``df``."""
         features = read_features(df, self._spec, self._columns.column_names)
         gpu = not isinstance(df, pd.DataFrame)
-        frame = features_to_frame(features, nodes.passed_through(self._spec), gpu=gpu)
+        frame = features_to_frame(features, nodes.unchanged_columns(self._spec), gpu=gpu)
         frame.index = df.index
         return frame
 

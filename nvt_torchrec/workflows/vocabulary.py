@@ -80,7 +80,7 @@ def unequal(first: Values, second: Values) -> np.ndarray:
 
 #: Keys of :attr:`FittedVocabulary.observed`.
 OBSERVED = ("null", "oov", "unique")
-#: Values of a vocabulary that may wait for an id, at most. On disk each takes 16 bytes, or 12 and
+#: The most values of a vocabulary that may wait for an id. On disk each takes 16 bytes, or 12 and
 #: its text.
 PENDING_LIMIT = 8_000_000
 
@@ -132,7 +132,7 @@ def has_pending(column: CategoricalColumn) -> bool:
     return column.freq_threshold > 1 or column.max_table_size > 0
 
 
-def finish(
+def fit_vocabulary(
     values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
 ) -> FittedVocabulary:
     """Apply a column's policy to the counts of its values.
@@ -153,7 +153,7 @@ def finish(
 def apply_policy(
     values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
 ) -> tuple[FittedVocabulary, PendingValues]:
-    """Return what :func:`finish` returns, and the values that got no id.
+    """Return what :func:`fit_vocabulary` returns, and the values that got no id.
 
     Of these, :data:`PENDING_LIMIT` are kept: those that occurred most often, ties by value.
     """
@@ -163,28 +163,28 @@ def apply_policy(
         return none, PendingValues(values[:0], nothing)
     counts = np.asarray(counts, np.int64)
     total = int(counts.sum())
-    keep = len(counts)
-    minimum = column.freq_threshold
-    rest = [(values[:0], counts[:0])]
+    num_kept = len(counts)
+    min_count = column.freq_threshold
     if column.max_table_size:
-        keep = min(keep, column.max_table_size - column.reserved_ids)
-        # Values that cannot be among the first `keep` are not sorted.
-        minimum = (
-            int(np.partition(counts, -keep)[-keep]) if keep else int(counts.max(initial=0)) + 1
-        )
-    if minimum > 1:
-        frequent = counts >= minimum
-        if not frequent.all():
-            rest.append((take(values, np.flatnonzero(~frequent)), counts[~frequent]))
-            values, counts = take(values, np.flatnonzero(frequent)), counts[frequent]
-    values, counts = _sorted(values, counts)
-    rest.append((values[keep:], counts[keep:]))
-    values, counts = values[:keep], counts[:keep]
+        num_kept = min(num_kept, column.max_table_size - column.reserved_ids)
+        # Rarer values than the last one that is kept need not be sorted, which takes longest.
+        if num_kept:
+            min_count = int(np.partition(counts, -num_kept)[-num_kept])
+        else:
+            min_count = int(counts.max(initial=0)) + 1
+    rare_values, rare_counts = values[:0], counts[:0]
+    if min_count > 1:
+        is_rare = counts < min_count
+        if is_rare.any():
+            rare_values, rare_counts = take(values, np.flatnonzero(is_rare)), counts[is_rare]
+            values, counts = take(values, np.flatnonzero(~is_rare)), counts[~is_rare]
+    values, counts = _sort_by_count(values, counts)
+    rare_values = concatenate([rare_values, values[num_kept:]], column.name)
+    rare_counts = np.concatenate([rare_counts, counts[num_kept:]])
+    values, counts = values[:num_kept], counts[:num_kept]
     unique = int(counts.sum())
     observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
-    rare = concatenate([some for some, _ in rest], column.name)
-    times = np.concatenate([some for _, some in rest])
-    pending = PendingValues(rare, times).take(order_by_value(rare))
+    pending = PendingValues(rare_values, rare_counts).take(order_by_value(rare_values))
     return FittedVocabulary(values, counts, observed), keep_pending(pending)
 
 
@@ -195,10 +195,11 @@ def keep_pending(pending: PendingValues) -> PendingValues:
     """
     if len(pending) <= PENDING_LIMIT:
         return pending
-    return pending.take(np.sort(np.argsort(-pending.counts, kind="stable")[:PENDING_LIMIT]))
+    most_frequent = np.argsort(-pending.counts, kind="stable")[:PENDING_LIMIT]
+    return pending.take(np.sort(most_frequent))
 
 
-def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
+def _sort_by_count(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
     """Sort by falling count, equal counts by value."""
     if len(counts) < 2:
         return values, counts
@@ -208,19 +209,19 @@ def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
         table = pa.table({"count": to_arrow(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
         return values.take(order), counts[to_numpy(order)]
-    lowest, maximum = int(values.min()), int(counts.max())
-    bits = (int(values.max()) - lowest).bit_length()
-    if bits + maximum.bit_length() > 64:
+    min_value, max_count = int(values.min()), int(counts.max())
+    value_bits = (int(values.max()) - min_value).bit_length()
+    if value_bits + max_count.bit_length() > 64:
         order = np.lexsort((values, -counts))
         return values[order], counts[order]
     # One key contains both: sorting 64-bit integers is many times faster than two indirect sorts.
-    key = (maximum - counts).astype(np.uint64) << np.uint64(bits)
-    key |= (values - lowest).astype(np.uint64)
-    key.sort()
-    low = np.uint64((1 << bits) - 1)
-    sorted_values = (key & low).astype(np.int64) + lowest
-    key >>= np.uint64(bits)
-    return sorted_values, maximum - key.astype(np.int64)
+    keys = (max_count - counts).astype(np.uint64) << np.uint64(value_bits)
+    keys |= (values - min_value).astype(np.uint64)
+    keys.sort()
+    value_mask = np.uint64((1 << value_bits) - 1)
+    sorted_values = (keys & value_mask).astype(np.int64) + min_value
+    keys >>= np.uint64(value_bits)
+    return sorted_values, max_count - keys.astype(np.int64)
 
 
 def read_vocabulary(

@@ -40,12 +40,10 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
     if rows.weight is not None:
         unchanged[spec.weight] = rows.weight
     features: Features = {name: (values, _NOT_MISSING) for name, values in unchanged.items()}
-    for names, values, missing in (
-        (spec.dense_names, rows.dense, rows.dense_missing),
-        (spec.categorical_names, rows.categorical, rows.categorical_missing),
-    ):
-        for j, name in enumerate(names):
-            features[name] = values[j], is_missing(missing, j)
+    for j, name in enumerate(spec.dense_names):
+        features[name] = rows.dense[j], is_missing(rows.dense_missing, j)
+    for j, name in enumerate(spec.categorical_names):
+        features[name] = rows.categorical[j], is_missing(rows.categorical_missing, j)
     return features_to_frame(features, unchanged, gpu=gpu)
 
 
@@ -58,10 +56,12 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
         gpu: Return a ``cudf.DataFrame`` on the current device.
     """
     convert = _to_arrow if gpu else _to_pandas
-    columns = {
-        name: np.asarray(values, np.float32) if name in unchanged else convert(values, missing)
-        for name, (values, missing) in features.items()
-    }
+    columns = {}
+    for name, (values, missing) in features.items():
+        if name in unchanged:
+            columns[name] = np.asarray(values, np.float32)
+        else:
+            columns[name] = convert(values, missing)
     if gpu:
         import cudf
 
@@ -73,7 +73,7 @@ def features_to_frame(features: Features, unchanged: Collection[str], *, gpu: bo
 
 def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
     if isinstance(values, Jagged):
-        return _lists(values)
+        return _to_objects(values)
     if isinstance(values, pa.Array):
         column = values.to_numpy(zero_copy_only=False)
         if absent.any():
@@ -85,7 +85,7 @@ def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
     return column
 
 
-def _lists(jagged: Jagged) -> np.ndarray:
+def _to_objects(jagged: Jagged) -> np.ndarray:
     """Return an object array of arrays."""
     values = jagged.values
     if isinstance(values, pa.Array):

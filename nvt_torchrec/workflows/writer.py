@@ -12,9 +12,11 @@ import hashlib
 import json
 import math
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
 from nvt_torchrec.formats.table_files import DIRECTORY as TABLES
 from nvt_torchrec.formats.table_files import link_table, table_files
+from nvt_torchrec.formats.vectors import IN_WORKFLOW as VECTORS
+from nvt_torchrec.formats.vectors import VALUES, link_vectors
 from nvt_torchrec.formats.vocabularies import (
     Generation,
     Vocabulary,
@@ -36,11 +40,12 @@ from nvt_torchrec.formats.vocabularies import (
     describe_vocabularies,
 )
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, METADATA_FILE, WorkflowDescription
-from nvt_torchrec.workflows.description import graph_of
+from nvt_torchrec.workflows.description import derive_graph
 from nvt_torchrec.workflows.nodes import vocabulary_directories
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, arrow_values
 
-_VERSIONS_OF = (
+#: Packages whose versions a workflow names, as they may have had a part in its values.
+_VERSIONED_PACKAGES = (
     "nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf", "numpy", "pyarrow",
 )  # fmt: skip
 
@@ -73,6 +78,7 @@ def write_workflow(
     days: tuple[int, ...] = (0,),
     ancestors: tuple[Generation, ...] = (),
     tables: Path | None = None,
+    known: Mapping[str, FileEntry] = MappingProxyType({}),
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -88,6 +94,8 @@ def write_workflow(
         days: The days that were counted in this generation, increasing, and in none before.
         ancestors: The generations before it.
         tables: The directory of the tables, whose files are linked; needed for a spec with tables.
+        known: Size and digest of files of vectors that the workflow before has: they never change,
+            and are not read again.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -103,16 +111,20 @@ def write_workflow(
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
         with atomic.deferred() as written:
-            files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+            entries = _write_vocabulary(
+                path, described, column, fitted.vocabularies[described.name]
+            )
         waiting.extend(written)
-        return files
+        return entries
 
+    # All files are renamed to their names together, when each has been written.
     with atomic.removed_on_error() as waiting:
+        files: dict[str, FileEntry] = {}
         with ThreadPoolExecutor(threads) as pool:
             digest = pool.submit(_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
-            written = list(pool.map(write_vocabulary, first))
-        files = {name: entry for entries in written for name, entry in entries.items()}
+            for entries in pool.map(write_vocabulary, first):
+                files |= entries
         values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
             path=path,
@@ -125,19 +137,29 @@ def write_workflow(
             lineage=(*ancestors, Generation(len(ancestors), digest.result(), days, values)),
         )
         with atomic.deferred() as others:
-            atomic.write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
+            atomic.write_text(path / GRAPH_FILE, _graph_text(derive_graph(description)))
         atomic.publish([*others, *waiting])
     for rule in spec.joined_tables:
         assert tables is not None
         link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
+        for vector in spec.vectors_of(rule.name):
+            link_vectors(tables / rule.name / VECTORS, path / VECTORS, vector.name)
+    names = [*table_files(spec), *_list_vectors(path)]
+
+    def describe_file(name: str) -> FileEntry:
+        return known.get(name) or FileEntry.from_file(path / name)
+
     with ThreadPoolExecutor(threads) as pool:
-        names = table_files(spec)
-        entries = pool.map(lambda name: FileEntry.from_file(path / name), names)
-        files |= dict(zip(names, entries, strict=True))
+        files |= dict(zip(names, pool.map(describe_file, names), strict=True))
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()
     return description
+
+
+def _list_vectors(path: Path) -> list[str]:
+    """Return the files of vectors of a workflow, relative to it."""
+    return [str(file.relative_to(path)) for file in sorted((path / VECTORS).rglob(VALUES))]
 
 
 def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
@@ -170,29 +192,29 @@ def _write_vocabulary(
 ) -> dict[str, FileEntry]:
     """Write a vocabulary's two files; return their sizes and digests."""
     name, first_id, count = described.name, column.reserved_ids, len(fitted)
-    # pandas' index is the id
+    # NVTabular reads ids as the index of pandas' frame.
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
     pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
     values = pa.table({name: arrow_values(fitted.values), f"{name}_size": to_arrow(fitted.counts)})
     observed = fitted.observed
-    meta = {
+    numbers = {
         "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
         "num_indices": [1, 1, column.oov_ids, count],
         "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
     }
-    kinds = {"kind": strings(["pad", "null", "oov", "unique"])}
+    meta = {"kind": strings(["pad", "null", "oov", "unique"])}
+    for key, integers in numbers.items():
+        meta[key] = to_arrow(np.array(integers, np.int64))
     tables = {
         described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
-        described.meta_file: pa.table(
-            kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
-        ),
+        described.meta_file: pa.table(meta),
     }
-    digests = {}
+    entries = {}
     for file, table in tables.items():
         with atomic.atomic_path(path / file) as temporary:
             _write_table(table, temporary)
-            digests[file] = FileEntry.from_file(temporary)
-    return digests
+            entries[file] = FileEntry.from_file(temporary)
+    return entries
 
 
 def _write_table(table: pa.Table, file: Path) -> None:
@@ -230,7 +252,7 @@ def _versions() -> dict[str, str]:
     it prints that of nvtabular and then looks for a pickle, which is not there.
     """
     versions = {"python": sys.version}
-    for name in _VERSIONS_OF:
+    for name in _VERSIONED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     if "nvtabular" in versions:

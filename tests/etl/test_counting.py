@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, statistics
+from nvt_torchrec.etl.units.counting import (
+    Counts,
+    compute_moments,
+    compute_statistics,
+    count,
+    merge,
+    merge_moments,
+)
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import add_missing, empty_mask
 from tests.logs import CRITEO
@@ -113,9 +120,10 @@ def test_moments_of_pieces_are_those_of_the_whole(transform: str, raw: str, data
     cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
     edges = [0, *cuts, n]
     parts = [
-        moments(_rows(columns[:, a:b], missing[:, a:b]), spec) for a, b in itertools.pairwise(edges)
+        compute_moments(_rows(columns[:, a:b], missing[:, a:b]), spec)
+        for a, b in itertools.pairwise(edges)
     ]
-    got = statistics(merge_moments(parts), spec)
+    got = compute_statistics(merge_moments(parts), spec)
     for j, fill in enumerate(fills):
         filled = [
             float(fill if absent else value)
@@ -132,7 +140,9 @@ def test_moments_of_pieces_are_those_of_the_whole(transform: str, raw: str, data
 def test_equal_values_have_no_spread_and_one_row_has_none() -> None:
     spec = _spec("log_normalize", [0])
     same = np.full((1, 1001), 12345, np.int32)
-    parts = [moments(_rows(part, part < 0), spec) for part in np.array_split(same, 3, axis=1)]
-    assert statistics(merge_moments(parts), spec)["d0"]["std"] == 0.0
-    one = statistics(moments(_rows(same[:, :1], same[:, :1] < 0), spec), spec)
+    parts = [
+        compute_moments(_rows(part, part < 0), spec) for part in np.array_split(same, 3, axis=1)
+    ]
+    assert compute_statistics(merge_moments(parts), spec)["d0"]["std"] == 0.0
+    one = compute_statistics(compute_moments(_rows(same[:, :1], same[:, :1] < 0), spec), spec)
     assert one["d0"] == {"mean": pytest.approx(math.log(12348), rel=1e-15), "std": 0.0}

@@ -21,7 +21,7 @@ from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.event_sums import find_newest
+from nvt_torchrec.workflows.event_kernels import find_newest
 from tests.etl.event_logs import (
     BY_TIME,
     DAY,

@@ -12,7 +12,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse, strict_json
-from nvt_torchrec.etl.state.output import claimed
+from nvt_torchrec.etl.state.output import claim_output
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.writing import UnitRecord
 from nvt_torchrec.formats.manifest import FORMAT, Manifest
@@ -32,17 +32,17 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
         pytest.raises(
             OutputError, match=r"\.unfinished: .* is not a name that a run writes there\n.*--rest"
         ),
-        claimed(output, restart=False) as work,
+        claim_output(output, restart=False) as work,
     ):
         write_json(work / "plan.json", {})
     assert set(tmp_path.rglob("*")) == before
-    with claimed(output, restart=True) as work:
+    with claim_output(output, restart=True) as work:
         assert work.parent == output / ".work"
 
 
 def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
-    with pytest.raises(OutputError, match="not a name"), claimed(tmp_path, restart=False):
+    with pytest.raises(OutputError, match="not a name"), claim_output(tmp_path, restart=False):
         pass
 
 
@@ -64,11 +64,14 @@ def test_records_of_a_run(tmp_path: Path) -> None:
 def test_an_output_with_nothing_but_its_work(tmp_path: Path) -> None:
     """A thread that was still at work after Ctrl-C in a notebook leaves that."""
     (tmp_path / ".work" / "01234567").mkdir(parents=True)
-    with claimed(tmp_path, restart=False) as work:
+    with claim_output(tmp_path, restart=False) as work:
         write_json(work / "plan.json", {})
     (tmp_path / ".unfinished").unlink()
     (tmp_path / "other").touch()
-    with pytest.raises(OutputError, match=r"holds \.work, other"), claimed(tmp_path, restart=False):
+    with (
+        pytest.raises(OutputError, match=r"holds \.work, other"),
+        claim_output(tmp_path, restart=False),
+    ):
         pass
 
 

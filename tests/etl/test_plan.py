@@ -10,7 +10,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_bytes
-from nvt_torchrec.etl.state.staging import staged
+from nvt_torchrec.etl.state.staging import decompress_days
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -33,7 +33,7 @@ def _text(plan, split: str) -> bytes:
 
 def _staged(raw: Path, work: Path, spec=CRITEO) -> list:
     work.mkdir(exist_ok=True)
-    return staged(find_days(str(raw)), settings(raw, work, spec, workers=2), work)
+    return decompress_days(find_days(str(raw)), settings(raw, work, spec, workers=2), work)
 
 
 @pytest.mark.parametrize("block_bytes", [300, 1 << 20])

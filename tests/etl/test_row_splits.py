@@ -20,7 +20,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.units.counting import count, merge
-from nvt_torchrec.etl.units.split_pass import find_cuts, prepared
+from nvt_torchrec.etl.units.split_pass import find_cuts, prepare_division
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -106,7 +106,7 @@ def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
 ) -> None:
     """Also with small blocks, which are many units, and in which a split may have no row."""
-    from nvt_torchrec.etl.units.writing import recorded
+    from nvt_torchrec.etl.units.writing import read_results
     from nvt_torchrec.workflows.writer import write_workflow
 
     directory = tmp_path_factory.mktemp("split")
@@ -115,7 +115,7 @@ def test_every_row_goes_where_the_rule_says(
     spec = spec_with(SPLITS_BY[name], form)
     days = find_days(str(directory / "raw"), split=spec.split)
     plan = make_plan(days, spec, block_bytes=block_bytes)
-    plan = prepared(plan, spec, directory, threads=threads, max_bad_rows=0)
+    plan = prepare_division(plan, spec, directory, threads=threads, max_bad_rows=0)
     fitted = fit(plan.train_blocks, spec, directory / "fit", workers=threads, max_bad_rows=0)
     write_workflow(directory / "workflow", spec, fitted)
     results = encode(plan, directory / "workflow", directory, workers=threads)
@@ -131,7 +131,7 @@ def test_every_row_goes_where_the_rule_says(
     counted = Counter(rows[number]["item"] for number in expected["train"])
     found = fitted.vocabularies["item"]
     assert dict(zip(found.values.to_pylist(), found.counts.tolist(), strict=True)) == counted
-    assert [r.to_dict() for r in recorded(directory, plan.units)] == [
+    assert [r.to_dict() for r in read_results(directory, plan.units)] == [
         by_unit[unit].to_dict() for unit in plan.units
     ]
 

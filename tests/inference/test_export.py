@@ -39,7 +39,7 @@ from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.inference.bundles import make_origin
 from tests.inference.conftest import Trained
@@ -269,7 +269,9 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
     known = {name: np.arange(13) for name in ("hour", "weekday", "step", "square")}
     known |= {"pair": ["x\x1fx", "é\x1fy"], "shop": ["x", "é"], "flag": np.array([1])}
     vocabularies = {
-        c.name: finish(*as_columns(dict.fromkeys(known.get(c.name, np.arange(3)), 1), c.raw), c, 0)
+        c.name: fit_vocabulary(
+            *as_columns(dict.fromkeys(known.get(c.name, np.arange(3)), 1), c.raw), c, 0
+        )
         for c in DERIVED.categorical
     }
     statistics = {name: {"mean": 1.5, "std": 2.0} for name in DERIVED.dense_names}

@@ -15,7 +15,7 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_missing, vocabulary_bytes
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.simulator.device import SimulatedDevice
 
@@ -53,7 +53,7 @@ def save(path: Path, spec: FeatureSpec, statistics: dict, rng: np.random.Generat
         kept = np.array(VALUES)[rng.random(len(VALUES)) < rng.choice([0.0, 0.5, 1.0])]
         kept = kept[: 0 if columns[0].hash_buckets else None]
         counts = rng.integers(1, 9, len(kept))
-        vocabularies[name] = finish(kept, counts, columns[0], 0)
+        vocabularies[name] = fit_vocabulary(kept, counts, columns[0], 0)
     write_workflow(path, spec, Fitted(statistics, vocabularies))
 
 
@@ -114,7 +114,7 @@ def test_collisions_and_the_end_of_a_table(tmp_path: Path) -> None:
     assert min(len(last), len(first)) > 100
     known = np.concatenate([last[:120], first[:60]])  # without 0, so that its slot is empty
     spec = FeatureSpec("label", (), (CategoricalColumn("c0"),), "log")
-    fitted = finish(known, np.arange(len(known), 0, -1), spec.categorical[0], 0)
+    fitted = fit_vocabulary(known, np.arange(len(known), 0, -1), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c0": fitted}))
     values = np.concatenate([known, last[120:130], first[60:70]])[None].astype(np.uint32)
     none = np.zeros((1, values.shape[1]), np.uint64)
@@ -128,7 +128,7 @@ def test_collisions_and_the_end_of_a_table(tmp_path: Path) -> None:
 def test_the_search_ends_in_a_full_table(tmp_path: Path) -> None:
     """A damaged table without an empty slot: no value is found, and nothing hangs."""
     spec = FeatureSpec("label", (), (CategoricalColumn("c0"),), "log")
-    fitted = finish(np.array([5]), np.array([1]), spec.categorical[0], 0)
+    fitted = fit_vocabulary(np.array([5]), np.array([1]), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c0": fitted}))
     there = DeviceWorkflow(SimulatedDevice(), compiled.load(tmp_path))
     there._words[:] = np.uint64(3 << 32 | 5)
@@ -149,7 +149,7 @@ def test_missing_values_are_counted(masks: list[int], columns: int) -> None:
 
 def test_what_a_card_has_to_hold(tmp_path: Path) -> None:
     spec = FeatureSpec("label", (), (CategoricalColumn("c0"),), "log")
-    fitted = finish(np.arange(5000), np.ones(5000, np.int64), spec.categorical[0], 0)
+    fitted = fit_vocabulary(np.arange(5000), np.ones(5000, np.int64), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c0": fitted}))
     assert vocabulary_bytes(compiled.load(tmp_path)) == 8 * 2 * 5000
 

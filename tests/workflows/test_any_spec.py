@@ -25,7 +25,7 @@ from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, fitted_state, load
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import (
@@ -112,7 +112,7 @@ def test_written_without_nvtabular_is_the_same(
     for name, columns in spec.vocabularies.items():
         counts = dict(sorted(counted.counts[name].items(), key=lambda item: hash(item)))
         found = as_columns(counts, columns[0].raw)
-        vocabularies[name] = finish(*found, columns[0], counted.nulls[name])
+        vocabularies[name] = fit_vocabulary(*found, columns[0], counted.nulls[name])
     state = Fitted(saved.statistics, vocabularies)
     written = write_workflow(directory / "written", spec, state)
     assert written == saved

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import flip_bit
 from tests.shell import python
@@ -37,7 +37,7 @@ SPEC = FeatureSpec(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def counted(values, counts, name, nulls):
         column = next(c for c in SPEC.categorical if c.vocabulary_name == name)
-        return finish(values, np.array(counts), column, nulls)
+        return fit_vocabulary(values, np.array(counts), column, nulls)
 
     items = pa.array([f"item {i}" for i in range(200_000)])
     vocabularies = {

@@ -28,7 +28,7 @@ from nvt_torchrec.formats.rows import (
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
 from nvt_torchrec.workflows.store import load
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import as_columns, examples, feature_specs, raw_rows
@@ -60,7 +60,7 @@ def save(
         pool = np.array(_VALUES[column.raw], object)
         kept = pool[rng.random(len(pool)) < rng.choice([0.0, 0.5, 1.0])].tolist()
         counts = dict(zip(kept, rng.integers(1, 9, len(kept)), strict=True))
-        vocabularies[name] = finish(*as_columns(counts, column.raw), column, 0)
+        vocabularies[name] = fit_vocabulary(*as_columns(counts, column.raw), column, 0)
     if statistics is None:
         statistics = {name: {"mean": 1.5, "std": 2.0} for name in spec.dense_names}
     write_workflow(directory, spec, Fitted(statistics, vocabularies))
@@ -207,7 +207,7 @@ def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
         return numbers.astype(np.uint32 if raw == "hex32" else np.int64)
 
     column = values(known) if raw == "string" else known
-    fitted = finish(column, np.arange(len(known), 0, -1), spec.categorical[0], 0)
+    fitted = fit_vocabulary(column, np.arange(len(known), 0, -1), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c": fitted}))
     workflow = compiled.load(tmp_path)
     asked = np.concatenate([known, unknown])
@@ -231,7 +231,7 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
             equal.append((head.tobytes() + tail.tobytes()).decode())
     assert len(set(equal)) >= 3
     spec = FeatureSpec("label", (), (CategoricalColumn("c", raw="string"),))
-    fitted = finish(pa.array(equal[:2]), np.array([2, 1]), spec.categorical[0], 0)
+    fitted = fit_vocabulary(pa.array(equal[:2]), np.array([2, 1]), spec.categorical[0], 0)
     write_workflow(tmp_path, spec, Fitted({}, {"c": fitted}))
     words = np.load(tmp_path / "compiled" / "tables.npy")
     used = np.flatnonzero(words[1::2])

@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.__main__ import main
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.vocabulary import FittedVocabulary, finish
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, fit_vocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.mutations import edit_json, flip_bit
 from tests.shell import python
@@ -36,7 +36,9 @@ _VALUES = {
 def _vocabularies(changed: dict | None = None) -> dict[str, FittedVocabulary]:
     values = {**_VALUES, **(changed or {})}
     return {
-        column.name: finish(values[column.name], np.full(len(values[column.name]), 2), column, 0)
+        column.name: fit_vocabulary(
+            values[column.name], np.full(len(values[column.name]), 2), column, 0
+        )
         for column in SPEC.categorical
     }
 

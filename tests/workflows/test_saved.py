@@ -45,7 +45,7 @@ SPEC = FeatureSpec(
 def _state(first: int = 7) -> Fitted:
     def finish(values, column):
         counts = np.arange(len(values), 0, -1)
-        return vocabulary.finish(values, counts, SPEC.categorical[column], 2)
+        return vocabulary.fit_vocabulary(values, counts, SPEC.categorical[column], 2)
 
     return Fitted(
         {name: {"mean": 1.0 + i, "std": 0.5} for i, name in enumerate(SPEC.dense_names)},

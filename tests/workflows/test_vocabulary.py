@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.workflows.vocabulary import finish
+from nvt_torchrec.workflows.vocabulary import fit_vocabulary
 from tests.workflows.random_specs import as_columns, kept_values
 
 _VALUES = {
@@ -42,7 +42,7 @@ def test_order_and_policy(data: st.DataObject, raw: str) -> None:
         )
     )
     column = CategoricalColumn("c", raw=raw, **policy)
-    got = finish(*as_columns(counts, raw), column, nulls=7)
+    got = fit_vocabulary(*as_columns(counts, raw), column, nulls=7)
     kept = kept_values(counts, column)
     assert list(got.values.tolist()) == kept
     assert got.counts.tolist() == [counts[value] for value in kept]
@@ -60,7 +60,7 @@ def test_many_values(largest: int) -> None:
     values = np.append(values, largest) if values[-1] != largest else values
     counts = np.minimum(rng.zipf(1.4, len(values)), 2**31)
     order = rng.permutation(len(values))
-    got = finish(values[order], counts[order], CategoricalColumn("c", raw="int"), 0)
+    got = fit_vocabulary(values[order], counts[order], CategoricalColumn("c", raw="int"), 0)
     expected = np.lexsort((values, -counts))
     assert (got.values == values[expected]).all()
     assert (got.counts == counts[expected]).all()

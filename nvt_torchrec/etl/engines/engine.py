@@ -29,7 +29,13 @@ from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, merge, merge_moments, normalized, statistics
+from nvt_torchrec.etl.units.counting import (
+    Counts,
+    compute_statistics,
+    has_moments,
+    merge,
+    merge_moments,
+)
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
@@ -136,7 +142,7 @@ def _aggregate_moments(job: Job, blocks: list[Block]) -> np.ndarray:
     assert events is not None
 
     def count(block: Block) -> np.ndarray:
-        of_pieces = [counting.moments(rows, spec) for rows in events.iterate_trained(block)]
+        of_pieces = [counting.compute_moments(rows, spec) for rows in events.iterate_trained(block)]
         return merge_moments([np.zeros((len(spec.dense), 4)), *of_pieces])
 
     return merge_moments([*map_in_order(count, blocks, count_cores(), "moments")])
@@ -222,7 +228,7 @@ class Engine:
                 "look at the first line of the files, or change the split in the spec",
             )
         return Fitted(
-            statistics=statistics(moments, spec) if normalized(spec) else {},
+            statistics=compute_statistics(moments, spec) if has_moments(spec) else {},
             vocabularies={name: fitted for name, (fitted, _) in vocabularies.items()},
             pending={name: pending for name, (_, pending) in vocabularies.items()},
         )

@@ -36,14 +36,21 @@ from nvt_torchrec.etl.events.extract import (
 )
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, count, merge, merge_moments, moments, normalized
+from nvt_torchrec.etl.units.counting import (
+    Counts,
+    compute_moments,
+    count,
+    has_moments,
+    merge,
+    merge_moments,
+)
 from nvt_torchrec.etl.units.unit_plan import Unit, group_by_block
 from nvt_torchrec.etl.units.writing import (
     Encoded,
     UnitResult,
     count_missing,
     divide_rows,
-    recording,
+    open_recorder,
     write_units,
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
@@ -102,8 +109,8 @@ def count_block(
             found.append(rows.table_rows)
         for of_column, piece in zip(columns, rows.categorical, strict=True):
             of_column.append(piece)
-        if normalized(spec):
-            of_pieces.append(moments(rows, spec))
+        if has_moments(spec):
+            of_pieces.append(compute_moments(rows, spec))
     if extractor:
         extractor.write()
     counts: dict[str, Counts] = {}
@@ -270,7 +277,7 @@ class Threads(Engine):
             syncer.add(written, results)
             return results
 
-        with recording(job.work, job.workers) as syncer, _threads(job.workers) as pool:
+        with open_recorder(job.work, job.workers) as syncer, _threads(job.workers) as pool:
             for future in [pool.submit(encode_one, *item) for item in enumerate(groups)]:
                 yield from future.result()
 

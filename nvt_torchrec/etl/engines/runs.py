@@ -47,7 +47,7 @@ class SortedRun:
     Attributes:
         rows: well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
-        moments: float64 [blocks, dense columns, 4], see :func:`etl.units.counting.moments`.
+        moments: float64 [blocks, dense columns, 4], see :func:`etl.units.counting.compute_moments`.
         counts: per vocabulary; an iterator, where they are made as they are written.
     """
 

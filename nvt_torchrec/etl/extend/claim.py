@@ -73,7 +73,7 @@ def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> 
         OutputError: The output cannot be written; ``--resume`` goes on from there.
     """
     ready = output / PREVIOUS if undo else work / NEXT
-    with state.named_errors(output):
+    with state.name_errors(output):
         for directory, _, _ in os.walk(ready):
             fsync_directory(Path(directory))
         if not undo and os.path.lexists(output / PREVIOUS):
@@ -98,7 +98,7 @@ def roll_forward(output: Path) -> int | None:
     work = path_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
     previous = path_inside(output, PREVIOUS, file, _REMEDY)
     ready, retired = (previous, work / DISCARDED) if planned.undo else (work / NEXT, previous)
-    with state.named_errors(output):
+    with state.name_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
         for name in _PARTS:
             now, new = output / name, ready / name
@@ -160,7 +160,7 @@ class Claim:
 
     def unfinished_day(self) -> DayRecord | None:
         """The plan of the day that is being added; None if nothing of it was written down."""
-        work = state.state_of(self.output, self.marker)
+        work = state.find_state(self.output, self.marker)
         return Journal(work).plan(DayRecord, state.RESTART) if work else None
 
     def begin(self, *, undoing: bool = False) -> Path:
@@ -176,7 +176,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
+def claim_extension(output: Path, *, restart: bool) -> Iterator[Claim]:
     """Claim a finished output for an extension.
 
     A switch that has begun is finished first. If the caller fails before any work was done for a
@@ -192,9 +192,9 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
     """
     _check_finished(output)
     with contextlib.ExitStack() as stack:
-        with state.named_errors(output):
+        with state.name_errors(output):
             marker = stack.enter_context(locked(output / state.EXTENDING_FILE, output))
-        undoing = state.state_of(output, marker) == output / state.WORK_DIRECTORY / _UNDOING
+        undoing = state.find_state(output, marker) == output / state.WORK_DIRECTORY / _UNDOING
         claim = Claim(output, marker, undoing)
         generation = roll_forward(output)
         if generation is not None:
@@ -203,7 +203,7 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Claim]:
         try:
             yield claim
         except BaseException as error:
-            work = state.state_of(output, marker)
+            work = state.find_state(output, marker)
             switching = (output / SWITCH_FILE).exists()
             if not switching and (work is None or not state.anything_done(work, error)):
                 state.release(output, state.EXTENDING_FILE)

@@ -18,7 +18,7 @@ from nvt_torchrec.base.files.validation import path_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
-from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claimed, switch
+from nvt_torchrec.etl.extend.claim import DISCARDED, NEXT, Claim, claim_extension, switch
 from nvt_torchrec.etl.extend.new_days import (
     check_not_repeated,
     check_row_count,
@@ -31,9 +31,9 @@ from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.labels.label_sources import find_label_files, find_waiting
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.etl.stages import Stages
-from nvt_torchrec.etl.state.output import EVENTS, TABLES, named_errors
+from nvt_torchrec.etl.state.output import EVENTS, TABLES, name_errors
 from nvt_torchrec.etl.state.run_record import (
-    before_resuming,
+    adapt_plan,
     plan_record,
 )
 from nvt_torchrec.etl.tables.table_sources import (
@@ -52,6 +52,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VECTORS, link_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -79,7 +80,7 @@ def extend(settings: ExtendSettings) -> Manifest:
         OutputError: The output is in use or cannot be written, or holds an interrupted extension.
     """
     paths = EtlOutput(settings.output_path)
-    with claimed(settings.output_path, restart=settings.restart) as claim:
+    with claim_extension(settings.output_path, restart=settings.restart) as claim:
         manifest = Manifest.read(paths.manifest)
         if settings.undo:
             return _undo(paths, manifest, claim)
@@ -167,7 +168,7 @@ class _Day:
         self.files = [self.day, *waiting]
         record = plan_record(self._described() | joined, self.files)
         begun = self.claim.unfinished_day()
-        if begun and (changed := changes(before_resuming(begun, record), record)):
+        if begun and (changed := changes(adapt_plan(begun, record), record)):
             log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
             self.claim.end()
         work = self.claim.begin()
@@ -280,12 +281,14 @@ class _Day:
                 f"{day.source}: no well-formed row",
                 "correct the file, and begin again with --restart",
             )
-        with self.stages.timer("describe"), named_errors(self.next.splits):
+        with self.stages.timer("describe"), name_errors(self.next.splits):
             days = sorted({*map(int, before.by_day), day.day})
             dropped = set(days[: -self.settings.keep_days] if self.settings.keep_days else ())
             files = [part.file for part in before.files if part.day not in dropped]
             splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
             link_histories([self.paths.splits, self.stages.work / EVENTS], splits)
+            for vector in description.spec.vectors:
+                link_vectors(self.next.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
             without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
             of_day = make_manifest(

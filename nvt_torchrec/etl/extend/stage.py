@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.extend.claim import NEXT
-from nvt_torchrec.etl.finish.make_manifest import add_counts, summed
+from nvt_torchrec.etl.finish.make_manifest import add_counts, sum_up_counts
 from nvt_torchrec.etl.state.output import PARTS
 from nvt_torchrec.etl.units.writing import UnitResult
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -137,7 +137,7 @@ def next_manifest(
         of_day,
         settings=before.settings,
         extensions=[*before.extensions, extension],
-        **summed(by_day_and_split, inputs),
+        **sum_up_counts(by_day_and_split, inputs),
         files=sorted(files, key=lambda part: split_and_number(part.file)),
         next_parts={split: first_parts[split] + of_day.next_parts[split] for split in SPLITS},
         split=before.split,

@@ -26,6 +26,10 @@ from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger(__name__)
 
+_REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"
+#: How many rejected rows an error describes.
+_NUM_DESCRIBED = 5
+
 
 def quarantine(
     results: list[UnitResult], settings: EtlSettings, work: Path, directory: Path
@@ -44,32 +48,36 @@ def quarantine(
         OutputError: The directory cannot be written.
     """
     shutil.rmtree(directory, ignore_errors=True)
-    spec, final = settings.spec, EtlOutput(settings.output_path).rejected
+    spec = settings.spec
+    final = EtlOutput(settings.output_path).rejected
     sources = group_by_source(results)
     names = Counter(Path(source).name for source in sources)
-    for source, group in sources.items():
-        if any(result.bad_count for result in group):
+    for source, results_of_file in sources.items():
+        if any(result.bad_count for result in results_of_file):
             name = Path(source).name
-            if names[name] > 1 or (final / f"{name}.tsv").exists():  # files of several directories
-                name = f"{group[0].unit.day}.{name}"
-            _merge_rejected(directory / f"{name}.tsv", group, spec, work)
-    bad = sum(result.bad_count for result in results)
+            # Files of several directories may have the same name, also those of earlier days.
+            if names[name] > 1 or (final / f"{name}.tsv").exists():
+                name = f"{results_of_file[0].unit.day}.{name}"
+            _merge_rejected(directory / f"{name}.tsv", results_of_file, spec, work)
+    bad = _count_bad(results)
     lines = sum(result.lines - result.done for result in results)
     if bad:
         log.info("%d of %d rows rejected: %s", bad, lines, final)
-    if bad > settings.max_bad_fraction * lines:
-        described = (what for result in results for _, what in result.bad)
-        remedy = "correct the input, or run it again and allow more, which repeats no finished work"
-        if not all(map(may_leave_out, described)):
+    if bad <= settings.max_bad_fraction * lines:
+        return
+    remedy = "correct the input, or run it again and allow more, which repeats no finished work"
+    for result in results:
+        if not all(may_leave_out(reason) for _, reason in result.bad):
             remedy = NUMBER_LABEL
-        raise BadRowError(
-            f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
-            f"--max_bad_fraction {settings.max_bad_fraction}; {_worst(results, spec)}",
-            f"all of them are in {directory}; {remedy}",
-        )
+    raise BadRowError(
+        f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
+        f"--max_bad_fraction {settings.max_bad_fraction}; {_describe_worst(results, spec)}",
+        f"all of them are in {directory}; {remedy}",
+    )
 
 
 def _merge_rejected(path: Path, results: list[UnitResult], spec: FeatureSpec, work: Path) -> None:
+    """Write the rejected rows of a file, whose lines are counted in its units so far."""
     source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
@@ -87,26 +95,27 @@ def _add_first_lines(
     """Yield the results of a file in the order of its blocks, and the first line of the block."""
     first = format_of(spec).first_line(results[0].unit.block)
     for _, group in itertools.groupby(results, lambda result: result.unit.block):
-        of_block = list(group)
-        for result in of_block:
+        results_of_block = list(group)
+        for result in results_of_block:
             yield first, result
-        first += sum(result.lines for result in of_block)
+        first += sum(result.lines for result in results_of_block)
 
 
-def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
-    """The file with the most bad rows, and the reasons of the first of them."""
-    group = max(
-        group_by_source(results).values(), key=lambda group: sum(r.bad_count for r in group)
-    )
-    bad = sum(result.bad_count for result in group)
-    lines = sum(result.lines for result in group)
-    reasons = [
-        f"\n  line {first + line}: {what}"
-        for first, result in _add_first_lines(group, spec)
-        for line, what in result.bad
-    ]
-    source = group[0].unit.block.source
-    return f"most in {source}, {bad} of {lines}:{''.join(reasons[:5])}"
+def _count_bad(results: list[UnitResult]) -> int:
+    return sum(result.bad_count for result in results)
+
+
+def _describe_worst(results: list[UnitResult], spec: FeatureSpec) -> str:
+    """Describe the file with the most bad rows, and the reasons of the first of them."""
+    worst = max(group_by_source(results).values(), key=_count_bad)
+    reasons = []
+    for first, result in _add_first_lines(worst, spec):
+        for line, reason in result.bad:
+            reasons.append(f"\n  line {first + line}: {reason}")
+    source = worst[0].unit.block.source
+    lines = sum(result.lines for result in worst)
+    described = "".join(reasons[:_NUM_DESCRIBED])
+    return f"most in {source}, {_count_bad(worst)} of {lines}:{described}"
 
 
 def number_parts(
@@ -143,7 +152,8 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
     empty = [split for split, count in rows.items() if not count]
     if empty:
         counts = [f"{split} has {count:,}" for split, count in rows.items()]
-        if waiting := sum(result.waiting for result in results):
+        waiting = sum(result.waiting for result in results)
+        if waiting:
             counts.append(f"{waiting:,} rows wait for their clicks")
         raise BadInputError(
             f"split by {spec.split.by}: no row for {', '.join(empty)}; {', '.join(counts)}",
@@ -164,7 +174,7 @@ def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
         names: Their names there, by their names here.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: The directory cannot be written.
     """
     for split in SPLITS:
         (split_root / split).mkdir(parents=True, exist_ok=True)
@@ -182,7 +192,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
         Bytes of each part, and the digest of its footer.
 
     Raises:
-        LostRowsError: a line is not accounted for.
+        LostRowsError: A line is not accounted for.
     """
     from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
 
@@ -197,14 +207,13 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
         except (OSError, ValueError) as error:
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:
-            raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
-    for source, group in group_by_source(results).items():
-        blocks = dict.fromkeys(result.unit.block for result in group)
+            raise LostRowsError(f"{path}: {rows} rows, but {result.rows} were written", _REMEDY)
+    for source, results_of_file in group_by_source(results).items():
+        blocks = dict.fromkeys(result.unit.block for result in results_of_file)
         for before, after in itertools.pairwise(blocks):
             if before.end != after.begin:
-                what = f"{source}: a gap between {before.end} and {after.begin}"
-                raise LostRowsError(what, _REMEDY)
+                raise LostRowsError(
+                    f"{source}: no block has the rows between {before.end} and {after.begin}",
+                    _REMEDY,
+                )
     return written
-
-
-_REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

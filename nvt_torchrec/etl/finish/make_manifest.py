@@ -38,30 +38,23 @@ def make_manifest(
         split: The rule by which rows were divided, with its cuts; None by days.
     """
     waits = bool(description.spec.label_files)
-    rows = {
-        source: row_counts(of_file, waits=waits)
-        for source, of_file in group_by_source(results).items()
-    }
-    inputs = [
-        InputFile(
-            day.day,
-            day.path,
-            record["inputs"][day.path],
-            rows.get(day.source, row_counts([], waits=waits)),
-            content_digest(day),
-        )
-        for day in days
-    ]
-    files = [
-        PartFile(part.unit.file, part.rows, size, part.unit.day, generation, footer)
-        for part in results
-        if part.has_part
-        for size, footer in [written[part.unit.file]]
-    ]
+    results_of_files = group_by_source(results)
+    inputs = []
+    for day in days:
+        rows = row_counts(results_of_files.get(day.source, []), waits=waits)
+        fingerprint = record["inputs"][day.path]
+        inputs.append(InputFile(day.day, day.path, fingerprint, rows, content_digest(day)))
+    files = []
+    for part in results:
+        if part.has_part:
+            size, footer = written[part.unit.file]
+            files.append(
+                PartFile(part.unit.file, part.rows, size, part.unit.day, generation, footer)
+            )
     return Manifest(
         generation=generation,
         settings=record["settings"],
-        **summed(day_counts(results, description.spec), inputs),
+        **sum_up_counts(day_counts(results, description.spec), inputs),
         num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
         workflow_digest=description.digest,
         versions=description.versions,
@@ -91,17 +84,20 @@ def row_counts(results: list[UnitResult], *, waits: bool) -> dict[str, int]:
 def day_counts(
     results: list[UnitResult], spec: FeatureSpec
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """The manifest's ``by_day_and_split``; see :class:`formats.manifest.Manifest`."""
+    """Return the manifest's ``by_day_and_split``; see :class:`formats.manifest.Manifest`."""
     groups: dict[tuple[int, str], list[UnitResult]] = {}
     for result in results:
         groups.setdefault((result.unit.day, result.unit.split), []).append(result)
     counts: dict[str, dict[str, dict[str, Any]]] = {}
-    for day, split in sorted(groups, key=lambda key: (key[0], SPLITS.index(key[1]))):
-        counts.setdefault(str(day), {})[split] = _counts(groups[day, split], spec)
+    for day in sorted({day for day, _ in groups}):
+        counts[str(day)] = {}
+        for split in SPLITS:
+            if (day, split) in groups:
+                counts[str(day)][split] = _sum_up_results(groups[day, split], spec)
     return counts
 
 
-def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
+def _sum_up_results(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
     def total(field: str, names: list[str]) -> dict[str, int]:
         counts = np.sum([getattr(result, field) for result in results], axis=0)
         return dict(zip(names, counts.tolist(), strict=True))
@@ -112,6 +108,7 @@ def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
         "missing": {
             **total("dense_missing", spec.dense_names),
             **total("null", spec.categorical_names),
+            **total("no_vector", [vector.name for vector in spec.vectors]),
         },
         "out_of_vocabulary": total("oov", spec.categorical_names),
     }
@@ -119,35 +116,37 @@ def _counts(results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
 
 def add_counts(several: list[dict[str, Any]]) -> dict[str, Any]:
     """Add up counts of the same keys, at least one; they may be nested."""
-    return {
-        key: add_counts([counts[key] for counts in several])
-        if isinstance(value, dict)
-        else sum(counts[key] for counts in several)
-        for key, value in several[0].items()
-    }
+    total = {}
+    for key, value in several[0].items():
+        values = [counts[key] for counts in several]
+        total[key] = add_counts(values) if isinstance(value, dict) else sum(values)
+    return total
 
 
-def summed(
+def sum_up_counts(
     by_day_and_split: dict[str, dict[str, dict[str, Any]]], inputs: list[InputFile]
 ) -> dict[str, Any]:
     """Return what a manifest says of the rows: by file, by split and by day."""
-    days = by_day_and_split.items()
-    by_split = {split: [splits[split] for _, splits in days if split in splits] for split in SPLITS}
+    days_of_splits: dict[str, list[int]] = {split: [] for split in SPLITS}
+    counts_of_splits: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    by_day = {}
+    for day, splits in by_day_and_split.items():
+        for split, counts in splits.items():
+            days_of_splits[split].append(int(day))
+            counts_of_splits[split].append(counts)
+        by_day[day] = {
+            "rows": sum(counts["rows"] for counts in splits.values()),
+            "positives": sum(counts["positives"] for counts in splits.values()),
+        }
     return {
         "inputs": inputs,
         "rows": add_counts([file.rows for file in inputs]),
-        "days": {
-            split: sorted(int(day) for day, splits in days if split in splits) for split in SPLITS
+        "days": {split: sorted(days) for split, days in days_of_splits.items()},
+        "splits": {
+            split: add_counts(counts) for split, counts in counts_of_splits.items() if counts
         },
-        "splits": {split: add_counts(counts) for split, counts in by_split.items() if counts},
         "by_day_and_split": by_day_and_split,
-        "by_day": {
-            day: {
-                name: sum(counts[name] for counts in splits.values())
-                for name in ("rows", "positives")
-            }
-            for day, splits in days
-        },
+        "by_day": by_day,
     }
 
 
@@ -169,10 +168,12 @@ def one_label(rows: int, positives: int) -> str:
 
 def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
     """Describe each of a manifest's ``splits`` that has only one label."""
-    problems = {
-        split: one_label(counts["rows"], counts["positives"]) for split, counts in splits.items()
-    }
-    return [f"{split}: {what}" for split, what in problems.items() if what]
+    problems = []
+    for split, counts in splits.items():
+        problem = one_label(counts["rows"], counts["positives"])
+        if problem:
+            problems.append(f"{split}: {problem}")
+    return problems
 
 
 def one_label_remedy(
@@ -184,9 +185,8 @@ def one_label_remedy(
         splits: Rows and positives of each split.
         rule: The manifest's ``split``; None by days.
     """
-    rows, positives = (
-        sum(split[key] for split in splits.values()) for key in ("rows", "positives")
-    )
+    rows = sum(split["rows"] for split in splits.values())
+    positives = sum(split["positives"] for split in splits.values())
     if len(splits) > 1 and positives in (0, rows):
         return (
             f"no row has label {int(positives == 0)}: choose another column, or other values that "

@@ -32,12 +32,13 @@ def read_sample(
     Raises:
         BadInputError: A part is damaged.
     """
-    files = [part for part in manifest.files if part.rows]
-    parts = [part.file for part in files if part.split == "train"] or [part.file for part in files]
-    count = min(row_groups, len(parts)) if names else 0
+    parts = [part.file for part in manifest.files if part.rows and part.split == "train"]
+    if not parts:  # no split has rows for training
+        parts = [part.file for part in manifest.files if part.rows]
+    num_samples = min(row_groups, len(parts)) if names else 0
     samples = [pa.table({})]
-    for i in range(count):
-        file = output.splits / parts[i * len(parts) // count]
+    for i in range(num_samples):
+        file = output.splits / parts[i * len(parts) // num_samples]
         try:
             with open_regular(file) as opened:
                 parquet = pq.ParquetFile(opened, page_checksum_verification=True)
@@ -51,34 +52,39 @@ def read_sample(
     return pa.concat_tables(samples[1:] or samples)
 
 
-def values_of(column: pa.ChunkedArray) -> np.ndarray:
+def to_values(column: pa.ChunkedArray) -> np.ndarray:
     """Return the values of a column of a sample; of lists, their elements."""
     array = column.combine_chunks()
     return to_numpy(array.flatten() if pa.types.is_list(array.type) else array)
 
 
-def ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
+def to_ids_and_rows(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the ids of a column of a sample and, of lists, their rows; an empty list has id 0."""
-    ids, rows = values_of(column), np.arange(len(column))
+    ids = to_values(column)
     if not pa.types.is_list(column.type):
         return ids, None
+    rows = np.arange(len(column))
     lengths = to_numpy(pc.list_value_length(column).combine_chunks())
-    empty = rows[lengths == 0]
-    return np.append(ids, 0 * empty), np.append(rows.repeat(lengths), empty)
+    empty_rows = rows[lengths == 0]
+    ids = np.append(ids, np.zeros(len(empty_rows), ids.dtype))
+    return ids, np.append(rows.repeat(lengths), empty_rows)
 
 
 def count_ids(
     output: EtlOutput, manifest: Manifest, names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     """Count the ids of columns of lists in each split; footers count an empty list as a value."""
-    totals = {
-        name: {split: -manifest.splits[split]["missing"][name] for split in SPLITS}
-        for name in names
-    }
-    for part in manifest.files if totals else ():
+    if not names:  # no footer need be read
+        return {}
+    totals: dict[str, dict[str, int]] = {}
+    for name in names:
+        totals[name] = {split: -manifest.splits[split]["missing"][name] for split in SPLITS}
+    for part in manifest.files:
         footer = pq.read_metadata(output.splits / part.file)
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for chunk in map(group.column, range(group.num_columns)):
+        for i in range(footer.num_row_groups):
+            group = footer.row_group(i)
+            for j in range(group.num_columns):
+                chunk = group.column(j)
                 name = chunk.path_in_schema.split(".")[0]
                 if name in totals:
                     totals[name][part.split] += chunk.num_values

@@ -21,17 +21,20 @@ from nvt_torchrec.base.files.atomic import read_json, write_text
 from nvt_torchrec.base.pages import render
 from nvt_torchrec.base.pages.charts import size
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
-from nvt_torchrec.etl.finish.part_sample import count_ids, ids_and_rows, read_sample, values_of
+from nvt_torchrec.etl.finish.part_sample import count_ids, read_sample, to_ids_and_rows, to_values
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
 from nvt_torchrec.formats.vocabularies import Vocabulary
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
-#: Row groups that are sampled, and the most rows taken from each.
-SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
+#: Row groups that are sampled.
+SAMPLED_ROW_GROUPS = 4
+#: The most rows taken from each.
+SAMPLED_ROWS = 16 << 10
 #: The most rows for the AUROC of a column.
 _AUROC_ROWS = 16 << 10
 #: Bins of a histogram.
@@ -63,11 +66,16 @@ class Histogram:
     @property
     def ends(self) -> list[str]:
         """The ends of the axis with three digits; rounding errors around 0 are shown as 0."""
-        minimum = 1e-3 * (self.high - self.low)
-        return [
-            "0" if abs(end) < minimum else f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}"
-            for end in (self.low, self.high)
-        ]
+        max_error = 1e-3 * (self.high - self.low)
+        ends = []
+        for end in (self.low, self.high):
+            if abs(end) < max_error:
+                ends.append("0")
+            elif abs(end) >= 100:
+                ends.append(f"{end:,.0f}")
+            else:
+                ends.append(f"{end:.3g}")
+        return ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +122,34 @@ class Categorical:
 
 
 @dataclasses.dataclass(frozen=True)
+class Vector:
+    """A vector.
+
+    Attributes:
+        name: Its name.
+        table: The table that has it.
+        form: How many numbers it has, and how they are stored.
+        count: How many vectors are stored.
+        size: Their bytes.
+        missing: The share of rows without one, per split.
+    """
+
+    name: str
+    table: str
+    form: str
+    count: int
+    size: int
+    missing: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportData:
     """What the report shows in addition to the manifest and the timings."""
 
     dense: list[Dense]
     categorical: list[Categorical]
     sampled_rows: int
+    vectors: list[Vector] = dataclasses.field(default_factory=list)
 
 
 def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
@@ -133,39 +163,63 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
     paths, spec = EtlOutput(output), description.spec
     names = [spec.label, *spec.dense_names, *spec.categorical_names]
     sample = read_sample(paths, manifest, names, row_groups=SAMPLED_ROW_GROUPS, rows=SAMPLED_ROWS)
-    alone = _column_aurocs(sample, spec)
-    counted = {}
+    aurocs = _column_aurocs(sample, spec)
+    values_for_99 = {}
+    top = {}
     for name, columns in spec.vocabularies.items():
-        needed, frequent = _read_top(paths.workflow, description.vocabularies[columns[0].name])
-        counted[name] = needed, _add_click_rates(frequent, sample, spec, columns)
-    ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
+        vocabulary = description.vocabularies[columns[0].name]
+        values_for_99[name], frequent = _read_top(paths.workflow, vocabulary)
+        top[name] = _add_click_rates(frequent, sample, spec, columns)
+    num_ids = count_ids(paths, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
-        vocabulary, name = description.vocabularies[column.name], column.name
-        values_for_99, top = counted[vocabulary.name]
-        limits = {key: getattr(column, key) for key in _LIMITS}
-        policy = ", ".join(f"{key} = {value}" for key, value in limits.items() if value)
-        policy, missing = policy or "every value", _shares(manifest, "missing", name)
+        name = column.name
+        vocabulary = description.vocabularies[name]
         described = Categorical(
-            name, vocabulary.name, policy, vocabulary.table_size, missing, alone[name]
+            name=name,
+            vocabulary=vocabulary.name,
+            policy=_describe_policy(column),
+            table_size=vocabulary.table_size,
+            missing=_shares(manifest, "missing", name),
+            auroc=aurocs[name],
         )
         if not column.hash_buckets:
-            text = RAW_TYPES[column.raw].log_text
+            to_text = RAW_TYPES[column.raw].log_text
+            top_values = []
+            for value, count, share, rate in top[vocabulary.name]:
+                top_values.append((to_text(value), count, share, rate))
             described = dataclasses.replace(
                 described,
                 values=vocabulary.values,
-                oov=_shares(manifest, "out_of_vocabulary", name, ids.get(name)),
-                values_for_99=values_for_99,
-                top=[(text(value), count, share, rate) for value, count, share, rate in top],
+                oov=_shares(manifest, "out_of_vocabulary", name, num_ids.get(name)),
+                values_for_99=values_for_99[vocabulary.name],
+                top=top_values,
             )
         categorical.append(described)
     dense = []
     for name in spec.dense_names:
-        after = values_of(sample[name]).astype(np.float64)
+        after = to_values(sample[name]).astype(np.float64)
         before = undo_transform(after, name, description)
         missing = _shares(manifest, "missing", name)
-        dense.append(Dense(name, missing, alone[name], _histogram(before), _histogram(after)))
-    return ReportData(dense, categorical, len(sample))
+        dense.append(Dense(name, missing, aurocs[name], _histogram(before), _histogram(after)))
+    vectors = []
+    for vector in spec.vectors:
+        count = VectorStore(paths.workflow / IN_WORKFLOW, vector.stored).count
+        form = f"{vector.width} x {vector.dtype}"
+        missing = _shares(manifest, "missing", vector.name)
+        size_in_bytes = count * vector.stored.row_bytes
+        vectors.append(Vector(vector.name, vector.table, form, count, size_in_bytes, missing))
+    return ReportData(dense, categorical, len(sample), vectors)
+
+
+def _describe_policy(column: CategoricalColumn) -> str:
+    """Return the keys of the spec that limit a column's vocabulary, as text."""
+    limits = []
+    for key in _LIMITS:
+        value = getattr(column, key)
+        if value:
+            limits.append(f"{key} = {value}")
+    return ", ".join(limits) or "every value"
 
 
 def _shares(
@@ -179,29 +233,37 @@ def _shares(
 
 def _column_aurocs(sample: pa.Table, spec: FeatureSpec) -> dict[str, float | None]:
     """Compute the AUROC of each column alone, of dense columns that of bins of equal counts."""
-    sample = sample.take(to_arrow(np.arange(0, len(sample), -(-len(sample) // _AUROC_ROWS))))
-    labels = values_of(sample[spec.label])
-    areas = {
-        name: column_auroc(to_arrow(bin_numbers(values_of(sample[name]))), labels)
-        for name in spec.dense_names
-    }
+    step = -(-len(sample) // _AUROC_ROWS)
+    sample = sample.take(to_arrow(np.arange(0, len(sample), step)))
+    labels = to_values(sample[spec.label])
+    aurocs = {}
+    for name in spec.dense_names:
+        bins = bin_numbers(to_values(sample[name]))
+        aurocs[name] = column_auroc(to_arrow(bins), labels)
     for name in spec.categorical_names:
-        ids, rows = ids_and_rows(sample[name])
-        areas[name] = column_auroc(to_arrow(ids), labels, rows)
-    return areas
+        ids, rows = to_ids_and_rows(sample[name])
+        aurocs[name] = column_auroc(to_arrow(ids), labels, rows)
+    return aurocs
 
 
 def _add_click_rates(
     frequent: _Frequent, sample: pa.Table, spec: FeatureSpec, columns: Sequence[CategoricalColumn]
 ) -> list[tuple[Any, int, float, float | None]]:
     """Add to values, by their row in the vocabulary that columns share, their click rates."""
-    labels = values_of(sample[spec.label])
-    parts = [ids_and_rows(sample[column.name]) for column in columns]
-    ids = np.concatenate([part for part, _ in parts])
-    of_ids = np.concatenate([labels if rows is None else labels[rows] for _, rows in parts])
-    hits = {row: of_ids[ids == columns[0].reserved_ids + row] for row in frequent}
-    rates = {row: float(clicks.mean()) if len(clicks) else None for row, clicks in hits.items()}
-    return [(*found, rates[row]) for row, found in frequent.items()]
+    labels = to_values(sample[spec.label])
+    ids_of_columns, labels_of_columns = [], []
+    for column in columns:
+        ids_of_column, rows = to_ids_and_rows(sample[column.name])
+        ids_of_columns.append(ids_of_column)
+        labels_of_columns.append(labels if rows is None else labels[rows])
+    ids = np.concatenate(ids_of_columns)
+    labels_of_ids = np.concatenate(labels_of_columns)
+    with_rates: list[tuple[Any, int, float, float | None]] = []
+    for row, (value, count, share) in frequent.items():
+        clicks = labels_of_ids[ids == columns[0].reserved_ids + row]
+        rate = float(clicks.mean()) if len(clicks) else None
+        with_rates.append((value, count, share, rate))
+    return with_rates
 
 
 def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
@@ -218,7 +280,8 @@ def _read_top(workflow: Path, vocabulary: Vocabulary) -> tuple[int, _Frequent]:
     rows = frequent[np.argsort(-counts[frequent], kind="stable")][:TOP].tolist()
     values = _read_rows(workflow / vocabulary.file, vocabulary.name, rows)
     total = max(1, sum(vocabulary.observed.values()))
-    return int(needed), {row: (values[row], int(counts[row]), counts[row] / total) for row in rows}
+    frequent_values = {row: (values[row], int(counts[row]), counts[row] / total) for row in rows}
+    return int(needed), frequent_values
 
 
 def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
@@ -228,9 +291,11 @@ def _read_rows(path: Path, name: str, rows: list[int]) -> dict[int, Any]:
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             end = begin + file.metadata.row_group(group).num_rows
-            if inside := [row for row in rows if begin <= row < end]:
+            rows_of_group = [row for row in rows if begin <= row < end]
+            if rows_of_group:
                 column = file.read_row_group(group, columns=[name]).column(0)
-                values |= {row: column[row - begin].as_py() for row in inside}
+                for row in rows_of_group:
+                    values[row] = column[row - begin].as_py()
             begin = end
     return values
 
@@ -264,7 +329,7 @@ def _histogram(values: np.ndarray) -> Histogram:
 #: Embedding dimensions that table sizes are given for, those of the trainer's ``--size``; float32,
 #: without the optimizer's state.
 DIMENSIONS = (16, 32, 128)
-#: With more columns than this, what is told of each is folded.
+#: With more columns than this, the page shows the details of a column only where it is unfolded.
 _FOLDED_ABOVE = 64
 
 
@@ -287,6 +352,9 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
     by_day = [manifest["by_day"][str(day)] for day in days]
     columns: list[Dense | Categorical] = [*data.dense, *data.categorical]
     ranked = sorted(columns, key=lambda column: column.auroc or 0, reverse=True)
+    # Bars are drawn relative to these; 1 where there is none, as they divide.
+    top_rates = [rate for column in data.categorical for *_, rate in column.top if rate]
+    oov_shares = [column.oov["valid"] for column in data.categorical if column.oov]
     page = render(
         Path(__file__).with_name("report.html"),
         manifest=manifest,
@@ -307,12 +375,12 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         click_rates=list(map(_click_rate, by_day)),
         missing=[column for column in columns if any(column.missing.values())],
         complete=[column for column in columns if not any(column.missing.values())],
-        highest_rate=max((r for c in data.categorical for *_, r in c.top if r), default=1),
-        highest_oov=max((c.oov["valid"] for c in data.categorical if c.oov), default=0) or 1,
+        highest_rate=max(top_rates, default=1),
+        highest_oov=max(oov_shares, default=0) or 1,
         vocabularies={v.name: v.values for v in description.vocabularies.values()},
         folded_above=_FOLDED_ABOVE,
-        by_vocabulary=_grouped(data.categorical, "vocabulary"),
-        by_policy=_grouped(data.categorical, "policy"),
+        by_vocabulary=_group_columns(data.categorical, "vocabulary"),
+        by_policy=_group_columns(data.categorical, "policy"),
         transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
     )
     write_text(path, page)
@@ -322,7 +390,7 @@ def _click_rate(counts: dict[str, int]) -> float:
     return counts["positives"] / max(1, counts["rows"])
 
 
-def _grouped(columns: list[Categorical], attribute: str) -> list[list[Categorical]]:
+def _group_columns(columns: list[Categorical], attribute: str) -> list[list[Categorical]]:
     """Collect the columns that have the same attribute, in the order of the first of each."""
     groups: dict[str, list[Categorical]] = {}
     for column in columns:

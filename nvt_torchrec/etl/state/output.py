@@ -9,6 +9,7 @@ working, writes nothing into the state of the new run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import secrets
@@ -29,16 +30,27 @@ UNFINISHED_FILE = ".unfinished"
 WORK_DIRECTORY = ".work"
 #: The marker of an extension of a finished output, see :mod:`etl.extend.claim`.
 EXTENDING_FILE = ".extending"
-NAME_LETTERS = 8  # of the directory of a run's state
+#: Letters of the name of the directory of a run's state.
+NAME_LETTERS = 8
 #: What to do about a damaged state.
 RESTART = "discard what was done and begin again with --restart"
 #: What a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
-#: Below the directory of a run's state, beside its journal: decompressed days; what was counted;
-#: what NVTabular has counted; the digest of the fitted workflow; the parts
-#: until all of them are there; rejected rows by unit; Dask's own files.
-COPIES, FIT, CATEGORIES, FITTED_FILE = "decompressed", "fit", "categories", "fit.json"
-PARTS, REJECTED, DASK = "parts", "rejected", "dask"
+# What follows is below the directory of a run's state, beside its journal.
+#: Decompressed days.
+COPIES = "decompressed"
+#: What was counted.
+FIT = "fit"
+#: What NVTabular has counted.
+CATEGORIES = "categories"
+#: The digest of the fitted workflow.
+FITTED_FILE = "fit.json"
+#: The parts, until all of them are written.
+PARTS = "parts"
+#: Rejected rows by unit.
+REJECTED = "rejected"
+#: Dask's own files.
+DASK = "dask"
 #: The times by which a log is split that follow from shares.
 CUTS_FILE = "cuts.json"
 #: The time from which rows are late, see :mod:`etl.events.late_rows`.
@@ -66,33 +78,37 @@ def check_output(output: Path, *, restart: bool = False) -> None:
     Raises:
         OutputError: It holds something else.
     """
-    present = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    if present == {WORK_DIRECTORY}:  # made anew by a thread that was at work after Ctrl-C
-        present = set()
-    finished = is_finished(output)
-    if present and (restart if finished else UNFINISHED_FILE not in present):
-        raise OutputError(
-            f"{output}: holds {', '.join(sorted(present)[:5])}{' (a finished run)' * finished}",
-            "choose an empty --output_path, or remove it first",
-        )
+    if not output.is_dir():
+        return
+    names = sorted(path.name for path in output.iterdir())
+    # A thread that was at work after Ctrl-C may have made this directory again.
+    if names in ([], [WORK_DIRECTORY]):
+        return
+    held = ", ".join(names[:5])
+    remedy = "choose an empty --output_path, or remove it first"
+    if is_finished(output):
+        if restart:
+            raise OutputError(f"{output}: holds {held} (a finished run)", remedy)
+    elif UNFINISHED_FILE not in names:
+        raise OutputError(f"{output}: holds {held}", remedy)
 
 
 @contextlib.contextmanager
-def claimed(output: Path, *, restart: bool) -> Iterator[Path]:
+def claim_output(output: Path, *, restart: bool) -> Iterator[Path]:
     """Claim an output directory for a run; yields the directory of the run's state.
 
     If the caller fails before any work was done, everything it wrote is removed.
 
     Args:
-        output: see :func:`check_output`.
-        restart: discard what an unfinished run did, instead of keeping it.
+        output: See :func:`check_output`.
+        restart: Whether to discard what an unfinished run did, instead of keeping it.
 
     Raises:
-        OutputError: the directory holds something else, another process writes to it, or it cannot
+        OutputError: The directory holds something else, another process writes to it, or it cannot
             be written.
     """
     with contextlib.ExitStack() as stack:
-        with named_errors(output):
+        with name_errors(output):
             work = _take(output, stack, restart)
         try:
             yield work
@@ -107,18 +123,22 @@ def claimed(output: Path, *, restart: bool) -> Iterator[Path]:
 
 
 def _is_wrong_input(error: BaseException) -> bool:
-    """Whether an error is of the input's content, and not of reading it (EIO, a timeout)."""
-    failed = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
-    return isinstance(error, BadInputError) and not failed
+    """Return whether an error is of the input's content, and not of reading it (EIO, a timeout)."""
+    reading_failed = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
+    return isinstance(error, BadInputError) and not reading_failed
 
 
 def anything_done(work: Path, error: BaseException) -> bool:
-    """Whether a run that ended with an error leaves anything that it need not do again."""
-    patterns = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES}/*")
-    return any(path.is_file() for pattern in patterns for path in work.glob(pattern))
+    """Return whether a run that ended with an error leaves what it need not do again."""
+    patterns = list(_DONE)
+    if not _is_wrong_input(error):
+        patterns.append(f"{COPIES}/*")
+    kept = itertools.chain.from_iterable(work.glob(pattern) for pattern in patterns)
+    return any(path.is_file() for path in kept)
 
 
 def _log_copies(output: Path, work: Path) -> None:
+    """Log how much room decompressed days take, where there are any."""
     size = sum(path.stat().st_size for path in (work / COPIES).glob("*"))
     if size:
         log.info(
@@ -129,7 +149,7 @@ def _log_copies(output: Path, work: Path) -> None:
 
 
 def _take(output: Path, stack: contextlib.ExitStack, restart: bool) -> Path:
-    """Lock the output directory for as long as ``stack`` lives; where the run's state is."""
+    """Lock an output directory as long as ``stack`` lives; return the directory of the state."""
     if not is_finished(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
@@ -149,7 +169,7 @@ def _take(output: Path, stack: contextlib.ExitStack, restart: bool) -> Path:
     return begin_state(output, marker)
 
 
-def state_of(output: Path, marker: IO[str]) -> Path | None:
+def find_state(output: Path, marker: IO[str]) -> Path | None:
     """Return the directory of the state that a marker names; None if it names none yet.
 
     Raises:
@@ -177,11 +197,12 @@ def begin_state(output: Path, marker: IO[str]) -> Path:
             f"{directory}: a link or a mount point; what is finished could not be renamed into OUT",
             "remove it: unfinished work takes room on the file system of OUT",
         )
-    if (work := state_of(output, marker)) is None:
-        name = secrets.token_hex(NAME_LETTERS // 2)
-        name_state(marker, name)
-        work = output / WORK_DIRECTORY / name
-    return work
+    work = find_state(output, marker)
+    if work is not None:
+        return work
+    name = secrets.token_hex(NAME_LETTERS // 2)
+    name_state(marker, name)
+    return output / WORK_DIRECTORY / name
 
 
 def name_state(marker: IO[str], name: str) -> None:
@@ -193,7 +214,7 @@ def name_state(marker: IO[str], name: str) -> None:
 
 
 def is_finished(output: Path) -> bool:
-    """Whether the output directory holds a whole run; during a switch its manifest may be away."""
+    """Return whether a directory holds a whole run; during a switch its manifest may be away."""
     return EtlOutput(output).manifest.exists() or (output / SWITCH_FILE).exists()
 
 
@@ -204,7 +225,7 @@ def release(output: Path, marker: str = UNFINISHED_FILE) -> None:
         (output / marker).unlink()
 
 
-def named_errors(output: Path) -> AbstractContextManager[None]:
+def name_errors(output: Path) -> AbstractContextManager[None]:
     """Turn an OSError into an :class:`OutputError`."""
     return output_errors(
         output, "free space or make it writable, then run it again; or choose another --output_path"

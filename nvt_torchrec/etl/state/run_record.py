@@ -21,21 +21,25 @@ from nvt_torchrec.formats.manifest import Manifest
 log = logging.getLogger(__name__)
 
 #: Packages of other versions may write other bytes.
-_VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
-_MIB, _SAMPLES = 1 << 20, 16
+_VERSIONED_PACKAGES = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
+#: Bytes of a sample of a file.
+_SAMPLE_BYTES = 1 << 20
+#: How many samples of a file its digest is of.
+_NUM_SAMPLES = 16
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:
-    """What identifies the content of a file: its size and time of change.
+    """Return what identifies the content of a file: its size and time of change.
 
     Where a file system knows no time, it is a checksum of the first and last bytes.
 
     Raises:
-        BadInputError: it cannot be read.
+        BadInputError: It cannot be read.
     """
     if day.modified is not None:
         return {"size": day.size, "modified": str(day.modified)}
-    ends = {(0, min(day.size, _MIB)), (max(0, day.size - _MIB), day.size)}
+    # A set: both are the same range of a small file.
+    ends = {(0, min(day.size, _SAMPLE_BYTES)), (max(0, day.size - _SAMPLE_BYTES), day.size)}
     return {"size": day.size, "sha256 of its ends": _digest(day, sorted(ends))}
 
 
@@ -47,9 +51,11 @@ def content_digest(day: DayFile) -> str:
     Raises:
         BadInputError: It cannot be read.
     """
-    step = max(_MIB, -(-day.size // _SAMPLES))
-    places = [(begin, min(begin + _MIB, day.size)) for begin in range(0, day.size, step)]
-    return f"{day.size}-{_digest(day, places)}"
+    step = max(_SAMPLE_BYTES, -(-day.size // _NUM_SAMPLES))
+    ranges = []
+    for begin in range(0, day.size, step):
+        ranges.append((begin, min(begin + _SAMPLE_BYTES, day.size)))
+    return f"{day.size}-{_digest(day, ranges)}"
 
 
 def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
@@ -60,11 +66,11 @@ def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
-    """What a run depends on, in JSON: settings, inputs, versions of what writes the output."""
-    versions = {name: installed_version(name) for name in _VERSIONS_OF}
+    """Return what a run depends on, in JSON: settings, inputs, versions of packages."""
+    versions = {name: installed_version(name) for name in _VERSIONED_PACKAGES}
     inputs = {day.path: fingerprint(day) for day in days}
-    value = {"settings": settings, "inputs": inputs, "versions": versions}
-    return json.loads(json.dumps(value))  # tuples are lists in there
+    record = {"settings": settings, "inputs": inputs, "versions": versions}
+    return json.loads(json.dumps(record))  # with lists in place of tuples, as when it is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,39 +83,43 @@ class PlanRecord:
 
 
 def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
-    """Whether a job is resumed; its plan must be that of its beginning.
+    """Begin a job, or resume it, whose plan must then be that of its beginning.
 
     Args:
-        work: directory of the job's state.
-        now: its plan, see :func:`plan_record`.
-        output: what it writes, for errors.
+        work: The directory of the job's state.
+        now: The plan of the job, see :func:`plan_record`.
+        output: What it writes, for errors.
+
+    Returns:
+        Whether it is resumed.
 
     Raises:
-        BadInputError: the plan of the beginning is damaged.
-        OutputError: the plan is another one, or cannot be written.
+        BadInputError: The plan of the beginning is damaged.
+        OutputError: The plan is another one, or cannot be written.
     """
     journal = Journal(work)
     begun = journal.plan(PlanRecord, RESTART)
     if begun is None:
         journal.begin(now)
-    else:
-        before = before_resuming(begun, now)
-        refuse_changes(before, now, output, f"undo that, or {RESTART}")
-        log.info("%s: resuming a run that did not finish", output)
-        journal.update(now)
-    return begun is not None
+        return False
+    before = adapt_plan(begun, now)
+    refuse_changes(before, now, output, f"undo that, or {RESTART}")
+    log.info("%s: resuming a run that did not finish", output)
+    journal.update(now)
+    return True
 
 
-def before_resuming(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
+def adapt_plan(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
     """Return the plan of the beginning, as that of a resumed job has to be."""
     before = dataclasses.asdict(begun)
     if now["settings"].get("on_bad_rows") == "quarantine":
-        # no finished unit had bad rows: quarantine would have done the same
+        # No finished unit had bad rows, or the job would have ended: with quarantine, the units
+        # would be the same.
         before["settings"]["on_bad_rows"] = "quarantine"
     return before
 
 
-def already_finished(output: Path, now: dict[str, Any]) -> Manifest:
+def read_finished(output: Path, now: dict[str, Any]) -> Manifest:
     """Return the manifest of a finished run that is asked for again; its plan must be the same.
 
     Args:

@@ -26,41 +26,48 @@ from nvt_torchrec.etl.state.output import COPIES
 
 log = logging.getLogger(__name__)
 
+#: Text that is decompressed at once.
 _CHUNK_BYTES = 8 << 20
 
 
-def staged(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFile]:
-    """The days of a run, the compressed ones as files of text below ``work``.
+def decompress_days(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFile]:
+    """Return the days of a run, the compressed ones as files of text below ``work``.
 
     Args:
-        days: as found; gzip, bzip2, xz and zstd by the endings of their names.
-        settings: of the run.
-        work: directory of the run's state.
+        days: The days, as they were found; gzip, bzip2, xz and zstd by the endings of their names.
+        settings: The settings of the run.
+        work: The directory of the run's state.
 
     Raises:
-        BadInputError: a file is truncated, or not in the format its name says.
-        BadRowError: its first rows break the spec.
-        OutputError: there is too little room, or the directory cannot be written.
+        BadInputError: A file is truncated, or not in the format its name says.
+        BadRowError: Its first rows break the spec.
+        OutputError: There is too little room, or the directory cannot be written.
     """
-    packed = [day for day in days if day.compressed]
-    names = Counter(Path(day.path).name for day in packed)
-    copies = {}
-    for day in packed:
-        name = Path(day.path).name
-        prefix = f"{day.day}." if names[name] > 1 else ""  # files of several directories
-        copies[day] = work / COPIES / f"{prefix}{name.rsplit('.', 1)[0]}"
-    left = [day for day in packed if not copies[day].exists()]
-    if left:
-        for day in left:
+    copies = _name_copies([day for day in days if day.compressed], work / COPIES)
+    missing = {day: copy for day, copy in copies.items() if not copy.exists()}
+    if missing:
+        for day in missing:
             format_of(settings.spec).check_head(day, reject=settings.reject)
-        log.info("decompressing %s below %s", ", ".join(day.name for day in left), work)
-        _decompress_all({day: copies[day] for day in left}, min(settings.threads, len(left)))
-    return [
-        dataclasses.replace(day, path=str(copies[day]), size=copies[day].stat().st_size)
-        if day in copies
-        else day
-        for day in days
-    ]
+        log.info("decompressing %s below %s", ", ".join(day.name for day in missing), work)
+        _decompress_all(missing, min(settings.threads, len(missing)))
+    files = []
+    for day in days:
+        if day in copies:
+            copy = copies[day]
+            day = dataclasses.replace(day, path=str(copy), size=copy.stat().st_size)
+        files.append(day)
+    return files
+
+
+def _name_copies(days: list[DayFile], directory: Path) -> dict[DayFile, Path]:
+    """Return where the text of each compressed day goes; the names of files may be the same."""
+    names = Counter(Path(day.path).name for day in days)
+    copies = {}
+    for day in days:
+        name = Path(day.path).name
+        text_name = name.rsplit(".", 1)[0]
+        copies[day] = directory / (f"{day.day}.{text_name}" if names[name] > 1 else text_name)
+    return copies
 
 
 def _decompress_all(copies: dict[DayFile, Path], threads: int) -> None:
@@ -75,10 +82,10 @@ def _decompress_all(copies: dict[DayFile, Path], threads: int) -> None:
                 raise _StoppedError
             bar.update(size)
 
-        futures = [pool.submit(_decompress, *each, report) for each in copies.items()]
+        futures = [pool.submit(_decompress, day, copy, report) for day, copy in copies.items()]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
-        finally:  # a day failed, or Ctrl-C: the others stop as well
+        finally:  # after an error of one day, or Ctrl-C, the others stop as well
             stop.set()
             pool.shutdown(cancel_futures=True)
         for future in futures:

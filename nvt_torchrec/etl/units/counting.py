@@ -126,14 +126,14 @@ def _merge_text(a: Counts, b: Counts) -> Counts:
 def _run_lengths(ordered, placeholders, values, counts):
     """Write the distinct values of a sorted array and their counts; return their number."""
     used = 0
-    at = 0
-    while at < len(ordered):
-        value = ordered[at]
-        begin = at
-        at += 1
-        while at < len(ordered) and ordered[at] == value:
-            at += 1
-        length = at - begin - (placeholders if value == 0 else 0)
+    end = 0
+    while end < len(ordered):
+        value = ordered[end]
+        begin = end
+        end += 1
+        while end < len(ordered) and ordered[end] == value:
+            end += 1
+        length = end - begin - (placeholders if value == 0 else 0)
         if length > 0:
             values[used] = value
             counts[used] = length
@@ -168,7 +168,12 @@ def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
 
 # ---- moments
 
-COUNT, ORIGIN, OFFSET, M2 = range(4)
+#: The columns of moments: how many values there are, the first one, their mean − the first one,
+#: and the sum of squared deviations from the mean.
+COUNT = 0
+ORIGIN = 1
+OFFSET = 2
+M2 = 3
 
 #: The smallest value whose logarithm is taken.
 _MINIMUM = TRANSFORMS["log"].minimum
@@ -176,7 +181,7 @@ _MINIMUM = TRANSFORMS["log"].minimum
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
 
-def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
+def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     """Compute the moments of the dense columns before normalization.
 
     Missing values are filled first, so each counts as a value.
@@ -194,21 +199,24 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         transform = spec.transform_of(column)
         if not transform.normalized or (column.aggregate and not rows.has_aggregates):
             continue
-        logarithm = transform.function == TRANSFORMS["log"].function
-        values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
-        missing, bit = word_of(rows.dense_missing, j), np.uint64(1) << bit_of(j)
-        if logarithm and values.dtype == np.int32:
-            _logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
-        elif logarithm:
-            _logarithm(values, missing, bit, fill, scratch)
+        values = rows.dense[j]
+        fill = rows.dense.dtype.type(column.fill)
+        missing = word_of(rows.dense_missing, j)
+        bit = np.uint64(1) << bit_of(j)
+        if transform.function != TRANSFORMS["log"].function:
+            _fill(values, missing, bit, fill, scratch)
+            result[j] = _compute_moments(transform.y(scratch, np))
+            continue
+        if values.dtype == np.int32:
+            _take_logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
         else:
-            _filled(values, missing, bit, fill, scratch)
-        result[j] = _moments(scratch if logarithm else transform.y(scratch, np))
+            _take_logarithm(values, missing, bit, fill, scratch)
+        result[j] = _compute_moments(scratch)
     return result
 
 
 @compiled()
-def _logarithm(values, missing, bit, fill, out):
+def _take_logarithm(values, missing, bit, fill, out):
     """Compute log(max(value, minimum) + shift) in float64, with ``fill`` for missing values."""
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
@@ -216,18 +224,19 @@ def _logarithm(values, missing, bit, fill, out):
 
 
 @compiled()
-def _logarithm_of_int(values, missing, bit, fill, table, out):
-    """Compute :func:`_logarithm` with a table for small integers, in loops that vectorize."""
-    minimum, maximum = np.int32(_MINIMUM), np.int32(len(table) - LOG_SHIFT - 1)
-    places = np.empty(len(values), np.int32)
-    above = 0
+def _take_logarithm_of_int(values, missing, bit, fill, table, out):
+    """Compute :func:`_take_logarithm` with a table for small integers, in loops that vectorize."""
+    minimum = np.int32(_MINIMUM)
+    maximum = np.int32(len(table) - LOG_SHIFT - 1)
+    indices = np.empty(len(values), np.int32)
+    num_above = 0
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
-        above += np.int32(value > maximum)
-        places[i] = min(max(value, minimum), maximum) + np.int32(LOG_SHIFT)
+        num_above += np.int32(value > maximum)
+        indices[i] = min(max(value, minimum), maximum) + np.int32(LOG_SHIFT)
     for i in range(len(values)):
-        out[i] = table[np.uint32(places[i])]
-    if above:
+        out[i] = table[np.uint32(indices[i])]
+    if num_above:
         for i in range(len(values)):
             value = fill if missing[i] & bit else values[i]
             if value > maximum:
@@ -235,13 +244,14 @@ def _logarithm_of_int(values, missing, bit, fill, table, out):
 
 
 @compiled()
-def _filled(values, missing, bit, fill, out):
+def _fill(values, missing, bit, fill, out):
+    """Copy values as float64, with ``fill`` for missing ones."""
     for i in range(len(values)):
         out[i] = fill if missing[i] & bit else values[i]
 
 
 @compiled()
-def _moments(values):
+def _compute_moments(values):
     """Compute count, origin, mean − origin and M2; four partial sums add in parallel."""
     count = len(values)
     origin = values[0]
@@ -266,7 +276,7 @@ def _moments(values):
     return count, origin, offset, (a + b) + (c + d)
 
 
-def normalized(spec: FeatureSpec) -> bool:
+def has_moments(spec: FeatureSpec) -> bool:
     """Return whether moments are counted; without dense columns, as for the spec's transform."""
     if spec.dense:
         return bool(spec.normalized_names)
@@ -292,9 +302,10 @@ def _add_moments(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array([count, a[ORIGIN], a[OFFSET] + delta * share, m2])
 
 
-def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
+def compute_statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
     """Return mean and std of each normalized column; std divides by n − 1, 0 below two rows."""
-    result, wanted = {}, set(spec.normalized_names)
+    result = {}
+    wanted = set(spec.normalized_names)
     for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
         if name not in wanted:
             continue

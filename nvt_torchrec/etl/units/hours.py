@@ -10,11 +10,11 @@ from nvt_torchrec.base.arrays import mark_begins
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 
 #: Rows after a gap are late if they are at most one in so many, or a single one.
-_SHARE = 10_000
-#: Hours of a gap before late rows: nights and hours without service are shorter.
-_GAP_HOURS = 24
-#: How many times longer that gap is than any other.
-_TIMES_LONGER = 2
+_ROWS_PER_LATE_ROW = 10_000
+#: The gap before late rows is longer: nights and hours without service are shorter.
+_MIN_GAP_HOURS = 24
+#: The gap is more than so many times as long as any other.
+_MIN_GAP_RATIO = 2
 
 
 def find_late(hours: np.ndarray) -> int | None:
@@ -27,15 +27,18 @@ def find_late(hours: np.ndarray) -> int | None:
         hours: int64 [2, hours], the hours since 1970, rising, and how many rows have each.
     """
     hour, rows = hours
+    # Of each gap between two hours with rows: how long it is, and the rows before and after it.
+    gaps = np.diff(hour)
     before = np.cumsum(rows)[:-1]
     after = rows.sum() - before
-    few = max(1, rows.sum() // _SHARE)
-    gaps = np.diff(hour)
-    longest = gaps[(before > few) & (after > few)].max(initial=1)
-    late = (after <= few) & (before > few)
-    late &= (gaps > _GAP_HOURS) & (gaps > _TIMES_LONGER * longest)
-    places = np.flatnonzero(late)
-    return int(hour[places[0] + 1]) * HOUR if len(places) else None
+    max_late = max(1, rows.sum() // _ROWS_PER_LATE_ROW)
+    longest_gap = gaps[(before > max_late) & (after > max_late)].max(initial=1)
+    is_late = (after <= max_late) & (before > max_late)
+    is_late &= (gaps > _MIN_GAP_HOURS) & (gaps > _MIN_GAP_RATIO * longest_gap)
+    if not is_late.any():
+        return None
+    first = int(np.argmax(is_late))
+    return int(hour[first + 1]) * HOUR
 
 
 def count_times(times: np.ndarray) -> np.ndarray:
@@ -56,15 +59,16 @@ def count_hours(known: np.ndarray, labels: np.ndarray) -> np.ndarray:
     hours = known // HOUR
     first = np.flatnonzero(mark_begins(hours))  # few runs, as most logs are sorted by time
     counts = np.diff(first, append=len(hours))
-    return add_hours([np.stack([hours[first], counts, *np.add.reduceat(labels, first, axis=1)])])
+    positives = np.add.reduceat(labels, first, axis=1)
+    return add_hours([np.stack([hours[first], counts, *positives])])
 
 
 def add_hours(counted: Sequence[np.ndarray]) -> np.ndarray:
     """Add up counts of hours, see :func:`count_hours`."""
-    every = np.concatenate(counted, axis=1)
-    hours, place = np.unique(every[0], return_inverse=True)
-    total = np.zeros((len(every), len(hours)), np.int64)
+    joined = np.concatenate(counted, axis=1)
+    hours, index = np.unique(joined[0], return_inverse=True)
+    total = np.zeros((len(joined), len(hours)), np.int64)
     total[0] = hours
-    for row in range(1, len(every)):
-        np.add.at(total[row], place, every[row])
+    for row in range(1, len(joined)):
+        np.add.at(total[row], index, joined[row])
     return total

@@ -21,6 +21,7 @@ from nvt_torchrec.base.parquet.file_writer import ParquetFileWriter
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
+#: Rows of a row group: 128 Ki.
 ROW_GROUP_ROWS = 128 << 10
 
 
@@ -85,9 +86,9 @@ def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) 
     """Write what describes the parts: ``_metadata`` and schemas.
 
     Args:
-        split_root: the directory of train, valid and test.
-        files: all parts, relative to it, in order.
-        schema: columns and table sizes.
+        split_root: The directory of train, valid and test.
+        files: All parts, relative to it, in order.
+        schema: Columns and table sizes.
     """
     with together():
         _write_metadata(split_root, files, schema)

@@ -25,9 +25,11 @@ class ReadyRows:
 
     def find(self, rank: int) -> int:
         """Return the number of the row before which so many of these rows are."""
-        if not rank:
+        if rank == 0:
             return 0
-        return int(self.rows[rank]) if rank < len(self.rows) else self.lines
+        if rank == len(self.rows):
+            return self.lines
+        return int(self.rows[rank])
 
 
 def cuts_of_file(
@@ -39,12 +41,17 @@ def cuts_of_file(
         ready: The rows of the file that are written.
         cuts: By split, the range of such rows, counted from the first of this file.
     """
-    if not len(ready):  # its rows wait: one unit accounts for them
-        split = next((split for split, (begin, end) in cuts.items() if begin <= 0 < end), "test")
+    if not len(ready):
+        # All of its rows wait; they go to one split, so that a unit accounts for them.
+        split = "test"
+        for name, (begin, end) in cuts.items():
+            if begin <= 0 < end:
+                split = name
         return {split: (0, ready.lines)}
     ranges = {}
     for split, (begin, end) in cuts.items():
-        first, last = (ready.find(min(max(rank, 0), len(ready))) for rank in (begin, end))
+        first = ready.find(min(max(begin, 0), len(ready)))
+        last = ready.find(min(max(end, 0), len(ready)))
         if first < last:
             ranges[split] = (first, last)
     return ranges

@@ -1,8 +1,8 @@
 """What a division of rows needs to know before the first row is divided.
 
-The hash of a row's place needs row numbers: the lines of text files are counted, which only looks
-for line ends. Cuts by time that follow from shares need all times: the log is read once more, and
-the distinct times are counted in memory, 16 bytes for each.
+The hash of a row's position needs row numbers: the lines of text files are counted, which only
+looks for line ends. Cuts by time that follow from shares need all times: the log is read once more,
+and the distinct times are counted in memory, 16 bytes for each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LeaveOut: TypeAlias = Callable[[Iterable[RawRows], Block], Iterator[RawRows]]
 CHUNK_BYTES = 2 << 20
 
 
-def prepared(
+def prepare_division(
     plan: UnitPlan,
     spec: FeatureSpec,
     work: Path,
@@ -66,10 +66,10 @@ def prepared(
     split = spec.split
     if split.by == "time" and not split.valid_from:
         cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report, leave_out)
-        changed: dict[Block, Block] = {
-            block: dataclasses.replace(block, rule=dataclasses.replace(block.rule, cuts=cuts))
-            for block in plan.divided_blocks
-        }
+        changed: dict[Block, Block] = {}
+        for block in plan.divided_blocks:
+            rule = dataclasses.replace(block.rule, cuts=cuts)
+            changed[block] = dataclasses.replace(block, rule=rule)
         return plan.replace_blocks(changed)
     is_drawn = split.by == "share" or (split.by in ("files", "values") and split.valid)
     if is_drawn and not format_of(spec).by_rows:
@@ -79,15 +79,18 @@ def prepared(
 
 def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
     """Count the rows of each divided block; note how many are before it in its file."""
-    blocks, count_rows = plan.divided_blocks, format_of(spec).count_rows
-    counts = map_in_order(
-        lambda block: count_rows(block.path, block.begin, block.end), blocks, threads, "rows"
-    )
-    rows: Counter[str] = Counter()  # so far, by file
+    log_format = format_of(spec)
+
+    def count_rows(block: Block) -> int:
+        return log_format.count_rows(block.path, block.begin, block.end)
+
+    blocks = plan.divided_blocks
+    counts = map_in_order(count_rows, blocks, threads, "rows")
+    rows_so_far: Counter[str] = Counter()  # by file
     changed: dict[Block, Block] = {}
-    for block, number in zip(blocks, counts, strict=True):
-        changed[block] = dataclasses.replace(block, first_row=rows[block.source])
-        rows[block.source] += number
+    for block, num_rows in zip(blocks, counts, strict=True):
+        changed[block] = dataclasses.replace(block, first_row=rows_so_far[block.source])
+        rows_so_far[block.source] += num_rows
     return plan.replace_blocks(changed)
 
 
@@ -135,34 +138,37 @@ def find_cuts(counted: Counts, valid: float, test: float) -> tuple[int, int]:
     Raises:
         BadInputError: A split would have no rows.
     """
-    times, ends = np.asarray(counted.values), np.cumsum(counted.counts)  # rows until each time
+    times = np.asarray(counted.values)
+    ends = np.cumsum(counted.counts)  # how many rows there are up to each time
     rows = int(counted.counts.sum())
-    test_rows, valid_rows = (max(1, round(rows * share)) for share in (test, valid))
+    test_rows = max(1, round(rows * test))
+    valid_rows = max(1, round(rows * valid))
     if rows < test_rows + valid_rows + 1:
         raise BadInputError(f"split by time: {rows} rows are too few for three splits", "use more")
-    place = int(np.searchsorted(ends, rows - test_rows, side="right"))
-    until = int(ends[place - 1]) if place else 0  # rows before test
-    # the rows of one time may be more than the shares of valid and test together
-    first_valid = min(rows - test_rows - valid_rows, until - 1)
-    valid_from = int(times[np.searchsorted(ends, first_valid, side="right")])
-    first = int(times[0])
-    if not until or valid_from == first:
+    test_index = int(np.searchsorted(ends, rows - test_rows, side="right"))
+    rows_before_test = int(ends[test_index - 1]) if test_index else 0
+    # The rows of one time may be more than the shares of valid and test together: then valid gets
+    # the last time before test.
+    first_valid_row = min(rows - test_rows - valid_rows, rows_before_test - 1)
+    valid_from = int(times[np.searchsorted(ends, first_valid_row, side="right")])
+    first_time = int(times[0])
+    if test_index == 0 or valid_from == first_time:
         raise BadInputError(
-            f"split by time: rows of one time stay together, so {'valid' if until else 'test'} "
-            f"would begin at {format_time(first)}, the first time, and no row is left for training",
+            "split by time: rows of one time stay together, so "
+            f"{'test' if test_index == 0 else 'valid'} would begin at {format_time(first_time)}, "
+            "the first time, and no row is left for training",
             "give the times at which valid and test begin as valid_from and test_from, or use a "
             "column of finer times",
         )
-    return valid_from, int(times[place])
+    return valid_from, int(times[test_index])
 
 
 def describe(plan: UnitPlan, spec: FeatureSpec) -> dict[str, object]:
     """Return the rule of the split for the manifest: its settings, and the cuts by time."""
-    rule: dict[str, object] = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in dataclasses.asdict(spec.split).items()
-        if value not in ("", 0, ())
-    }
+    rule: dict[str, object] = {}
+    for key, value in dataclasses.asdict(spec.split).items():
+        if value not in ("", 0, ()):  # it was set
+            rule[key] = list(value) if isinstance(value, tuple) else value
     if spec.split.by == "time":
         cuts = plan.divided_blocks[0].rule.cuts
         rule["valid_from"], rule["test_from"] = map(format_time, cuts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -101,11 +101,10 @@ class UnitPlan:
             end: The time before which it must be.
             again: Files that days before have read, whose rows may be of any time.
         """
-        bounded = {
-            block: dataclasses.replace(block, times=(first, end))
-            for block in self.blocks
-            if block.source not in again
-        }
+        bounded = {}
+        for block in self.blocks:
+            if block.source not in again:
+                bounded[block] = dataclasses.replace(block, times=(first, end))
         return self.replace_blocks(bounded)
 
     def assign_day(self, day: int) -> UnitPlan:
@@ -115,19 +114,21 @@ class UnitPlan:
 
     def replace_blocks(self, changed: Mapping[Block, Block]) -> UnitPlan:
         """Return the plan with other blocks for the same units."""
-        units = [
-            dataclasses.replace(unit, block=changed.get(unit.block, unit.block))
-            for unit in self.units
-        ]
+        units = []
+        for unit in self.units:
+            block = changed.get(unit.block, unit.block)
+            units.append(dataclasses.replace(unit, block=block))
         return dataclasses.replace(self, units=units)
 
     def _steps(self, split: str | None) -> float:
-        return sum(
-            (unit.block.end - unit.block.begin)
-            * (self.shares[unit.split] if isinstance(unit.block, DividedBlock) else 1)
-            for unit in self.units
-            if split in (None, unit.split)
-        )
+        """Return about how many steps are in one split, or in all."""
+        total = 0.0
+        for unit in self.units:
+            if split in (None, unit.split):
+                steps = unit.block.end - unit.block.begin
+                is_divided = isinstance(unit.block, DividedBlock)
+                total += steps * self.shares[unit.split] if is_divided else steps
+        return total
 
     def text_bytes(self, split: str | None = None) -> int:
         """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
@@ -161,10 +162,10 @@ def make_plan(
 
     The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
     division of rows needs to know beyond the files is added by
-    :func:`etl.units.split_pass.prepared`.
+    :func:`etl.units.split_pass.prepare_division`.
 
     Args:
-        files: The uncompressed files; see :func:`etl.state.staging.staged`.
+        files: The uncompressed files; see :func:`etl.state.staging.decompress_days`.
         spec: The columns, and the format of the files.
         block_bytes: The approximate size of a unit, as text or as decoded parquet.
         limit_rows: The number of rows of each day to use, from its begin; None for all.
@@ -182,7 +183,7 @@ def make_plan(
     if ready is not None:
         return _make_plan_of_ready(files, spec, units, limit_rows, ready, halved=halved)
     for file in files:
-        day, end = _opened(file, spec, limit_rows)
+        day, end = _open_day(file, spec, limit_rows)
         if file is not files[-1]:
             units.add(day, "train", day.begin, end)
         else:
@@ -197,7 +198,7 @@ def make_plan(
             "the last day is halved into valid and test (a log of one day 80/10/10); use a longer "
             "file or a larger --limit_rows",
         )
-    return _plan(files, units, day)
+    return _make_unit_plan(files, units, day)
 
 
 def cut_files(
@@ -209,7 +210,7 @@ def cut_files(
     """
     blocks = {}
     for file in files:
-        day, end = _opened(file, spec, limit_rows)
+        day, end = _open_day(file, spec, limit_rows)
         blocks[file.source] = day.cut(day.begin, end, block_bytes)
     return blocks
 
@@ -228,30 +229,42 @@ def _make_plan_of_ready(
     The newest day of which at least half of the rows are written becomes valid and test, together
     with the rows of later days that are; of a day that is added, all rows that are written now.
     """
-    first = 0
-    if not halved:
-        whole = [
-            i for i, f in enumerate(files) if 2 * len(ready[f.source]) >= ready[f.source].lines
-        ]
-        some = [i for i, file in enumerate(files) if len(ready[file.source])]
-        first = (whole or some or [0])[-1]
+    first = 0 if halved else _find_last_ready([ready[file.source] for file in files])
     total = sum(len(ready[file.source]) for file in files[first:])
+    # By split, the range of the rows that are written, counted from the first of the file at hand.
     cuts = cut_last_day(total, only_day=first == 0 and not halved)
     for i, file in enumerate(files):
-        day, end = _opened(file, spec, limit_rows)
+        day, end = _open_day(file, spec, limit_rows)
         if i < first:
             units.add(day, "train", day.begin, end)
             continue
-        of_file = ready[file.source]
-        units.add_rows(day, end, of_file.lines, cuts_of_file(of_file, cuts))
-        cuts = {s: (b - len(of_file), e - len(of_file)) for s, (b, e) in cuts.items()}
-    empty = [split for split, (begin, end) in cut_last_day(total).items() if begin == end]
-    if [split for split in empty if split != "train"] or not units.next_parts["valid"]:
+        rows = ready[file.source]
+        units.add_rows(day, end, rows.lines, cuts_of_file(rows, cuts))
+        for split, (begin, stop) in cuts.items():
+            cuts[split] = begin - len(rows), stop - len(rows)
+    halves = cut_last_day(total)
+    is_empty = any(halves[split][0] == halves[split][1] for split in ("valid", "test"))
+    if is_empty or not units.next_parts["valid"]:
         raise BadInputError(
             f"{files[-1].source}: too few rows have all their labels: {total}",
             "add days; or write a shorter within in the spec",
         )
-    return _plan(files, units, day)
+    return _make_unit_plan(files, units, day)
+
+
+def _find_last_ready(ready: Sequence[ReadyRows]) -> int:
+    """Return the index of the newest day of which at least half of the rows are written.
+
+    Without one, it is the newest day of which any row is written.
+    """
+    last = 0
+    for i, rows in enumerate(ready):
+        if len(rows):
+            last = i
+    for i, rows in enumerate(ready):
+        if 2 * len(rows) >= rows.lines:
+            last = i
+    return last
 
 
 @dataclasses.dataclass
@@ -274,13 +287,14 @@ class _Units:
 
     def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
         """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
-        place = {0: day.begin, rows: end}  # by row number; finding others scans the text
-        for split, cut in cuts.items():
-            for row in cut:
-                if row not in place:
-                    place[row] = day.find_row(row, end)
-            if cut[0] < cut[1]:
-                self.add(day, split, place[cut[0]], place[cut[1]])
+        # Where rows begin, by their number. Finding one scans the text, so each is found once.
+        offsets = {0: day.begin, rows: end}
+        for split, (first, last) in cuts.items():
+            for row in (first, last):
+                if row not in offsets:
+                    offsets[row] = day.find_row(row, end)
+            if first < last:
+                self.add(day, split, offsets[first], offsets[last])
 
 
 def _make_plan_of_rows(
@@ -288,15 +302,17 @@ def _make_plan_of_rows(
 ) -> UnitPlan:
     """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
     for file in files:
-        day, end = _opened(file, spec, limit_rows)
-        rule = _rule(file, spec.split)
+        day, end = _open_day(file, spec, limit_rows)
+        rule = _find_rule(file, spec.split)
         for block in day.cut(day.begin, end, units.block_bytes):
-            if rule is not None:
-                first = block.begin if day.format.by_rows else 0
-                whole = dataclasses.asdict(block)
-                block = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
-            for split in rule.splits if rule else (file.split,):
-                units.add_block(split, file.day, block)
+            if rule is None:
+                units.add_block(file.split, file.day, block)
+                continue
+            first = block.begin if day.format.by_rows else 0
+            whole = dataclasses.asdict(block)
+            divided = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
+            for split in rule.splits:
+                units.add_block(split, file.day, divided)
     empty = [split for split in SPLITS if not units.next_parts[split]]
     if empty or not units.cut:
         source = "split by files" if spec.split.by == "files" else files[0].source
@@ -304,10 +320,11 @@ def _make_plan_of_rows(
             f"{source}: no rows for {', '.join(empty or SPLITS)}", "use longer files"
         )
     units.cut.sort(key=lambda unit: SPLITS.index(unit.split))
-    return dataclasses.replace(_plan(files, units, day), shares=_shares(spec.split))
+    plan = _make_unit_plan(files, units, day)
+    return dataclasses.replace(plan, shares=_estimate_shares(spec.split))
 
 
-def _rule(file: DayFile, split: Split) -> RowRule | None:
+def _find_rule(file: DayFile, split: Split) -> RowRule | None:
     """Return the rule by which the rows of a file are divided; None if they are all in one split.
 
     Cuts by time are 0 where they follow from shares, as long as the times were not counted.
@@ -317,15 +334,18 @@ def _rule(file: DayFile, split: Split) -> RowRule | None:
             return None
         return RowRule("share", cuts_of_hash(split.valid, 0), split.seed)
     if split.by == "time":
-        cuts = (split.valid_from, split.test_from)
-        return RowRule("time", tuple(parse_iso(cut, "split") if cut else 0 for cut in cuts))
+        cuts = []
+        for time in (split.valid_from, split.test_from):
+            cuts.append(parse_iso(time, "split") if time else 0)
+        return RowRule("time", tuple(cuts))
     if split.by == "values":
         valid_cut = cuts_of_hash(split.valid, 0)[0] if split.valid else None
         return RowRule("values", (1, 2), split.seed, valid_cut)
     return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
 
 
-def _shares(split: Split) -> dict[str, float]:
+def _estimate_shares(split: Split) -> dict[str, float]:
+    """Return about which share of the divided rows is in each split."""
     if split.valid_from or split.by == "values":
         return _USUAL_SHARES
     return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
@@ -336,21 +356,23 @@ def group_by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
     blocks: dict[Block, list[Unit]] = {}
     for unit in units:
         blocks.setdefault(unit.block, []).append(unit)
-    return [tuple(of_block) for of_block in blocks.values()]
+    return [tuple(units_of_block) for units_of_block in blocks.values()]
 
 
-def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
-    """Open a day whose rows have a label; where its last row that is used ends."""
+def _open_day(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
+    """Open a day whose rows have a label; return it, and where the last row that is used ends."""
     day = format_of(spec).open(file)
     day.format.check_label(day.label, file.source)
-    return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
+    end = day.find_row(limit_rows, day.end) if limit_rows else day.end
+    return day, end
 
 
-def _plan(days: list[DayFile], units: _Units, last: OpenDay) -> UnitPlan:
-    return UnitPlan(days, units.cut, *last.format.rates(last, units.cut[0].block))
+def _make_unit_plan(days: list[DayFile], units: _Units, last: OpenDay) -> UnitPlan:
+    rows_per_step, bytes_per_step = last.format.rates(last, units.cut[0].block)
+    return UnitPlan(days, units.cut, rows_per_step, bytes_per_step)
 
 
 def block_name(block: Block) -> str:
     """Return the name of a block in the names of files."""
-    place = f"{block.source}\n{block.begin}\n{block.end}"
-    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
+    identity = f"{block.source}\n{block.begin}\n{block.end}"
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()

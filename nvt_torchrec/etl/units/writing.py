@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, Unit
 from nvt_torchrec.formats.rows import WORD_BITS, RawRows
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import NO_VECTOR
 
 #: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
 DESCRIBED = 5
@@ -56,6 +58,7 @@ class UnitRecord:
         drawn: How many of the rows written are negatives that were drawn.
         waiting: Rows left out because their clicks may still come.
         done: Rows left out because days before have them.
+        no_vector: By vector, rows that have none.
     """
 
     rows: int
@@ -69,6 +72,7 @@ class UnitRecord:
     drawn: int = 0
     waiting: int = 0
     done: int = 0
+    no_vector: list[int] = dataclasses.field(default_factory=list)
 
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
@@ -102,7 +106,7 @@ def count_drawn(rows: RawRows) -> int:
 
 
 def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
-    """The results of each input file, in the order of its blocks."""
+    """Return the results of each input file, in the order of its blocks."""
     sources: dict[str, list[UnitResult]] = {result.unit.block.source: [] for result in results}
     for result in sorted(results, key=lambda result: result.unit.block.begin):
         sources[result.unit.block.source].append(result)
@@ -110,7 +114,7 @@ def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
 
 
 def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:
-    """In how many rows each column is missing: a mask uint64 [words, n] → int64 [columns]."""
+    """Count the rows that lack each column: a mask uint64 [words, n] → int64 [columns]."""
     counts = np.empty(columns, np.int64)
     for word, begin in zip(mask, range(0, columns, WORD_BITS), strict=False):
         _count_bits(word, counts[begin : begin + WORD_BITS])
@@ -129,15 +133,14 @@ def _count_bits(mask, counts):
 # ---- the rows of each split
 
 
-def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
+def hash_values(values: np.ndarray, *seed: int) -> np.ndarray:
     """Hash int64 [n] with a seed of non-negative integers; uint64 [n]."""
-    return _hashes(
-        np.ascontiguousarray(values), *np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    )
+    first, second = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return _hash_words(np.ascontiguousarray(values), first, second)
 
 
 @compiled()
-def _hashes(values, first, second):
+def _hash_words(values, first, second):
     hashes = np.empty(len(values), np.uint64)
     for i in range(len(values)):
         hashes[i] = mix(mix(np.uint64(values[i]) ^ first) + second)
@@ -154,20 +157,20 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
     """
     rule = block.rule
     if rule.by == "share":
-        return rule.choose(_hash_places(rows, block, lines_before))
+        return rule.choose(_hash_positions(rows, block, lines_before))
     assert rows.key is not None  # the other rules read it
     if rule.by == "column":
-        return rule.choose(hashes(rows.key, rule.seed))
+        return rule.choose(hash_values(rows.key, rule.seed))
     chosen = rule.choose(rows.key)
     if rule.valid_cut is not None:
-        drawn = _hash_places(rows, block, lines_before) >= np.uint64(rule.valid_cut)
+        drawn = _hash_positions(rows, block, lines_before) >= np.uint64(rule.valid_cut)
         chosen[(chosen == SPLITS.index("train")) & drawn] = SPLITS.index("valid")
     return chosen
 
 
-def _hash_places(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
+def _hash_positions(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
     """Hash the file and the number of each row; uint64 [n]."""
-    return hashes(block.first_row + lines_before + rows.line, block.rule.seed, block.file)
+    return hash_values(block.first_row + lines_before + rows.line, block.rule.seed, block.file)
 
 
 def divide_rows(
@@ -176,8 +179,7 @@ def divide_rows(
     """Divide rows of a block into those of each split.
 
     Bad rows go to the first split of the block, so that each is rejected once, and so do others
-    that are left out. ``lines`` of all
-    results is that of the piece.
+    that are left out. ``lines`` of all results is that of the piece.
 
     Args:
         pieces: All rows of the block, in their order.
@@ -283,12 +285,14 @@ class _UnitWriter:
                 "drawn": count_drawn(rows),
             }
         )
+        if rows.vector_rows is not None:
+            without = np.count_nonzero(rows.vector_rows == NO_VECTOR, axis=1)
+            self._tallies[-1]["no_vector"] = without
 
     def result(self) -> UnitResult:
-        sums = {
-            name: np.sum([tally[name] for tally in self._tallies], axis=0).tolist()
-            for name in self._tallies[0]
-        }
+        sums = {}
+        for name in self._tallies[0]:
+            sums[name] = np.sum([tally[name] for tally in self._tallies], axis=0).tolist()
         return UnitResult(unit=self._unit, bad=self._bad, size=self._part.size, **sums)
 
 
@@ -304,17 +308,21 @@ def record(work: Path, results: list[UnitResult]) -> None:
     Journal(work).add({result.unit.file: result.to_dict() for result in results})
 
 
-def recording(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
+def open_recorder(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
     """Return what records the units of blocks once their files are durable; see :class:`Syncer`."""
-    return Syncer(lambda done: record(work, [unit for block in done for unit in block]), ahead)
+
+    def record_blocks(blocks: list[list[UnitResult]]) -> None:
+        record(work, list(itertools.chain.from_iterable(blocks)))
+
+    return Syncer(record_blocks, ahead)
 
 
-def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
-    """The results of those units that are done, in the order given."""
+def read_results(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
+    """Read the results of those units that are done, in the order given."""
     records = Journal(work).finished(UnitRecord)
     return [records[unit.file].result(unit) for unit in units if unit.file in records]
 
 
 def rejected_file(work: Path, unit: Unit) -> Path:
-    """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
+    """Return the file of a unit's rejected rows: line in the unit, from 0; reason; the raw line."""
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"

@@ -43,6 +43,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.table_files import table_files
+from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
@@ -61,7 +62,7 @@ from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.onnx_head import OnnxHead, export_head
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.event_state import event_files
+from nvt_torchrec.workflows.event_state_arrays import list_event_files
 
 FORMAT = Format(
     "nvt-torchrec bundle",
@@ -145,7 +146,8 @@ def _is_made_from(
         return workflow.ancestor(bundle.workflow_digest) is not None
     # A further day may change the files of events and of tables and leave the workflow's digest as
     # it is, which stands for what encodes.
-    for name in (*event_files(workflow.spec), *table_files(workflow.spec)):
+    vectors = select_vectors(workflow.files)
+    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
             return False
@@ -186,7 +188,7 @@ def save_bundle(
         model = export_own_head(model)
     description = inspect(workflow)
     with new_directory(path) as temporary:
-        events = event_files(description.spec)
+        events = list_event_files(description.spec)
         for name in (METADATA_FILE, *description.files, *compiled.FILES, *events):
             file = temporary / WORKFLOW / name
             file.parent.mkdir(parents=True, exist_ok=True)

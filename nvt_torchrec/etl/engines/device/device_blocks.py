@@ -30,7 +30,7 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, merge_moments, moments, normalized
+from nvt_torchrec.etl.units.counting import Counts, compute_moments, has_moments, merge_moments
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -214,7 +214,7 @@ def count_rows(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureS
 def _moments(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
     """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
     of_pieces = [np.zeros((len(spec.dense), 4))]
-    if normalized(spec):
+    if has_moments(spec):
         dense, missing = device.download(rows.dense), device.download(rows.missing)
         # a piece ends with the last whole line before a multiple of its size
         read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
@@ -222,7 +222,7 @@ def _moments(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpe
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
             labels = np.empty((0, end - begin), np.uint8)
             piece = _raw_rows(labels, dense[:, begin:end], missing[:, begin:end])
-            of_pieces.append(moments(piece, spec))
+            of_pieces.append(compute_moments(piece, spec))
     return merge_moments(of_pieces)
 
 

@@ -41,7 +41,7 @@ from nvt_torchrec.etl.engines.engine import Job
 from nvt_torchrec.etl.engines.runs import FAN_IN, SortedRun, run_name, write_run
 from nvt_torchrec.etl.state.output import FIT, PARTS
 from nvt_torchrec.etl.units.unit_plan import Unit
-from nvt_torchrec.etl.units.writing import UnitResult, recording
+from nvt_torchrec.etl.units.writing import UnitResult, open_recorder
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -128,7 +128,7 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
         syncer.add(written, results)
         return results
 
-    with recording(job.work, LANE_THREADS) as syncer:
+    with open_recorder(job.work, LANE_THREADS) as syncer:
         encoded = map_in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
         return [result for results in encoded for result in results]
 

@@ -1,0 +1,234 @@
+"""The compiled loops that look up the events before rows to score: sums, picks, newest events.
+
+The events of each key are those of :class:`.event_sums.GroupEvents`, or of
+:class:`.history_tail.HistoryTail`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL
+from nvt_torchrec.workflows.event_picks import pick
+
+_INTEGERS = types.Array(types.int64, 1, "A", readonly=True)
+
+
+@compiled()
+def accumulate(offsets: np.ndarray, last: np.ndarray, sums: np.ndarray) -> None:
+    """Replace values by those of all events of the key so far."""
+    for key in range(len(offsets) - 1):
+        for event in range(offsets[key] + 1, offsets[key + 1]):
+            last[event] = max(last[event], last[event - 1])
+            for row in range(len(sums)):
+                sums[row, event] += sums[row, event - 1]
+
+
+@compiled()
+def find_first(known: np.ndarray, begin: int, end: int, time: int) -> int:
+    """Return the first of the events from ``begin`` to ``end`` that is known at or after a time."""
+    while begin < end:
+        middle = (begin + end) // 2
+        if known[middle] < time:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@compiled()
+def find_key(keys: np.ndarray, wanted: int) -> int:
+    """Return the index of a key in rising ones; -1 if it is not among them, or 0 (no key)."""
+    index = find_first(keys, 0, len(keys), wanted)
+    if wanted == 0 or index == len(keys) or keys[index] != wanted:
+        return -1
+    return index
+
+
+@compiled(
+    types.boolean(
+        *[_INTEGERS] * 4,
+        types.Array(types.int64, 2, "C", readonly=True),
+        *[_INTEGERS] * 4,
+        types.Array(types.int64, 2, "C"),
+        types.Array(types.int64, 1, "C"),
+    )
+)
+def sum_before(
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    known: np.ndarray,
+    last: np.ndarray,
+    sums: np.ndarray,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    windows: np.ndarray,
+    rows: np.ndarray,
+    found: np.ndarray,
+    last_of_row: np.ndarray,
+) -> bool:
+    """Look up what the events of rows' keys sum up to.
+
+    Args:
+        keys: As ``offsets`` to ``sums``: the arrays of :class:`.event_sums.GroupEvents`.
+        offsets: See ``keys``.
+        known: See ``keys``.
+        last: See ``keys``.
+        sums: See ``keys``.
+        hashes: int64 [n], the keys of the rows; 0 without one.
+        cuts: int64 [n], the time before which events count for each row.
+        windows: As ``rows``: :attr:`.event_groups.GroupSums.windows_and_rows`.
+        rows: See ``windows``.
+        found: int64 [windows, n], filled with the sums where there are events.
+        last_of_row: int64 [n], filled with the time of the last event where there is one.
+
+    Returns:
+        Whether the offsets are within the events.
+    """
+    for i in range(len(hashes)):
+        key = find_key(keys, hashes[i])
+        if key < 0:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        if not 0 <= begin <= end <= len(known):
+            return False
+        end = find_first(known, begin, end, cuts[i])
+        if end == begin:
+            continue
+        last_of_row[i] = last[end - 1]
+        for s in range(len(windows)):
+            if rows[s] >= len(sums):  # of a history
+                continue
+            found[s, i] = sums[rows[s], end - 1]
+            if windows[s]:
+                left = find_first(known, begin, end, cuts[i] - windows[s])
+                if left > begin:
+                    found[s, i] -= sums[rows[s], left - 1]
+    return True
+
+
+@compiled()
+def pick_before(
+    events: tuple,
+    wanted: tuple,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Look up what is picked of the events of rows' keys.
+
+    Args:
+        events: Arrays of :class:`.event_sums.GroupEvents`: keys, offsets, known, picks. The offsets
+            are those that :func:`sum_before` has checked.
+        wanted: The kinds of the numbers that are picked, int64 [picked]; of each pick its row in
+            these and its window, int64 [picks] each.
+        as_of: The earliest time before which events count for a row.
+        hashes: int64 [n], the keys of the rows; 0 without one.
+        cuts: int64 [n], the time before which events count for each row.
+        found: float64 [picks, n], NaN; filled with the picks where there are events.
+    """
+    keys, offsets, known, picked = events
+    kinds, numbers, windows = wanted
+    for i in range(len(hashes)):
+        key = find_key(keys, hashes[i])
+        if key < 0:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        # the numbers of events before this one say what is picked until it, all others their own
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for p in range(len(numbers)):
+            left = begin
+            if windows[p]:
+                left = find_first(known, begin, end, cuts[i] - windows[p])
+            number = numbers[p]
+            if left < first_late:
+                found[p, i] = picked[number, left]
+            for late in range(max(left, first_late), end):
+                found[p, i] = pick(kinds[number], picked[number, late], found[p, i])
+
+
+@compiled()
+def count_late(
+    events: tuple,
+    columns: np.ndarray,
+    windows: np.ndarray,
+    as_of: int,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Add to ``found`` the values of events that are not known before ``as_of``.
+
+    An event has a further value if that of the same value before has left the window.
+
+    Args:
+        events: Arrays of :class:`.event_sums.GroupEvents`: keys, offsets, known, previous. The
+            offsets are those that :func:`sum_before` has checked.
+        columns: int64 [distinct], the row of ``previous`` of each count of different values.
+        windows: int64 [distinct]; 0: all events count.
+        as_of: The earliest time before which events count for a row.
+        hashes: int64 [n], the keys of the rows; 0 without one.
+        cuts: int64 [n], the time before which events count for each row.
+        found: int64 [distinct, n].
+    """
+    keys, offsets, known, previous = events
+    for i in range(len(hashes)):
+        key = find_key(keys, hashes[i])
+        if key < 0:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        first_late = find_first(known, begin, end, as_of)
+        end = find_first(known, begin, end, cuts[i])
+        for d in range(len(columns)):
+            opens = cuts[i] - windows[d] if windows[d] else np.int64(BEFORE_ALL)
+            for late in range(max(first_late, find_first(known, begin, end, opens)), end):
+                found[d, i] += previous[columns[d], late] < opens
+
+
+@compiled(
+    types.boolean(
+        *[_INTEGERS] * 5,
+        types.int64,
+        types.Array(types.int64, 1, "C"),
+        types.Array(types.int64, 1, "C"),
+    )
+)
+def find_newest(
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    known: np.ndarray,
+    hashes: np.ndarray,
+    cuts: np.ndarray,
+    maximum: int,
+    ends: np.ndarray,
+    counts: np.ndarray,
+) -> bool:
+    """Find the newest events of rows' keys in those of a history.
+
+    Args:
+        keys: int64 [keys], rising.
+        offsets: int64 [keys + 1], where the events of each key begin; the oldest comes first.
+        known: int64 [events], from when each is known.
+        hashes: int64 [n], the keys of the rows; 0 without one.
+        cuts: int64 [n], the time before which events count for each row.
+        maximum: The most events of a row.
+        ends: int64 [n], filled with where the events of a row end.
+        counts: int64 [n], filled with how many there are.
+
+    Returns:
+        Whether the offsets are within the events.
+    """
+    for i in range(len(hashes)):
+        key = find_key(keys, hashes[i])
+        if key < 0:
+            continue
+        begin, end = offsets[key], offsets[key + 1]
+        if not 0 <= begin <= end <= len(known):
+            return False
+        ends[i] = find_first(known, begin, end, cuts[i])
+        counts[i] = min(ends[i] - begin, maximum)
+    return True
