@@ -12,7 +12,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mark_begins, mask_to_arrow, to_arrow, to_numpy
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.memory import release_memory
+from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours

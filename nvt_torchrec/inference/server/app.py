@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.base.memory import release_memory
+from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server import protocol
