@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nvt_torchrec.etl.run
+from nvt_torchrec.etl.events import partitions
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.negatives import NegativesRule
@@ -33,6 +34,7 @@ OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
 EVENT_BLOCK_BYTES = 4000
+PARTITION_EVENTS = 30  # several ranges of keys
 SPEC_OF_FEW = """
 [input]
 format = "csv"
@@ -213,6 +215,7 @@ def main(directory: Path) -> None:
         return make_plan(*arguments, **{**options, "block_bytes": size})
 
     nvt_torchrec.etl.stages.make_plan = small_blocks
+    partitions.PARTITION_EVENTS = PARTITION_EVENTS
     seen: dict[str, dict] = {}
     tried: list[str] = []
     for name, (log, spec) in logs.items():
