@@ -29,6 +29,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VECTORS, link_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
         with output.name_errors(splits):
             move_parts(work / output.PARTS, splits, names)
             link_histories([work / output.EVENTS], splits)
+            for vector in spec.vectors:
+                link_vectors(paths.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
         written = check_rows(results, splits)
         write_descriptions(splits, list(names.values()), description.table_schema)
     stages.check_inputs(days)

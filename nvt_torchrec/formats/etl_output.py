@@ -10,6 +10,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, check_digests, check_sizes
 from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest, PartFile
+from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 
 #: What a run leaves in its output directory; the manifest is written last.
@@ -22,8 +23,8 @@ SWITCH_FILE = ".switching.json"
 #: The generation before the newest one, or the one that was taken back, laid out as ``OUT``, until
 #: a later one is made.
 PREVIOUS = ".previous"
-#: What the paths of stores of histories have in them.
-_STORES = f"/{HISTORIES}/"
+#: What the paths of stores have in them: of the events of histories, and of vectors.
+_STORES = (f"/{HISTORIES}/", f"/{VECTORS}/")
 
 
 class EtlOutput:
@@ -69,8 +70,8 @@ class EtlOutput:
         """Return the entries for the manifest's ``described``.
 
         Args:
-            before: The entries of the generation before. Its stores of histories are linked, and
-                not read again.
+            before: The entries of the generation before. Its stores are linked, and not read
+                again.
         """
         files = []
         for path in sorted(self.splits.rglob("*")):
@@ -81,7 +82,7 @@ class EtlOutput:
         entries = {}
         for path in files:
             name = str(path.relative_to(self.root))
-            if _STORES in name and name in before:
+            if _is_of_store(name) and name in before:
                 entries[name] = before[name]
             else:
                 entries[name] = FileEntry.from_file(path)
@@ -93,16 +94,16 @@ class EtlOutput:
         """Compare files with the digests in the manifest, and so with all that they list.
 
         The manifest has its own digest. It lists the files that describe the parts, the stores of
-        histories, the description of the workflow, which lists its own files and the state of its
-        events, and the state of the extension. So all of them are of one run.
+        histories and vectors, the description of the workflow, which lists its own files and the
+        state of its events, and the state of the extension. So all of them are of one run.
 
         Args:
             manifest: What was written.
             remedy: What to do about a difference.
             below: Compare only files below this directory of the output, with "/" at its end; "":
                 all files.
-            stores: Whether the stores of histories are read, too; else only their sizes are
-                compared, as for parts.
+            stores: Whether the stores of histories and vectors are read, too; else only their sizes
+                are compared, as for parts.
 
         Raises:
             BadInputError: One differs, or cannot be read; ``remedy`` says what to do about that.
@@ -113,7 +114,7 @@ class EtlOutput:
             if not name.startswith(below):
                 continue
             sized[name] = entry
-            if stores or _STORES not in name:
+            if stores or not _is_of_store(name):
                 read[name] = entry
         check_sizes(self.root, sized, remedy)
         check_digests(self.root, read, remedy)
@@ -147,6 +148,11 @@ class EtlOutput:
                 "wait for `python -m etl extend` if it is running; else finish it with "
                 f"`python -m etl extend --output_path {self.root} --resume`",
             )
+
+
+def _is_of_store(name: str) -> bool:
+    """Return whether a file of an output is one of a store, which never changes."""
+    return any(store in name for store in _STORES)
 
 
 def find_part(part: Path, then: os.stat_result) -> Path | None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -32,12 +31,11 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import ArrayWriter, MappedArray
+from nvt_torchrec.formats.parts import link_parts, open_parts
 
 #: The directory of all histories, beside those of the splits.
 HISTORIES = "_histories"
 _OFFSETS = "offsets"
-#: How many names an error lists.
-_MAX_LISTED = 5
 _REMEDY = "copy the histories again, or run the ETL again"
 
 
@@ -129,29 +127,16 @@ class HistoryStore:
         self.sizes = tuple(sizes)
         root = directory / HISTORIES / history.name
         self._mapped: list[MappedArray] = []
-        try:
-            names = [path.name for path in root.iterdir() if path.name[0] != "."]
-        except OSError as error:
-            raise BadInputError(
-                f"{root}: the events of history {history.name}: {error.strerror}", _REMEDY
-            ) from error
-        self.parts: list[HistoryPart] = []
-        expected = 0  # the first key of the next directory
-        for first in sorted(int(name) for name in names if name.isdecimal() and name.isascii()):
-            if first != expected:
-                break
-            self.parts.append(self._open(root / str(first), first))
-            expected += len(self.parts[-1].offsets) - 1
-        if len(self.parts) != len(names) or not names:
-            listed = ", ".join(sorted(names)[:_MAX_LISTED]) or "nothing"
-            raise BadInputError(
-                f"{root}: it holds {listed}, where directories of keys begin at 0 and follow each "
-                f"other without a gap (here at {expected})",
-                _REMEDY,
-            )
+        what = f"the events of history {history.name}"
+        self.parts: list[HistoryPart]
+        self.parts, _ = open_parts(root, what, _REMEDY, self._open, "keys")
 
-    def _open(self, directory: Path, first: int) -> HistoryPart:
-        """Map the files of a directory, whose first key has this number. Raises BadInputError."""
+    def _open(self, directory: Path, first: int) -> tuple[HistoryPart, int]:
+        """Map the files of a directory, whose first key has this number, and count its keys.
+
+        Raises:
+            BadInputError: A file is missing or damaged.
+        """
         offsets = self._map(directory / f"{_OFFSETS}.npy", np.int64)
         ids = [self._map(directory / f"{name}.npy", np.int32) for name in self.history.columns]
         if not len(offsets):
@@ -165,7 +150,7 @@ class HistoryStore:
                     f"{begin} to {end}",
                     _REMEDY,
                 )
-        return HistoryPart(directory, first, offsets, tuple(ids))
+        return HistoryPart(directory, first, offsets, tuple(ids)), len(offsets) - 1
 
     def _map(self, path: Path, dtype: type) -> np.ndarray:
         """Map a file of one dimension. Raises BadInputError."""
@@ -222,21 +207,8 @@ class HistoryStore:
 
 
 def link_histories(sources: Sequence[Path], target: Path) -> None:
-    """Link the histories of some directories into another one; those that are there stay.
-
-    Args:
-        sources: Directories that have histories, or not.
-        target: That of the splits.
-
-    Raises:
-        OSError: It cannot be written, or its file system has no hard links.
-    """
-    for source in sources:
-        for file in sorted((source / HISTORIES).rglob("*.npy")):
-            link = target / file.relative_to(source)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                os.link(file, link)
+    """Link the histories of some directories into another one, see :func:`.parts.link_parts`."""
+    link_parts(sources, target, HISTORIES)
 
 
 @contextlib.contextmanager

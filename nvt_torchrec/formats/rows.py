@@ -156,6 +156,10 @@ class RawRows:
         label_times: int64 [n], the time of each row, if there are such labels; else None.
         pointers: int32 [2 histories, n], the columns of the parquet that point to the events of
             each history, see :mod:`formats.histories`; None where nobody needs them.
+        vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
+            :mod:`formats.vectors`. None until tables were looked up, and of a spec without vectors.
+        dense_vectors: float32 [n, sum of (width + 1)], the vectors that the caller gives; None
+            where rows find them by the keys of tables.
         has_aggregates: Whether the aggregates of the rows were added.
         waiting: Rows that were left out because their clicks may still come, see
             :mod:`etl.labels`.
@@ -186,6 +190,8 @@ class RawRows:
     pointers: np.ndarray | None = None
     label_keys: np.ndarray | None = None
     label_times: np.ndarray | None = None
+    vector_rows: np.ndarray | None = None
+    dense_vectors: np.ndarray | None = None
     has_aggregates: bool = False
     waiting: int = 0
     done: int = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.formats.histories import StoredHistory, list_features
+from nvt_torchrec.formats.vectors import StoredVectors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,8 @@ SCHEMA_FILE = Path(".merlin") / "schema.json"
 WEIGHT_TAG = "sample_weight"
 #: The tag of the columns that point to a history's events.
 HISTORY_TAG = "history"
+#: That of the columns with the numbers of vectors.
+VECTOR_TAG = "vector"
 #: The tags of Merlin's columns.
 _TARGET_TAG = "target"
 _DENSE_TAG = "continuous"
@@ -50,6 +53,8 @@ class TableSchema:
             :mod:`nvt_torchrec.formats.histories`.
         vocabularies: Per categorical column, the name of its vocabulary: columns of one name share
             ids, and an embedding table; (): each has its own.
+        vectors: The vectors, each with one more column (int32); see
+            :mod:`nvt_torchrec.formats.vectors`.
     """
 
     labels: tuple[str, ...]
@@ -60,6 +65,7 @@ class TableSchema:
     weight: str = ""
     histories: tuple[StoredHistory, ...] = ()
     vocabularies: tuple[str, ...] = ()
+    vectors: tuple[StoredVectors, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
@@ -83,6 +89,7 @@ class TableSchema:
         if unknown:
             raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
         self._check_histories()
+        self._check_vectors()
 
     def _check_histories(self) -> None:
         """Check that histories have columns of single ids, and names that no column has.
@@ -105,6 +112,18 @@ class TableSchema:
             twice = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"two columns are called {twice}", "rename the history")
 
+    def _check_vectors(self) -> None:
+        """Check that vectors have names that nothing else has. Raises SchemaError."""
+        if not self.vectors:
+            return
+        names = [*self.columns]
+        for history in self.histories:
+            names += [history.name, *history.features]
+        names += [vector.name for vector in self.vectors]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"two columns are called {twice}", "rename the vector")
+
     @property
     def columns(self) -> list[str]:
         """All columns in the order of the parquet files."""
@@ -112,10 +131,14 @@ class TableSchema:
 
     @property
     def integers(self) -> list[str]:
-        """The columns of int32 and of its lists, which come last: ids, pointers to histories."""
+        """The columns of int32 and of its lists, which come last.
+
+        They are ids, pointers to the events of histories, and the numbers of vectors.
+        """
         names = [*self.categorical]
         for history in self.histories:
             names += history.pointers
+        names += [vector.pointer for vector in self.vectors]
         return names
 
     @property
@@ -183,6 +206,14 @@ class TableSchema:
             properties = key_column["annotation"]["extraMetadata"][0]
             properties |= {"history": history.name, "columns": list(history.columns)}
             features += [key_column, _describe_column(events_name, "INT", [HISTORY_TAG])]
+        for vector in self.vectors:
+            column = _describe_column(vector.pointer, "INT", [VECTOR_TAG])
+            column["annotation"]["extraMetadata"][0] |= {
+                "vector": vector.name,
+                "width": vector.width,
+                "dtype": vector.dtype,
+            }
+            features.append(column)
         return {"feature": features}
 
     @classmethod
@@ -220,6 +251,7 @@ class TableSchema:
         multi_hot: list[str] = []
         histories: list[StoredHistory] = []
         vocabularies: list[str] = []
+        vectors: list[StoredVectors] = []
         for feature in value.get("feature", []):
             feature_tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
@@ -240,6 +272,8 @@ class TableSchema:
                 if "columns" in properties[0]:  # the first of a history's two columns
                     columns = tuple(properties[0]["columns"])
                     histories.append(StoredHistory(properties[0]["history"], columns))
+            elif VECTOR_TAG in feature_tags:
+                vectors.append(_read_vector(feature))
         weights = names[WEIGHT_TAG]
         if len(weights) > 1:
             raise SchemaError(
@@ -266,6 +300,7 @@ class TableSchema:
             weight=weights[0] if weights else "",
             histories=tuple(histories),
             vocabularies=tuple(vocabularies),
+            vectors=tuple(vectors),
         )
 
 
@@ -279,6 +314,19 @@ def _read_table_size(feature: dict[str, Any], path: Path | str) -> int:
             "put Categorify after it",
         )
     return size
+
+
+def _read_vector(feature: dict[str, Any]) -> StoredVectors:
+    """Return the vector whose numbers a column has. Raises SchemaError."""
+    properties = feature["annotation"]["extraMetadata"][0]
+    vector = StoredVectors(properties["vector"], properties["width"], properties["dtype"])
+    if feature["name"] != vector.pointer:
+        raise SchemaError(
+            f"column {feature['name']!r:.60} has the numbers of vector {vector.name!r:.60}, and is "
+            f"not called {vector.pointer!r:.60}",
+            _AGAIN,
+        )
+    return vector
 
 
 def _describe_column(name: str, kind: str, tags: list[str]) -> dict[str, Any]:

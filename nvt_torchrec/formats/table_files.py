@@ -13,6 +13,9 @@ digests, and they are mapped, not read::
     COLUMN.codes.npy      for a categorical column, int32, the index of the value of each row or,
                           for lists, of each item; 0 where the column is missing
     COLUMN.lists.npy      for lists, int64 [rows + 1], the offset of each row's items
+    VECTOR.missing.npy    of a vector, as of a column
+    VECTOR.codes.npy      int32 [rows], the number of each row's vector in ``WORKFLOW/vectors``,
+                          see :mod:`formats.vectors`; 0 where it is missing
 
 Values are raw ones: dense values are not transformed yet, and categories have no ids. So rows that
 take them are encoded like rows that hold them in their own columns. Distinct values are stored
@@ -57,6 +60,9 @@ def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
         arrays[STARTS] = np.dtype(np.int64)
     for column in spec.columns_of(table):
         arrays |= column_arrays(column)
+    for vector in spec.vectors_of(table):
+        arrays[f"{vector.name}.missing.npy"] = np.dtype(np.uint8)
+        arrays[f"{vector.name}.codes.npy"] = np.dtype(np.int32)
     return arrays
 
 

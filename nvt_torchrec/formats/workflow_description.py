@@ -15,6 +15,7 @@ released versions pickle)::
                                    of its own
     tables/                        of a spec with tables, their rows, see
                                    :mod:`formats.table_files`
+    vectors/NAME/FIRST/values.npy  of a spec with vectors, their values, see :mod:`formats.vectors`
     events/                        of a spec with events, what happened before: ``metadata.json``
                                    lists its ``state.json``, which lists the other files; see
                                    :mod:`workflows.event_state`
@@ -46,6 +47,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.table_files import table_files
+from nvt_torchrec.formats.vectors import vector_files
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
     Generation,
@@ -217,6 +219,7 @@ class WorkflowDescription:
             weight=self.spec.weight,
             histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
             vocabularies=tuple(column.vocabulary_name for column in columns),
+            vectors=tuple(vector.stored for vector in self.spec.vectors),
         )
 
     def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:
@@ -322,4 +325,6 @@ class _Metadata:
             directory = self.directory(vocabulary)
             names.add(f"{directory}/unique.{vocabulary}.parquet")
             names.add(f"{directory}/meta.{vocabulary}.parquet")
+        for vector in self.spec.vectors:
+            names |= {*vector_files(vector.name, self.files)}
         return names | {*table_files(self.spec)}

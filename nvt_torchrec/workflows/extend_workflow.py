@@ -20,6 +20,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.day_names import day_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -158,6 +159,7 @@ def extend_workflow(
         days=(counts.day,),
         ancestors=description.lineage,
         tables=tables,
+        known=select_vectors(description.files),
     )
     pending = {name: vocabulary.pending for name, vocabulary in extended.items()}
     generation = ExtensionState(after.digest, after.generation, counts.day, pending)

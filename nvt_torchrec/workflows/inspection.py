@@ -10,6 +10,7 @@ from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.formats.day_names import days_text
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.table_files import DIRECTORY, KEYS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
 from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -30,6 +31,8 @@ def report(path: Path | str) -> str:
         sections.append("dense columns\n" + table(_dense(description)))
     if description.spec.joined_tables:
         sections.append("tables of the log's keys\n" + table(_joined(description)))
+    if description.spec.vectors:
+        sections.append("vectors of these tables\n" + table(_vectors(description)))
     if description.spec.label_files:
         sections.append("labels from other files\n" + table(_label_files(description)))
     if description.spec.event_sources:
@@ -96,8 +99,18 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
     for rule in description.spec.joined_tables:
         keys = map_array(description.path / DIRECTORY / rule.name / KEYS)
         names = [column.name for column in description.spec.columns_of(rule.name)]
+        names += [vector.name for vector in description.spec.vectors_of(rule.name)]
         versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
         rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
+    return rows
+
+
+def _vectors(description: WorkflowDescription) -> list[list[str]]:
+    """Return a line for each vector."""
+    rows = [["vector", "table", "width", "stored as", "vectors"]]
+    for vector in description.spec.vectors:
+        count = VectorStore(description.path / IN_WORKFLOW, vector.stored).count
+        rows.append([vector.name, vector.table, str(vector.width), vector.dtype, str(count)])
     return rows
 
 

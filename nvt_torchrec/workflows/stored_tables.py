@@ -28,6 +28,7 @@ from nvt_torchrec.formats.table_files import (
     table_arrays,
     table_files,
 )
+from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.event_groups import cut_times
 from nvt_torchrec.workflows.table_kernels import (
@@ -96,6 +97,9 @@ class StoredTable:
             self._columns = {column.name: column for column in spec.columns_of(name)}
             for column in self._columns.values():
                 self._check_lengths(column)
+            for vector in spec.vectors_of(name):
+                self._check_length(vector.name, "missing", len(self.keys))
+                self._check_length(vector.name, "codes", len(self.keys))
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
 
@@ -110,9 +114,13 @@ class StoredTable:
         else:
             expected["codes"] = rows
         for kind, length in expected.items():
-            found = len(self._array(column.name, kind))
-            if found != length:
-                raise ValueError(f"{column.name}.{kind}.npy has {found} values, not {length}")
+            self._check_length(column.name, kind, length)
+
+    def _check_length(self, name: str, kind: str, length: int) -> None:
+        """Check the length of an array. Raises ValueError."""
+        found = len(self._array(name, kind))
+        if found != length:
+            raise ValueError(f"{name}.{kind}.npy has {found} values, not {length}")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -185,6 +193,18 @@ class StoredTable:
         each = np.zeros(len(items), np.bool_)
         codes = self._take_numbers(name, "codes", items, each)
         return TableCodes(codes, offsets, missing, each)
+
+    def take_vectors(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the number of the vector of some rows, int32 [n]; -1 for none.
+
+        Args:
+            name: The name of the vector.
+            rows: See :meth:`take`.
+        """
+        missing = take_missing(self._array(name, "missing"), rows)
+        numbers = self._take_numbers(name, "codes", rows, missing)
+        numbers[missing] = NO_VECTOR
+        return numbers
 
     def distinct(self, name: str) -> np.ndarray | pa.StringArray:
         """Return the distinct values of a categorical column, by their codes."""
@@ -299,8 +319,8 @@ class StoredTables:
     ) -> RawRows:
         """Return rows with the rows of the tables that have their keys, and what is taken of them.
 
-        These are the dense columns, and where columns are missing. Categories stay empty, as
-        :meth:`StoredTable.take_codes` finds them faster.
+        These are the dense columns, the numbers of vectors, and where columns are missing.
+        Categories stay empty, as :meth:`StoredTable.take_codes` finds them faster.
 
         Args:
             rows: The rows, with the hashes of their keys.
@@ -335,6 +355,12 @@ class StoredTables:
             else:
                 missing = table.find_missing(category.name, places)
             add_missing(categorical_missing, k, missing)
+        vector_rows = None
+        if spec.vectors:
+            vector_rows = np.empty((len(spec.vectors), len(rows)), np.int32)
+            for v, vector in enumerate(spec.vectors):
+                table = self.by_name[vector.table]
+                vector_rows[v] = table.take_vectors(vector.name, by_table[vector.table])
         return dataclasses.replace(
             rows,
             dense=dense,
@@ -344,6 +370,7 @@ class StoredTables:
             table_keys=None,
             table_rows=found,
             join_times=None,
+            vector_rows=vector_rows,
         )
 
     def join(self, rows: RawRows, spec: FeatureSpec) -> RawRows:

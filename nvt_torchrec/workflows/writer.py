@@ -12,9 +12,11 @@ import hashlib
 import json
 import math
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
 from nvt_torchrec.formats.table_files import DIRECTORY as TABLES
 from nvt_torchrec.formats.table_files import link_table, table_files
+from nvt_torchrec.formats.vectors import IN_WORKFLOW as VECTORS
+from nvt_torchrec.formats.vectors import VALUES, link_vectors
 from nvt_torchrec.formats.vocabularies import (
     Generation,
     Vocabulary,
@@ -74,6 +78,7 @@ def write_workflow(
     days: tuple[int, ...] = (0,),
     ancestors: tuple[Generation, ...] = (),
     tables: Path | None = None,
+    known: Mapping[str, FileEntry] = MappingProxyType({}),
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -89,6 +94,8 @@ def write_workflow(
         days: The days that were counted in this generation, increasing, and in none before.
         ancestors: The generations before it.
         tables: The directory of the tables, whose files are linked; needed for a spec with tables.
+        known: Size and digest of files of vectors that the workflow before has: they never change,
+            and are not read again.
 
     Raises:
         SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
@@ -135,14 +142,24 @@ def write_workflow(
     for rule in spec.joined_tables:
         assert tables is not None
         link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
-    names = table_files(spec)
+        for vector in spec.vectors_of(rule.name):
+            link_vectors(tables / rule.name / VECTORS, path / VECTORS, vector.name)
+    names = [*table_files(spec), *_list_vectors(path)]
+
+    def describe_file(name: str) -> FileEntry:
+        return known.get(name) or FileEntry.from_file(path / name)
+
     with ThreadPoolExecutor(threads) as pool:
-        table_entries = pool.map(lambda name: FileEntry.from_file(path / name), names)
-        files |= dict(zip(names, table_entries, strict=True))
+        files |= dict(zip(names, pool.map(describe_file, names), strict=True))
     files[GRAPH_FILE] = FileEntry.from_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write()
     return description
+
+
+def _list_vectors(path: Path) -> list[str]:
+    """Return the files of vectors of a workflow, relative to it."""
+    return [str(file.relative_to(path)) for file in sorted((path / VECTORS).rglob(VALUES))]
 
 
 def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import logging
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 import nvt_torchrec.etl.run
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.negatives import NegativesRule
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from tests.etl import event_logs
 from tests.etl.runs import QUARANTINE, settings, tree
@@ -35,7 +37,12 @@ SPEC_OF_FEW = """
 [input]
 format = "csv"
 [label]
-name = "clicked"
+name = "click"
+from = "clicks*.csv"
+key = ["user", "item"]
+within = "2h"
+time = "at"
+time_format = "epoch_s"
 [split]
 by = "days"
 [events]
@@ -80,6 +87,7 @@ values = ["count", "last(amount)", "distinct(amount)"]
 """
 PURCHASES = "at,user,amount\n3600,u1,5\n90000,u2,7\n150000,u1,5\n"
 USERS = "user,city\nu1,Wien\nu2,Graz\nu3,Linz\n"
+NEGATIVES = NegativesRule(item="item", user="user", per_positive=2)
 
 
 def spec_of_few(directory: Path) -> FeatureSpec:
@@ -87,6 +95,15 @@ def spec_of_few(directory: Path) -> FeatureSpec:
     file = directory / "spec.toml"
     file.write_text(SPEC_OF_FEW)
     return load_spec(file)
+
+
+def write_clicks(path: Path, rows: list[event_logs.Row]) -> None:
+    """Write a click ten minutes after each row that has one."""
+    lines = ["at,user,item"]
+    for row in rows:
+        if row.clicked:
+            lines.append(f"{row.time + 600},{row.user},{row.item}")
+    path.write_text("\n".join(lines) + "\n")
 
 
 def attempt(
@@ -169,6 +186,7 @@ def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
     for day in range(3):
         of_day = [row for row in rows if row.time // event_logs.DAY == day]
         event_logs.write(events / f"day_{day}.csv", of_day)
+    write_clicks(events / "clicks.csv", rows)
     (events / "users.csv").write_text(USERS)
     (events / "purchases.csv").write_text(PURCHASES + "86400,u1,bad\n")
     for directory in (by_time, events):
@@ -176,7 +194,7 @@ def write_logs(root: Path) -> dict[str, tuple[Path, FeatureSpec]]:
             first.write("bad row\n" * 3)
     return {
         "events": (events, spec_of_few(root)),
-        "time": (by_time, spec_with(SHARES_OF_TIME)),
+        "time": (by_time, dataclasses.replace(spec_with(SHARES_OF_TIME), negatives=NEGATIVES)),
     }
 
 

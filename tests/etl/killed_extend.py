@@ -25,7 +25,7 @@ from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.etl import event_logs
 from tests.etl.extended import add, content, copy_of, differences, make_base
-from tests.etl.killed import PURCHASES, USERS, spec_of_few
+from tests.etl.killed import PURCHASES, USERS, spec_of_few, write_clicks
 from tests.forks import draw_writes, kill_before, was_killed
 
 #: The name of the directory of the log without its last day.
@@ -48,6 +48,7 @@ def write_log(raw: Path) -> FeatureSpec:
         if day < 4:
             os.link(file, raw.with_name(ONE_DAY) / file.name)
     for directory in (raw, raw.with_name(ONE_DAY)):
+        write_clicks(directory / "clicks.csv", rows)
         (directory / "users.csv").write_text(USERS)
         (directory / "purchases.csv").write_text(PURCHASES)
     return spec_of_few(raw.parent).replace_policy(freq_threshold=2)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
@@ -14,6 +18,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
+from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +91,57 @@ def test_row_numbers_are_no_key_of_a_quantity(tmp_path: Path) -> None:
     (tmp_path / "shops.csv").write_text("\n".join(shops) + "\n")
     text, _, _ = guess(str(tmp_path / "log.csv"), tables=[str(tmp_path / "shops.csv")])
     assert 'key = {shop_id = "number"}' in text
+
+
+def write_vector_log(directory: Path) -> Path:
+    """Write a log whose items are 0 to 39."""
+    log = ["clicked,item", *(f"{i % 3 == 0:d},{i % 40}" for i in range(300))]
+    (directory / "log.csv").write_text("\n".join(log) + "\n")
+    return directory / "log.csv"
+
+
+def test_lists_of_numbers_of_one_length_are_vectors(tmp_path: Path) -> None:
+    """Lists of integers, and of several lengths, are none; an empty list is a missing vector."""
+    log = write_vector_log(tmp_path)
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(40, 5)).astype(np.float32)
+    lists = [None if i == 3 else row.tolist() for i, row in enumerate(numbers)]
+    columns = {
+        "item": pa.array(range(40)),
+        "text": pa.array(lists, pa.list_(pa.float32())),
+        "clicked": pa.array(numbers[:, :2].tolist(), pa.list_(pa.float16(), 2)),
+        "tags": pa.array([[i % 4, i % 5] for i in range(40)]),
+        "weights": pa.array([[0.5] * (1 + i % 3) for i in range(40)]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "items.parquet")
+    spec = guess_spec_of(log, tmp_path / "items.parquet")
+    assert spec.vectors == (
+        VectorColumn("text", "items", 5),
+        VectorColumn("clicked_2", "items", 2, "float16", "clicked"),
+    )
+    assert [column.name for column in spec.columns_of("items")] == ["tags"]
+    text = (tmp_path / "guessed.toml").read_text()
+    assert "lists of 5 numbers, missing in 2.5% of the rows" in text
+    assert "items: weights: columns of type list<" in text
+    run(EtlSettings(str(log), tmp_path / "out", spec, engine="cpu"))
+
+
+@pytest.mark.parametrize(("form", "separator"), [("[{}]", ", "), ("{}", "|"), ("[{}]", " ")])
+def test_vectors_of_text_are_found(tmp_path: Path, form: str, separator: str) -> None:
+    log = write_vector_log(tmp_path)
+    items = ["item,text"]
+    for i in range(40):
+        listed = form.format(separator.join(map(repr, (i / 7, 1.0, -i))))
+        items.append(f'{i},"{listed}"')
+    (tmp_path / "items.csv").write_text("\n".join(items) + "\n")
+    spec = guess_spec_of(log, tmp_path / "items.csv")
+    assert spec.vectors == (VectorColumn("text", "items", 3),)
+    run(EtlSettings(str(log), tmp_path / "out", spec, engine="cpu"))
+
+
+def test_vectors_of_a_log_are_left_out(tmp_path: Path) -> None:
+    """A log is read without them: they belong to a table."""
+    log = [{"clicked": i % 3 % 2, "item": i % 40, "text": [i / 7, 1.5]} for i in range(300)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    text, _, _ = guess(str(tmp_path / "log.jsonl"))
+    assert "text: lists of 2 numbers: a [[vector]] is read from a table" in text

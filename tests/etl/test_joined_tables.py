@@ -293,6 +293,17 @@ def test_wrong_rows_of_a_table_are_left_out_and_kept(
     assert rejected[1].endswith("13,0,cheap,b,c,1")
 
 
+def test_a_table_whose_rows_are_all_malformed_is_an_error(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    spec = small_log(folders[0], tmp_path)
+    items = folders[0] / "items.csv"
+    header = items.read_text().splitlines()[0]
+    items.write_text(f"{header}\n13,0,cheap,b,c,1\n")
+    with pytest.raises(BadInputError, match=r"no well-formed row; .*: 'cheap'"):
+        run(settings(folders[0], tmp_path / "out", spec, **QUARANTINE))
+
+
 def test_a_key_that_the_log_does_not_have_is_refused(
     tmp_path: Path, folders: tuple[Path, Path]
 ) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from nvt_torchrec.etl.labels.click_files import ClickLog
 from nvt_torchrec.etl.labels.click_kernels import find_clicked, index_keys, shift_of
-from nvt_torchrec.etl.labels.match_clicks import Matches, count_newest, join_newest
+from nvt_torchrec.etl.labels.match_clicks import (
+    Matches,
+    count_newest,
+    join_newest,
+    read_keys_alone,
+)
 from nvt_torchrec.formats.rows import NO_TIME
+from tests.etl.killed import spec_of_few
 
 
 def draw(random: np.random.Generator, count: int, num_keys: int, end: int) -> tuple:
@@ -67,3 +75,11 @@ def test_newest_times_of_hours() -> None:
     assert counted.tolist() == [[0, 1], [2, 2], [3, hour + 9]]
     assert join_newest([counted, counted]).tolist() == [[0, 1], [4, 4], [3, hour + 9]]
     assert count_newest(np.empty(0, np.int64)).shape == (3, 0)
+
+
+def test_keys_of_a_spec_with_every_kind_of_file(tmp_path: Path) -> None:
+    """It is a spec as well: what needs a column that is not read, such as a source, is left out."""
+    keys = read_keys_alone(spec_of_few(tmp_path))
+    assert keys.label_files
+    assert not keys.event_sources
+    assert not keys.joined_tables

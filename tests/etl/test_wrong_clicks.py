@@ -105,6 +105,17 @@ def test_a_wrong_click_is_named(tmp_path: Path, line: str, message: str) -> None
     assert rejected.split("\t")[:2] == [str(log.raw / "clicks_b.csv"), str(number)]
 
 
+def test_clicks_that_are_all_malformed_are_no_empty_file(tmp_path: Path) -> None:
+    log = Log(tmp_path, BY_PAIR, "6h")
+    log.write()
+    for file in log.raw.glob("clicks*"):
+        file.unlink()
+    (log.raw / "clicks.csv").write_text("at,item,user,row\n2026-11-01 10:00,5,u1,1\nsoon,5,u1,1\n")
+    message = r"no well-formed row; .*clicks.csv, line 2: column at: '2026-11-01"
+    with pytest.raises(BadInputError, match=message):
+        run(settings(log.raw, tmp_path / "out", write_spec(tmp_path, BY_PAIR, "6h"), **QUARANTINE))
+
+
 def test_malformed_rows_of_the_log_are_none(tmp_path: Path) -> None:
     """A row that is left out takes no click, and is rejected once, also where its file waits."""
     log = Log(tmp_path, BY_PAIR, "1d")

@@ -98,22 +98,28 @@ def map_array(path: Path, *, write: bool = False) -> np.ndarray:
 
 
 class ArrayWriter:
-    """Appends to a one-dimensional ``.npy`` file that is open for writing.
+    """Appends to a ``.npy`` file that is open for writing.
+
+    Args:
+        file: The file.
+        dtype: The type of its values.
+        width: How many values a row has; None for an array of one dimension.
 
     Attributes:
-        length: How many values it has.
+        length: How many values, or rows, it has.
         checksum: Their CRC-32.
     """
 
-    def __init__(self, file: IO[bytes], dtype: np.dtype | type) -> None:
+    def __init__(self, file: IO[bytes], dtype: np.dtype | type, width: int | None = None) -> None:
         self.length = 0
+        self._row_shape = () if width is None else (width,)
         self.checksum = 0
         self._file = file
         self._dtype = np.dtype(dtype)
         self.finish()  # makes room for the header, which is written again at the end
 
     def append(self, values: np.ndarray | Sequence[int]) -> None:
-        """Add values [n]."""
+        """Add values [n], or rows of them [n, width]."""
         array = np.ascontiguousarray(values, self._dtype)
         self._file.write(array.data)
         self.checksum = zlib.crc32(array.data, self.checksum)
@@ -122,7 +128,11 @@ class ArrayWriter:
     def finish(self) -> None:
         """Write the header, in which NumPy leaves room for any length."""
         self._file.seek(0)
-        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
+        described = {
+            "descr": self._dtype.str,
+            "fortran_order": False,
+            "shape": (self.length, *self._row_shape),
+        }
         np.lib.format.write_array_header_1_0(self._file, described)
 
 

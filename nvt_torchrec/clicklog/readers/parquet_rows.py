@@ -14,6 +14,9 @@ from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_le
 from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
 
+#: Bytes of a column that are read at once, where groups of rows are too large to be held.
+_PAGE_BYTES = 1 << 20
+
 
 class _ParquetTable(Table):
     """An open file of parquet."""
@@ -56,13 +59,17 @@ class Parquet(TableFormat):
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path: str, source: str) -> Iterator[Table]:
+    def opened(cls, path: str, source: str, *, in_pages: bool = False) -> Iterator[Table]:
         """See :meth:`TableFormat.opened`."""
         try:
             with open_input(path) as file:
                 footer = footer_of(file)
                 with pq.ParquetFile(
-                    file, metadata=footer.metadata, pre_buffer=True, page_checksum_verification=True
+                    file,
+                    metadata=footer.metadata,
+                    pre_buffer=not in_pages,
+                    buffer_size=_PAGE_BYTES if in_pages else 0,
+                    page_checksum_verification=True,
                 ) as parquet:
                     yield _ParquetTable(parquet, footer)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:

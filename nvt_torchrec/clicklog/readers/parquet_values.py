@@ -27,7 +27,13 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import blanked, is_list, is_text, null_mask, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items, convert_lists
+from nvt_torchrec.clicklog.text.convert import (
+    Converted,
+    check_vectors,
+    convert,
+    convert_items,
+    convert_lists,
+)
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -175,4 +181,5 @@ def _convert_lists(array: pa.Array, read: Read) -> Converted:
     null = null_mask(flat)
     items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
     items.code[null] = NULL_ITEM
-    return convert_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)
+    lists = convert_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)
+    return check_vectors(lists, read)

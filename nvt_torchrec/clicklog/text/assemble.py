@@ -39,7 +39,11 @@ from nvt_torchrec.formats.rows import (
 )
 
 #: The fields of ``RawRows`` that only rows of some specs have: arrays [n] or [.., n].
-_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
+_OPTIONAL = tuple(
+    field.name
+    for field in dataclasses.fields(RawRows)
+    if field.default is None and field.name != "dense_vectors"
+)
 #: The constants of FNV-1a (Fowler, Noll and Vo), a hash of bytes.
 _FNV_BASIS = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
@@ -304,6 +308,8 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
             # [:, mask] would give an array that is not contiguous: it is slower to read, and of
             # another type, for which Numba would compile kernels again
             kept[name] = np.compress(mask, values, axis=-1)
+    if rows.dense_vectors is not None:
+        kept["dense_vectors"] = rows.dense_vectors[mask]
     categorical = rows.categorical
     if isinstance(categorical, np.ndarray):
         categorical = np.compress(mask, categorical, axis=1)

@@ -15,7 +15,12 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import blanked, is_one_of, mask_to_arrow, string_array, string_parts
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
+from nvt_torchrec.formats.feature_spec.raw_types.base import (
+    BEYOND_FLOAT16,
+    EMPTY_ITEM,
+    NULL_ITEM,
+    WRONG_WIDTH,
+)
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
 
@@ -117,7 +122,7 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     _, empty = _find_present(items, dataclasses.replace(read, nulls=()))
     converted.code[empty] = EMPTY_ITEM
     list_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return convert_items(list_offsets, converted)
+    return check_vectors(convert_items(list_offsets, converted), read)
 
 
 def _strip_lists(texts: pa.Array, missing: np.ndarray, read: Read, separator: str) -> pa.Array:
@@ -151,3 +156,31 @@ def convert_items(offsets: np.ndarray, items: Converted) -> Converted:
     first_wrong_items = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
     values = Jagged(offsets, items.values)
     return Converted(values, lengths == 0, code, lambda row: items.show(first_wrong_items[row]))
+
+
+def check_vectors(lists: Converted, read: Read) -> Converted:
+    """Return lists with the codes of those that are no vectors; other lists stay as they are.
+
+    A vector has the width of the spec, and its numbers fit the type in which it is stored.
+    """
+    if not read.width or not isinstance(lists.values, Jagged):
+        return lists
+    offsets, numbers = lists.values.offsets, lists.values.values
+    assert isinstance(numbers, np.ndarray)
+    lengths = np.diff(offsets)
+    is_good = lists.code == 0
+    has_other_width = is_good & (lengths != read.width) & (lengths > 0)
+    lists.code[has_other_width] = WRONG_WIDTH
+    too_large = np.flatnonzero(np.abs(numbers) > read.maximum)
+    rows = np.searchsorted(offsets, too_large, side="right") - 1
+    beyond = dict(zip(rows[::-1].tolist(), too_large[::-1].tolist(), strict=True))
+    lists.code[[row for row in beyond if lists.code[row] == 0]] = BEYOND_FLOAT16
+
+    def show(row: int) -> str:
+        if lists.code[row] == WRONG_WIDTH:
+            return f"{lengths[row]} values instead of {read.width}"
+        if lists.code[row] == BEYOND_FLOAT16:
+            return repr(float(numbers[beyond[row]]))
+        return lists.show(row)
+
+    return dataclasses.replace(lists, show=show)

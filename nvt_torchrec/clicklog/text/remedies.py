@@ -24,6 +24,8 @@ REMEDIES = {
     "filter({source}, x -> x is not null)",
     codes.OTHER_LABEL: "add it to positive or negative in [label] of the spec",
     codes.LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
+    codes.WRONG_WIDTH: "set width in [[vector]] of the spec",
+    codes.BEYOND_FLOAT16: 'set dtype = "float32" in [[vector]] of the spec',
     codes.OPEN_QUOTE: "write the log as parquet, for instance with DuckDB, if its text goes on in "
     "the next one",
 }
@@ -60,6 +62,8 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
         return NUMBER_LABEL
     if code == codes.RANGE and not kind.wider:
         return ""
+    if read.width and code == codes.NULL_ITEM:
+        return "leave the whole list out where a vector is missing"
     remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
     if read.raw == "time" and code == codes.SYNTAX:
         remedy += f"; it reads {read.time_format or 'ISO 8601'}, such as {example_of(read)}"

@@ -1,4 +1,4 @@
-"""Checks that read all rows: page checksums, and pointers of histories."""
+"""Checks that read all rows: page checksums, pointers of histories, and vectors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from nvt_torchrec.etl.check.check_files import AGAIN, Output
 from nvt_torchrec.formats.histories import HistoryStore, StoredHistory
 from nvt_torchrec.formats.manifest import PartFile
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import NO_VECTOR, VECTORS, VectorStore
 
 _BATCH_ROWS = 1 << 16
+#: Values of vectors that are read at once.
+_BATCH_VALUES = 1 << 20
 
 
 def read_parts(
@@ -24,8 +27,9 @@ def read_parts(
 ) -> None:
     """Read all parts that are there; see :func:`etl.commands.check.check` for the arguments."""
     total, events = sum(part.rows for part in output.parts), _count_events(output)
+    counts = _count_vectors(output)
     with ThreadPoolExecutor(workers, "check") as pool:
-        for rows in pool.map(lambda part: _read(output, part, events), output.parts):
+        for rows in pool.map(lambda part: _read(output, part, events, counts), output.parts):
             if report:
                 report(rows, total)
 
@@ -50,7 +54,35 @@ def _count_events(output: Output) -> list[tuple[StoredHistory, np.ndarray]]:
     return counts
 
 
-def _read(output: Output, part: PartFile, events: list[tuple[StoredHistory, np.ndarray]]) -> int:
+def _count_vectors(output: Output) -> dict[str, int]:
+    """Return how many vectors each column of their numbers may lead to; check their values."""
+    counts: dict[str, int] = {}
+    root = output.paths.splits / VECTORS
+    try:
+        vectors = TableSchema.read(output.paths.splits).vectors
+    except ClickLogError:  # which was found before
+        return counts
+    try:
+        for vector in vectors:
+            store = VectorStore(root, vector)
+            counts[vector.pointer] = store.count
+            block = max(1, _BATCH_VALUES // vector.width)
+            for first in range(0, store.count, block):
+                numbers = np.arange(first, min(first + block, store.count), dtype=np.int32)
+                if not np.isfinite(store.take_values(numbers)).all():
+                    output.add("vectors", store.root, "a value that is not finite", AGAIN)
+                    break
+    except ClickLogError as error:
+        output.add("vectors", root, error.what, error.remedy)
+    return counts
+
+
+def _read(
+    output: Output,
+    part: PartFile,
+    events: list[tuple[StoredHistory, np.ndarray]],
+    vectors: dict[str, int],
+) -> int:
     """Read a part; return its rows."""
     path, row = output.paths.splits / part.file, 0
     try:
@@ -58,6 +90,8 @@ def _read(output: Output, part: PartFile, events: list[tuple[StoredHistory, np.n
             for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
                 for history, counts in events:
                     _check_pointers(output, part.file, row, batch, history, counts)
+                for name, count in vectors.items():
+                    _check_numbers(output, part.file, row, batch, name, count)
                 row += len(batch)
     except (OSError, pa.ArrowException) as error:
         output.add("data", part.file, f"cannot be read: {error}", AGAIN)
@@ -81,3 +115,15 @@ def _check_pointers(
         row = int(wrong.argmax())
         what = f"{events[row]} events of key {key[row]}, which has {maximum[row]}"
         output.add("histories", f"{file}: row {first + row}, {history.pointers[1]}", what, AGAIN)
+
+
+def _check_numbers(
+    output: Output, file: str, first: int, batch: pa.RecordBatch, name: str, count: int
+) -> None:
+    """Check that a column has numbers of vectors that there are, or -1."""
+    numbers = to_numpy(batch.column(name))
+    wrong = (numbers < NO_VECTOR) | (numbers >= count)
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = f"vector {numbers[row]}, of which there are {count}"
+        output.add("vectors", f"{file}: row {first + row}, {name}", what, AGAIN)

@@ -52,6 +52,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.histories import link_histories
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VECTORS, link_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -286,6 +287,8 @@ class _Day:
             files = [part.file for part in before.files if part.day not in dropped]
             splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
             link_histories([self.paths.splits, self.stages.work / EVENTS], splits)
+            for vector in description.spec.vectors:
+                link_vectors(self.next.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
             without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
             of_day = make_manifest(

@@ -108,6 +108,7 @@ def _sum_up_results(results: list[UnitResult], spec: FeatureSpec) -> dict[str, A
         "missing": {
             **total("dense_missing", spec.dense_names),
             **total("null", spec.categorical_names),
+            **total("no_vector", [vector.name for vector in spec.vectors]),
         },
         "out_of_vocabulary": total("oov", spec.categorical_names),
     }

@@ -27,6 +27,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
 from nvt_torchrec.formats.vocabularies import Vocabulary
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -121,12 +122,34 @@ class Categorical:
 
 
 @dataclasses.dataclass(frozen=True)
+class Vector:
+    """A vector.
+
+    Attributes:
+        name: Its name.
+        table: The table that has it.
+        form: How many numbers it has, and how they are stored.
+        count: How many vectors are stored.
+        size: Their bytes.
+        missing: The share of rows without one, per split.
+    """
+
+    name: str
+    table: str
+    form: str
+    count: int
+    size: int
+    missing: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportData:
     """What the report shows in addition to the manifest and the timings."""
 
     dense: list[Dense]
     categorical: list[Categorical]
     sampled_rows: int
+    vectors: list[Vector] = dataclasses.field(default_factory=list)
 
 
 def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
@@ -179,7 +202,14 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
         before = undo_transform(after, name, description)
         missing = _shares(manifest, "missing", name)
         dense.append(Dense(name, missing, aurocs[name], _histogram(before), _histogram(after)))
-    return ReportData(dense, categorical, len(sample))
+    vectors = []
+    for vector in spec.vectors:
+        count = VectorStore(paths.workflow / IN_WORKFLOW, vector.stored).count
+        form = f"{vector.width} x {vector.dtype}"
+        missing = _shares(manifest, "missing", vector.name)
+        size_in_bytes = count * vector.stored.row_bytes
+        vectors.append(Vector(vector.name, vector.table, form, count, size_in_bytes, missing))
+    return ReportData(dense, categorical, len(sample), vectors)
 
 
 def _describe_policy(column: CategoricalColumn) -> str:

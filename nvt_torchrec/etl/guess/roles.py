@@ -43,7 +43,7 @@ class Feature:
 
     Attributes:
         name: in the spec.
-        kind: "dense" or "categorical".
+        kind: "dense", "categorical" or "vector".
         options: the keys of its block, but ``names``.
         why: the comment.
         source: the column of the file.

@@ -28,11 +28,12 @@ from nvt_torchrec.etl.guess.dialect import (
     split_rows,
 )
 from nvt_torchrec.etl.guess.names import find_split_path
-from nvt_torchrec.etl.guess.values import DECLARED, Profile, profile
+from nvt_torchrec.etl.guess.values import DECLARED, Profile, make_vector, profile
 from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import MAX_WIDTH
 
 #: So many first rows are looked at.
 HEAD_ROWS = 50_000
@@ -251,7 +252,7 @@ def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profil
     return [
         each
         if each.separator in ("", best)
-        else dataclasses.replace(each, kind="empty", unread=why)
+        else dataclasses.replace(each, kind="empty", unread=why, width=0)
         for each in profiles
     ]
 
@@ -342,11 +343,24 @@ def _profile_array(array: pa.Array, name: str) -> Profile:
     return column
 
 
+def _find_width(array: pa.Array) -> int:
+    """Return the length of lists of floats, of those that are not empty; 0 if it differs."""
+    if not pa.types.is_floating(array.type.value_type):
+        return 0
+    lengths = pc.unique(pc.list_value_length(array)).to_pylist()
+    widths = [length for length in lengths if length]
+    return widths[0] if len(widths) == 1 and 2 <= widths[0] <= MAX_WIDTH else 0
+
+
 def _profile_lists(array: pa.Array, name: str) -> Profile:
     """Return the profile of a column of lists."""
     held, items = array.type, pc.list_flatten(array)
     if pa.types.is_nested(held.value_type):
         return _leave_unread(name, len(array), f"columns of type {held} are not read")
+    width = _find_width(array)
+    if width and not items.null_count:
+        vectors = make_vector(name, len(array), len(array) - len(items) // width, width)
+        return dataclasses.replace(vectors, half=pa.types.is_float16(held.value_type))
     column = _profile_array(items, name)
     if items.null_count:
         why = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"

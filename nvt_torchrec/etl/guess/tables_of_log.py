@@ -93,7 +93,7 @@ def add_table(
     for column in table.columns:
         if column.source in used:
             continue
-        made = choose_features(column, table)
+        made = [_make_vector(column)] if column.width else choose_features(column, table)
         if _names_each_row(column):
             made = "nearly each row has a value of its own, as it has a key"
         if isinstance(made, str):
@@ -102,14 +102,15 @@ def add_table(
         for feature in made:
             options = {**feature.options, "table": name}
             features.append(dataclasses.replace(feature, options=options))
-    taken = [feature.name for feature in found.features]
+    taken = [rule["name"] for rule, _ in found.labels]
+    taken += [feature.name for feature in found.features]
     names = unique_names([*taken, *(spec_name(feature.name) for feature in features)])
     renamed = [
         dataclasses.replace(feature, name=each)
         for feature, each in zip(features, names[len(taken) :], strict=True)
     ]
     every = [*found.features, *renamed]
-    every.sort(key=lambda feature: feature.kind != "dense")
+    every.sort(key=lambda feature: ["dense", "categorical", "vector"].index(feature.kind))
     guess = dataclasses.replace(found, features=every, unread=unread)
     keys = _block_keys(name, key, table, path)
     if key.time is not None and found.time is not None:
@@ -117,6 +118,17 @@ def add_table(
         if found.time.time_format:
             keys["log_time_format"] = found.time.time_format
     return guess, GuessedTable(keys, _explain(key))
+
+
+def _make_vector(column: Profile) -> Feature:
+    """Return the vector that lists of numbers of one length become."""
+    options: dict[str, Any] = {"width": column.width}
+    if column.half:
+        options["dtype"] = "float16"
+    why = f"lists of {column.width} numbers"
+    if column.missing:
+        why += f", missing in {column.missing / column.rows:.1%} of the rows"
+    return Feature(column.name, "vector", options, why, column.source)
 
 
 def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Key | None:

@@ -140,6 +140,9 @@ def _columns(guess: Guess, sample: SampledFile) -> dict[str, list[str]]:
 
 def _block_of(feature: Feature) -> tuple[str, dict[str, Any], str]:
     """Return what neighbours in one block have in common; a derived column has its own block."""
+    if feature.kind == "vector":  # each has a block
+        source = {} if feature.name == feature.source else {"from": feature.source}
+        return feature.kind, source | feature.options, feature.name
     if feature.name != feature.source:
         return feature.kind, {"from": feature.source, **feature.options}, feature.name
     return feature.kind, feature.options, feature.name if "derive" in feature.options else ""
@@ -148,10 +151,13 @@ def _block_of(feature: Feature) -> tuple[str, dict[str, Any], str]:
 def _block(kind: str, options: dict[str, Any], features: list[Feature]) -> list[str]:
     if len(features) == 1:
         (feature,) = features
-        return [*_comment(feature.why), f"[[{kind}]]", *_keys({"names": [feature.name], **options})]
+        names: dict[str, Any] = {"names": [feature.name]}
+        if kind == "vector":
+            names = {"name": feature.name}
+        return [*_comment(feature.why), f"[[{kind}]]", *_keys(names | options)]
     width = max(len(_value(feature.name)) for feature in features) + 1
-    names = [f"    {_value(feature.name) + ',':{width}} # {feature.why}" for feature in features]
-    return [f"[[{kind}]]", "names = [", *names, "]", *_keys(options)]
+    listed = [f"    {_value(feature.name) + ',':{width}} # {feature.why}" for feature in features]
+    return [f"[[{kind}]]", "names = [", *listed, "]", *_keys(options)]
 
 
 def _comment(text: str, mark: str = "# ") -> list[str]:

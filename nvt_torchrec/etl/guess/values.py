@@ -19,6 +19,7 @@ from nvt_torchrec.etl.guess.names import is_called
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.vectors import MAX_WIDTH
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
@@ -76,6 +77,9 @@ class Profile:
         codes: int [rows], the number of each row's value, of lists of its text; -1 where missing.
         header: the name in the file, where that has a type behind it: ``user_id:token``.
         declared: that type, one of ``DECLARED``.
+        width: of a vector, how many numbers each row has; else 0. As columns of a log it is not
+            read, its kind is "empty".
+        half: of a vector, whether the file holds float16.
     """
 
     name: str
@@ -93,6 +97,8 @@ class Profile:
     codes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     header: str = ""
     declared: str = ""
+    width: int = 0
+    half: bool = False
 
     @property
     def source(self) -> str:
@@ -175,6 +181,10 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
             'decimal = "," in [input] reads a decimal comma'
         )
         return dataclasses.replace(column, unread=why)
+    width, separator = _find_vectors(counts) if lists else (0, "")
+    if width:
+        vectors = make_vector(name, len(values), missing, width)
+        return dataclasses.replace(vectors, separator=separator)
     separator = _list_separator(counts) if lists else ""
     return (
         _split_lists(column, separator) if separator else dataclasses.replace(column, kind="string")
@@ -249,6 +259,29 @@ def _split_lists(column: Profile, separator: str) -> Profile:
         unread = f"lists of texts in brackets: write them without, with {separator} between"
         kind = "empty"
     return dataclasses.replace(lists, kind=kind, unread=unread, separator=separator, multi_hot=True)
+
+
+def make_vector(name: str, rows: int, missing: int, width: int) -> Profile:
+    """Return the profile of a column of lists of numbers of one length."""
+    why = f"lists of {width} numbers: a [[vector]] is read from a table, see docs/vectors.md"
+    return Profile(name, "empty", rows, Counter(), missing, unread=why, width=width, multi_hot=True)
+
+
+def _find_vectors(counts: Counter[str]) -> tuple[int, str]:
+    """Return the length of lists of numbers, and what is between them; 0 where texts are none.
+
+    Lists are vectors if all have the same length, of at least two numbers, and some number has a
+    fraction: integers may be ids.
+    """
+    for separator in _SEPARATORS:
+        lists = [items_of(text, separator) for text in counts]
+        width = len(lists[0])
+        if not 2 <= width <= MAX_WIDTH or any(len(each) != width for each in lists):
+            continue
+        items = [item.strip() for each in lists for item in each]
+        if all(items) and _reads(items, "float") and not _reads(items, "int"):
+            return width, separator
+    return 0, ""
 
 
 def _has_brackets(text: str) -> bool:

@@ -99,6 +99,7 @@ def read_keys_alone(spec: FeatureSpec) -> FeatureSpec:
         split=BY_DAYS,
         events=None,
         histories=(),
+        event_sources=(),
         tables=(),
         label_files=files,
     )

@@ -24,6 +24,7 @@ from nvt_torchrec.etl.labels.match_clicks import (
     match_blocks,
 )
 from nvt_torchrec.etl.state.output import LABELS
+from nvt_torchrec.etl.tables.keyed_rows import refuse_empty
 from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.units.hours import find_late
@@ -86,8 +87,8 @@ def prepare_labels(
             report=report,
         )
         if not len(clicks):
-            paths = ", ".join(file.source for file in sources[label.name])
-            raise BadInputError(f"label {label.name}: {paths}: no rows", "pass files of clicks")
+            paths = [file.source for file in sources[label.name]]
+            raise refuse_empty(f"label {label.name}", paths, rejected)
         if rejected:
             (directory / f"rejected.{number}.tsv").write_bytes(b"".join(rejected))
         if earlier:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows
 from nvt_torchrec.clicklog.text.assemble import hash_keys, take
 from nvt_torchrec.formats.rows import NO_TIME, RawRows, is_missing
@@ -97,3 +98,21 @@ def format_rejected(
         shown = text.replace(b"\r", b"").replace(b"\n", b"\\n")
         lines.append(f"{path}\t{first_line + line}\t{reason}\t".encode() + shown + b"\n")
     return lines
+
+
+def refuse_empty(what: str, paths: Sequence[str], rejected: list[bytes]) -> BadInputError:
+    """Return the error of files without a row that can be used.
+
+    Args:
+        what: Names the files' role, such as "table items".
+        paths: The files.
+        rejected: What :func:`format_rejected` returned of them.
+    """
+    listed = ", ".join(paths)
+    if not rejected:
+        return BadInputError(f"{what}: {listed}: no rows", "pass files with rows")
+    path, line, reason, _ = rejected[0].decode(errors="replace").split("\t", 3)
+    return BadInputError(
+        f"{what}: {listed}: no well-formed row; {path}, line {line}: {reason}",
+        "correct the files, or how the spec reads them",
+    )

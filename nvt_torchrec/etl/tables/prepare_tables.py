@@ -18,6 +18,7 @@ from nvt_torchrec.etl.tables.table_writer import REJECTED_FILE, store_table
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.table_files import DIRECTORY, link_table
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
 
 #: The least share of rows with a key that a table has.
@@ -61,6 +62,9 @@ def store_tables(
             assert earlier is not None
             with new_directory(directory) as temporary:
                 link_table(spec, rule.name, earlier, temporary)
+                for vector in spec.vectors_of(rule.name):
+                    assert before is not None
+                    link_vectors(before / IN_WORKFLOW, temporary / IN_WORKFLOW, vector.name)
             continue
         store_table(
             rule,
@@ -68,6 +72,7 @@ def store_tables(
             files,
             directory,
             earlier=StoredTable(earlier, spec, rule.name) if earlier else None,
+            earlier_vectors=before / IN_WORKFLOW if before else None,
             threads=threads,
             reject=reject,
             report=report,

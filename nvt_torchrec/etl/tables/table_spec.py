@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,
     InputFormat,
 )
+from nvt_torchrec.formats.feature_spec.columns import VectorValues
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.read_plan import Read, Reading
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
+from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 
 #: A table has no label; the name that a spec must have is that of no column.
 _NO_LABEL = "(a table has no label)"
@@ -34,10 +38,11 @@ def make_table_spec(
         rule: The table.
         spec: The columns of the log and of its tables.
         path: The file, whose ending says its format where the rule does not.
-        columns: The columns to read; None: those that the spec of the log takes from the table.
+        columns: The columns to read; None: those that the spec of the log takes from the table, and
+            the values of its vectors.
     """
     if columns is None:
-        columns = spec.columns_of(rule.name)
+        columns = [*spec.columns_of(rule.name), *map(vector_values, spec.vectors_of(rule.name))]
     return make_keyed_spec(
         spec,
         path,
@@ -45,6 +50,16 @@ def make_table_spec(
         key=dict(zip(rule.key, rule.own_key, strict=True)),
         time=_version_time(rule),
         given=rule.input,
+    )
+
+
+def vector_values(vector: VectorColumn) -> VectorValues:
+    """Return the column by which the values of a vector are read."""
+    return VectorValues(
+        vector.name,
+        reading=Reading((vector.column,)),
+        width=vector.width,
+        maximum=float(np.finfo(vector.dtype).max),
     )
 
 

@@ -22,8 +22,9 @@ from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
 from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
-from nvt_torchrec.etl.tables.keyed_rows import parse_keyed
+from nvt_torchrec.etl.tables.keyed_rows import parse_keyed, refuse_empty
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
+from nvt_torchrec.etl.tables.vector_writer import RowOrder, VectorNumbers, VectorsOnDisk
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
@@ -36,6 +37,7 @@ from nvt_torchrec.formats.rows import (
     repeat_lists,
 )
 from nvt_torchrec.formats.table_files import KEYS, STARTS
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore, link_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ def store_table(
     directory: Path,
     *,
     earlier: StoredTable | None = None,
+    earlier_vectors: Path | None = None,
     threads: int = 1,
     reject: bool = False,
     report: Callable[[float], object] = lambda rows: None,
@@ -100,6 +103,7 @@ def store_table(
         directory: The directory.
         earlier: The table as of the days before: rows stay unless the files have another one of the
             same key and, with versions, the same time.
+        earlier_vectors: The directory of the vectors that it has, with ``NAME/FIRST`` below it.
         threads: How many pieces of a file are parsed at once.
         reject: Whether malformed rows are left out.
         report: Called with the number of rows read since the last call.
@@ -115,23 +119,32 @@ def store_table(
         columns = spec.columns_of(rule.name)
         on_disk = ColumnsOnDisk(temporary / _UNORDERED)
         (temporary / _UNORDERED).mkdir()
+        vectors = {
+            vector.name: VectorsOnDisk(temporary / _UNORDERED / f"{vector.name}.bin", vector.stored)
+            for vector in spec.vectors_of(rule.name)
+        }
         read: list[RowKeys] = []
         rejected: list[bytes] = []
         for file in files:
             for piece, bad in read_table_file(rule, spec, file, threads, reject):
                 for column in columns:
                     on_disk.append(column.name, *find_column(piece.rows, piece.spec, column.name))
+                for name, of_vector in vectors.items():
+                    lists, missing = find_column(piece.rows, piece.spec, name)
+                    assert isinstance(lists, Jagged)
+                    of_vector.append(lists, missing)
                 read.append(piece.row_keys)
                 rejected += bad
                 report(piece.rows.lines)
-        keys, starts, order = _order_rows(rule, read, earlier)
+        ordered = _order_rows(rule, read, earlier)
+        order = ordered.positions
         if not len(order):
-            paths = ", ".join(file.source for file in files)
-            raise BadInputError(f"table {rule.name}: {paths}: no rows", "pass a table with rows")
+            paths = [file.source for file in files]
+            raise refuse_empty(f"table {rule.name}", paths, rejected)
         log.info("table %s: %d rows", rule.name, len(order))
-        save_array(temporary / KEYS, keys)
+        save_array(temporary / KEYS, ordered.keys)
         if rule.valid_from:
-            save_array(temporary / STARTS, starts)
+            save_array(temporary / STARTS, ordered.starts)
         for column in columns:
             pieces = on_disk.load(column.name)
             if earlier is not None:
@@ -141,6 +154,15 @@ def store_table(
             arrays = to_arrays(column, take_values(values, order), missing[order])
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
+        for vector in spec.vectors_of(rule.name):
+            before = None
+            if earlier is not None and earlier_vectors is not None:
+                link_vectors(earlier_vectors, temporary / IN_WORKFLOW, vector.name)
+                before = earlier, VectorStore(earlier_vectors, vector.stored)
+            numbers = VectorNumbers(vector.stored, ordered, vectors[vector.name], before)
+            codes = numbers.write(temporary / IN_WORKFLOW)
+            save_array(temporary / f"{vector.name}.codes.npy", codes)
+            save_array(temporary / f"{vector.name}.missing.npy", numbers.missing.astype(np.uint8))
         shutil.rmtree(temporary / _UNORDERED)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
@@ -181,19 +203,13 @@ def read_table_file(
     yield from map_in_order(parse, pieces, threads, "tables")
 
 
-def _order_rows(
-    rule: TableRule, read: list[RowKeys], earlier: StoredTable | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _order_rows(rule: TableRule, read: list[RowKeys], earlier: StoredTable | None) -> RowOrder:
     """Order rows by key and start; leave those of an earlier table out that were read again.
 
     Args:
         rule: The table.
         read: The keys of the rows that were read.
         earlier: See :func:`store_table`; its rows are counted after those that were read.
-
-    Returns:
-        The keys and the starts in their order, int64 [rows], and the position of each of these
-        rows, int64 [rows].
 
     Raises:
         BadInputError: Two rows that were read are alike.
@@ -204,15 +220,16 @@ def _order_rows(
         all_keys.append(earlier.keys)
         no_starts = np.zeros_like(earlier.keys)
         all_starts.append(no_starts if earlier.starts is None else earlier.starts)
+    num_read = sum(len(part.keys) for part in read)
     if not all_keys:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+        none = np.empty(0, np.int64)
+        return RowOrder(none, none, none, num_read, none)
     keys = np.concatenate(all_keys)
     starts = np.concatenate(all_starts)
     order = np.lexsort((starts, keys))  # is stable
     keys, starts = keys[order], starts[order]
     is_repeated = np.zeros(len(order), np.bool_)
     is_repeated[1:] = (keys[1:] == keys[:-1]) & (starts[1:] == starts[:-1])
-    num_read = sum(len(part.keys) for part in read)
     read_twice = np.flatnonzero(is_repeated & (order < num_read))
     if len(read_twice):
         first, second = order[read_twice[0] - 1], order[read_twice[0]]
@@ -226,9 +243,13 @@ def _order_rows(
             f"{_describe_position(read, int(first))}, too",
             remedy,
         )
+    replaced = np.full(len(order), -1)
     if is_repeated.any():
+        left_out = np.flatnonzero(is_repeated)
+        replaced[left_out - 1] = order[left_out]
         keys, starts, order = keys[~is_repeated], starts[~is_repeated], order[~is_repeated]
-    return keys, starts, order
+        replaced = replaced[~is_repeated]
+    return RowOrder(keys, starts, order, num_read, replaced)
 
 
 def _describe_position(read: list[RowKeys], row: int) -> str:

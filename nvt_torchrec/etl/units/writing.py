@@ -29,6 +29,7 @@ from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, Unit
 from nvt_torchrec.formats.rows import WORD_BITS, RawRows
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import NO_VECTOR
 
 #: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
 DESCRIBED = 5
@@ -57,6 +58,7 @@ class UnitRecord:
         drawn: How many of the rows written are negatives that were drawn.
         waiting: Rows left out because their clicks may still come.
         done: Rows left out because days before have them.
+        no_vector: By vector, rows that have none.
     """
 
     rows: int
@@ -70,6 +72,7 @@ class UnitRecord:
     drawn: int = 0
     waiting: int = 0
     done: int = 0
+    no_vector: list[int] = dataclasses.field(default_factory=list)
 
     def result(self, unit: Unit) -> UnitResult:
         """Return the result of the unit."""
@@ -282,6 +285,9 @@ class _UnitWriter:
                 "drawn": count_drawn(rows),
             }
         )
+        if rows.vector_rows is not None:
+            without = np.count_nonzero(rows.vector_rows == NO_VECTOR, axis=1)
+            self._tallies[-1]["no_vector"] = without
 
     def result(self) -> UnitResult:
         sums = {}

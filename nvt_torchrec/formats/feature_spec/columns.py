@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -195,6 +196,9 @@ class CategoricalColumn:
     derive: Derivation | None = None
     table: str = ""
 
+    #: The raw types that its values may have.
+    raw_types: ClassVar[tuple[str, ...]] = CATEGORICAL_RAW_TYPES
+
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
         bounds = self.freq_threshold or self.max_table_size
@@ -205,7 +209,7 @@ class CategoricalColumn:
         check(
             self,
             f"column {self.name}: ",
-            ("raw", self.raw in CATEGORICAL_RAW_TYPES, one_of(CATEGORICAL_RAW_TYPES)),
+            ("raw", self.raw in self.raw_types, one_of(self.raw_types)),
             *(
                 (field, 0 <= value <= _MAXIMA[field], f"from 0 to {_MAXIMA[field]}")
                 for field, value in self.policy.items()
@@ -239,6 +243,25 @@ class CategoricalColumn:
         return FIRST_OOV_ID + self.oov_ids
 
 
+@dataclasses.dataclass(frozen=True)
+class VectorValues(CategoricalColumn):
+    """The values of a vector while the files of its table are read; no spec of a log has one.
+
+    They are lists of numbers, and have no vocabulary.
+
+    Attributes:
+        width: How many numbers each list has.
+        maximum: The largest size of a number.
+    """
+
+    raw: str = "float"
+    multi_hot: bool = True
+    width: int = 0
+    maximum: float = math.inf
+
+    raw_types: ClassVar[tuple[str, ...]] = ("float",)
+
+
 _NO_VOCABULARY = (
     "it does without a vocabulary: remove freq_threshold, max_table_size, num_buckets and "
     "vocabulary, or hash_buckets"
@@ -270,7 +293,7 @@ def check_names(
             differ.
     """
     for name in (*names, *vocabularies):
-        _check_name(name)
+        check_name(name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -284,8 +307,8 @@ def check_names(
             )
 
 
-def _check_name(name: str) -> None:
-    """Check a name of a column or vocabulary, which is used in names of files."""
+def check_name(name: str) -> None:
+    """Check a name of a column, a vector or a vocabulary, which is used in names of files."""
     good = isinstance(name, str) and name.isprintable() and "/" not in name
     if not good or not name or name.startswith("."):
         raise SettingsError(

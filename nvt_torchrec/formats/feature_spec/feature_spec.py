@@ -50,6 +50,7 @@ from nvt_torchrec.formats.feature_spec.spec_parts import drop_absent_parts
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule, check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
+from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn, check_vectors
 
 #: The most dense and the most categorical columns: how far everything was tried. With 1000 of each,
 #: ``graph.json`` has 5 MB, the report 7 MB and a footer of parquet 0.3 MB, a workflow opens within
@@ -79,6 +80,7 @@ class FeatureSpec:
         label_times_between: While a block is read, the times that rows without events may have;
             no file has it.
         event_sources: Further sources of events, beside the log's own rows.
+        vectors: The vectors of tables.
         version_time: While a table with versions is read, how their times are read; no file has it.
         of_source: While a source is read: rows are events without labels; no file has it.
     """
@@ -98,6 +100,7 @@ class FeatureSpec:
     label_files: tuple[LabelFile, ...] = ()
     label_times_between: tuple[int, ...] | None = None
     event_sources: tuple[SourceRule, ...] = ()
+    vectors: tuple[VectorColumn, ...] = ()
     version_time: Read | None = None
     of_source: bool = False
 
@@ -140,15 +143,22 @@ class FeatureSpec:
             groups = [group.columns for group in self.groups]
             check_negatives(self.negatives, self.features, self.tables, groups)
         check_sources(self.event_sources, self.tables, self.aggregate_rules)
+        names = [*self.columns, *(rule.name for rule in self.histories)]
+        check_vectors(self.vectors, self.tables, names)
 
     def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
         return [column for column in self.features if column.table == table]
 
+    def vectors_of(self, table: str) -> list[VectorColumn]:
+        """Return the vectors that rows find in a table."""
+        return [vector for vector in self.vectors if vector.table == table]
+
     @functools.cached_property
     def joined_tables(self) -> list[TableRule]:
-        """The tables that have columns."""
-        return [rule for rule in self.tables if self.columns_of(rule.name)]
+        """The tables that have columns or vectors."""
+        used = {column.table for column in (*self.features, *self.vectors)}
+        return [rule for rule in self.tables if rule.name in used]
 
     @property
     def read_tables(self) -> list[TableRule]:
@@ -437,8 +447,10 @@ class FeatureSpec:
     def drop_tables(self, names: Collection[str] | None = None) -> FeatureSpec:
         """Return the spec with columns of tables that are read from the rows, as others are.
 
+        Rows hold no vectors: they are left out of the spec.
+
         Args:
-            names: The names of these columns; None: all of them.
+            names: The names of these columns and vectors; None: all of them.
         """
 
         def drop(column: Any) -> Any:
@@ -449,6 +461,7 @@ class FeatureSpec:
             self,
             dense=tuple(map(drop, self.dense)),
             categorical=tuple(map(drop, self.categorical)),
+            vectors=tuple(v for v in self.vectors if names is not None and v.name not in names),
         )
 
     def replace_policy(self, **policy: int) -> FeatureSpec:

@@ -6,7 +6,11 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
-from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.feature_spec.columns import (
+    CategoricalColumn,
+    DenseColumn,
+    VectorValues,
+)
 from nvt_torchrec.formats.feature_spec.events import Events
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
@@ -112,6 +116,11 @@ def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     if column.table or (isinstance(column, DenseColumn) and column.aggregate):
         return []
     reading = column.reading
+    if isinstance(column, VectorValues):
+        (source,) = reading.sources
+        return [
+            Read(source, column.raw, True, trim=True, width=column.width, maximum=column.maximum)
+        ]
     return [
         Read(
             source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from nvt_torchrec.base.number_text import NumberRules
@@ -99,6 +100,8 @@ class Read(NumberRules):
         nulls: See :class:`Reading`; so are trim and lenient.
         time_format: Of raw type time.
         label: Of raw type label, the rule.
+        width: Of the lists of a vector, how many values each has; 0 for any number.
+        maximum: The largest size of a value of a vector.
     """
 
     source: str
@@ -108,6 +111,8 @@ class Read(NumberRules):
     trim: bool = False
     time_format: str = ""
     label: LabelRule = LabelRule("")
+    width: int = 0
+    maximum: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,8 @@ def drop_absent_parts(value: dict[str, Any]) -> None:
         del value["negatives"]
         for rule in value["label_rules"]:
             del rule["value"]
+    if not value["vectors"]:
+        del value["vectors"]
     if not value["label_files"]:
         del value["label_files"]
     for column in columns:

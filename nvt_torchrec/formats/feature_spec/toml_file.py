@@ -103,6 +103,13 @@ All keys of a spec; those that are optional say so, or show their default::
     # log_time_format = "epoch_s" # of log_time; default ISO
     # input = {format = "csv"}    # as [input]; default: by the ending of the names, with a header
 
+    [[vector]]                    # docs/vectors.md: a list of numbers of one length for each key
+    name = "text"
+    table = "items"               # the table that has it
+    from = "embedding"            # optional: the table's column; default: the name
+    width = 384                   # how many numbers it has
+    dtype = "float32"             # or "float16": how they are stored; default "float32"
+
     [negatives]                   # docs/negatives.md: rows that are drawn, with label 0
     item = "item"                 # for each row with label 1, the same one with other items
     user = "user"                 # that this user has no row with label 1 with
@@ -194,7 +201,7 @@ from nvt_torchrec.formats.feature_spec.toml_events import (
 from nvt_torchrec.formats.feature_spec.toml_labels import is_from_file, read_label_file
 from nvt_torchrec.formats.feature_spec.toml_negatives import read_negatives
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
-from nvt_torchrec.formats.feature_spec.toml_tables import read_source, read_table
+from nvt_torchrec.formats.feature_spec.toml_tables import read_source, read_table, read_vector
 from nvt_torchrec.formats.splits import SPLITS
 
 DEFAULT_SPEC = "criteo_1tb"
@@ -269,7 +276,7 @@ def _source(path: Path | str) -> Any:
 def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     known = {
         "label", "dense", "categorical", "dense_transform", "input", "weight", "split",
-        "events", "aggregate", "history", "table", "source", "negatives",
+        "events", "aggregate", "history", "table", "vector", "source", "negatives",
     }  # fmt: skip
     check_keys(value, known, source)
     given = value.get("input", {})
@@ -301,6 +308,7 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
         event_sources=tuple(read_source(block, source) for block in value.get("source", [])),
         negatives=read_negatives(value["negatives"], source) if "negatives" in value else None,
         label_files=label_files,
+        vectors=tuple(read_vector(block, source) for block in value.get("vector", [])),
     )
 
 

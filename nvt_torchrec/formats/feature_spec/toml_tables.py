@@ -1,4 +1,4 @@
-"""The blocks of a spec's TOML file that name further files: ``[[table]]`` and ``[[source]]``."""
+"""The blocks of a spec's TOML file about further files: tables, their vectors, and sources."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
+from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 
 
 def read_table(block: Any, source: str) -> TableRule:
@@ -16,6 +17,15 @@ def read_table(block: Any, source: str) -> TableRule:
     options = {**block, **read_key(block)}
     _read_input(options, f"table {options.get('name', '')}: ", source)
     return make_part(TableRule, options, "table: ")
+
+
+def read_vector(block: Any, source: str) -> VectorColumn:
+    """Return a vector of a table, from a block ``[[vector]]``. Raises :class:`SettingsError`."""
+    check_keys(block, {*field_names(VectorColumn) - {"source"}, "from"}, source)
+    options = {**block}
+    if "from" in options:
+        options["source"] = options.pop("from")
+    return make_part(VectorColumn, options, f"vector {options.get('name', '')}: ")
 
 
 def read_source(block: Any, source: str) -> SourceRule:

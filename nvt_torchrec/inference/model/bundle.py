@@ -43,6 +43,7 @@ from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.table_files import table_files
+from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
@@ -145,7 +146,8 @@ def _is_made_from(
         return workflow.ancestor(bundle.workflow_digest) is not None
     # A further day may change the files of events and of tables and leave the workflow's digest as
     # it is, which stands for what encodes.
-    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec)):
+    vectors = select_vectors(workflow.files)
+    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
             return False

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
@@ -30,6 +31,13 @@ from nvt_torchrec.formats.rows import (
     word_of,
 )
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import (
+    IN_WORKFLOW,
+    VectorStores,
+    select_vectors,
+    vector_files,
+)
+from nvt_torchrec.formats.vocabularies import COPY_AGAIN
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
@@ -55,6 +63,7 @@ class CompiledWorkflow:
         path: The directory of the workflow, without symbolic links.
         events: What happened before, as of the last day of the ETL; None for a spec without events.
         tables: The tables that columns are joined from; None for a spec without.
+        vectors: The vectors that rows find in them; None for a spec without.
         row_spec: The columns of rows in memory: also lists of the values of histories, which a
             caller may give (:meth:`take_histories`).
         histories: The histories whose lists ``row_spec`` has.
@@ -74,6 +83,7 @@ class CompiledWorkflow:
     _mapped: tuple[MappedArray, ...]
     row_spec: FeatureSpec
     tables: StoredTables | None = None
+    vectors: VectorStores | None = None
     histories: tuple[StoredHistory, ...] = ()
     max_events: int = MAX_EVENTS
     _table_ids: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -157,7 +167,28 @@ class CompiledWorkflow:
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
             pointers=rows.pointers,
+            vector_rows=rows.vector_rows,
         )
+
+    def take_vectors(self, rows: RawRows, encoded: EncodedRows) -> np.ndarray | None:
+        """Return ``dense_vectors``, float32 [n, sum of (width + 1)]; None for a spec without.
+
+        They are those that the caller gave, or else those that the rows find by their keys.
+
+        Args:
+            rows: The rows.
+            encoded: What :meth:`transform` made of them.
+
+        Raises:
+            BadInputError: A file was written to since it was opened.
+            SchemaError: The rows were not looked up in the tables, or a file is damaged.
+        """
+        if self.vectors is None or rows.dense_vectors is not None:
+            return rows.dense_vectors
+        if encoded.vector_rows is None:
+            raise SchemaError("rows without vectors", "read them with the keys of their tables")
+        self.vectors.check()
+        return self.vectors.take(encoded.vector_rows)
 
     def _check(self) -> None:
         for array in self._mapped:
@@ -333,7 +364,33 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
+        vectors=_open_vectors(description, verify=verify),
     )
+
+
+def _open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorStores | None:
+    """Open the vectors beside a saved workflow; None for a spec without.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+    if not description.spec.vectors:
+        return None
+    files = select_vectors(description.files)
+    check_sizes(description.path, files, COPY_AGAIN)
+    if verify:
+        check_digests(description.path, files, COPY_AGAIN)
+    stores = VectorStores(
+        description.path / IN_WORKFLOW, [vector.stored for vector in description.spec.vectors]
+    )
+    for store in stores.stores:
+        listed = vector_files(store.vectors.name, files)
+        if len(store.parts) != len(listed):
+            raise BadInputError(
+                f"{store.root}: {len(store.parts)} parts, where the workflow lists {len(listed)}",
+                COPY_AGAIN,
+            )
+    return stores
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:

@@ -27,6 +27,8 @@ class EncodedRows:
             for a hashed column all but the null ones.
         weight: float32 [n], or None where the rows had none.
         pointers: See :class:`formats.rows.RawRows`.
+        vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
+            :mod:`formats.vectors`; None for a spec without.
     """
 
     labels: np.ndarray
@@ -36,6 +38,7 @@ class EncodedRows:
     oov: np.ndarray
     weight: np.ndarray | None = None
     pointers: np.ndarray | None = None
+    vector_rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense.shape[1]
@@ -62,4 +65,8 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
         if rows.pointers is None:
             raise SchemaError("rows without histories", "the ETL makes them")
         columns += map(to_arrow, rows.pointers)
+    if schema.vectors:
+        if rows.vector_rows is None:
+            raise SchemaError("rows without vectors", "the ETL finds them by the keys of tables")
+        columns += map(to_arrow, rows.vector_rows)
     return pa.Table.from_arrays(columns, schema=fields)

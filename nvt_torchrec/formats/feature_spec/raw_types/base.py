@@ -20,6 +20,7 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
 NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(3, 8)
 OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 11)
+WRONG_WIDTH, BEYOND_FLOAT16 = range(11, 13)
 #: The messages of all codes but those that depend on the raw type, and that of FIELD_COUNT, whose
 #: message needs the numbers of fields.
 MESSAGES = {
@@ -30,6 +31,8 @@ MESSAGES = {
     LABEL_NUMBER: "expected a number, because the label has a threshold",
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
+    WRONG_WIDTH: "a vector has as many numbers as its width in the spec says",
+    BEYOND_FLOAT16: "expected numbers that fit float16, from -65504 to 65504",
 }
 #: Types of missing values of pandas and NumPy, by name because pandas is not imported.
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
