@@ -14,15 +14,19 @@ from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engines.device import gpu_count, supports
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine
 
 log = logging.getLogger(__name__)
 
-#: What a GPU and a core of the host fit and transform in a second, and how long the GPUs' workers
-#: need to start, to import cuDF and to compile, as measured on an H200 with 16 cores (docs/gpu.md).
-_BYTES_A_GPU_SECOND, _BYTES_A_CORE_SECOND = 0.80e9, 0.03e9
+# As measured on an H200 with 16 cores (docs/gpu.md).
+#: Bytes that a GPU fits and transforms in a second.
+_GPU_BYTES_PER_SECOND = 0.80e9
+#: Bytes that a core of the host fits and transforms in a second.
+_CORE_BYTES_PER_SECOND = 0.03e9
+#: How long the GPUs' workers need to start, to import cuDF and to compile.
 _GPU_START_SECONDS = 30
 
 
@@ -35,15 +39,8 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         settings: The settings of the run.
         days: The files that it reads.
     """
-    for block, is_given in (
-        ("[events]", settings.spec.events is not None),
-        ("[[table]]", bool(settings.spec.joined_tables)),
-        ("[negatives]", settings.spec.negatives is not None),
-        ("a [label] from another file", bool(settings.spec.label_files)),
-    ):
-        if settings.engine == "nvtabular" and is_given:
-            what = f"{block} with --engine nvtabular, which has no operator for them"
-            raise SettingsError(what, "leave --engine out")
+    if settings.engine == "nvtabular":
+        _check_operators(settings.spec)
     if settings.engine != "auto":
         return settings
     gpus = 0 if settings.scheduler else gpu_count()
@@ -51,8 +48,8 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         engine, reason = "dask", "there is a --scheduler"
     elif gpus and supports(settings.spec):
         num_bytes = sum(day.size for day in days)
-        on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _BYTES_A_GPU_SECOND)
-        on_cores = num_bytes / (count_cores() * _BYTES_A_CORE_SECOND)
+        on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _GPU_BYTES_PER_SECOND)
+        on_cores = num_bytes / (count_cores() * _CORE_BYTES_PER_SECOND)
         engine = "dask" if on_gpus < on_cores else "cpu"
         log_size = f"{num_bytes / 1e9:.1f} GB"
         reason = f"{log_size} take about {on_gpus:.0f} s on GPUs ({gpus}), {on_cores:.0f} s without"
@@ -62,6 +59,23 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         engine, reason = "cpu", "there is no GPU that cuDF can use"
     log.info("engine %s: %s", engine, reason)
     return dataclasses.replace(settings, engine=engine)
+
+
+def _check_operators(spec: FeatureSpec) -> None:
+    """Refuse what NVTabular has no operator for. Raises :class:`SettingsError`."""
+    block = ""
+    if spec.events is not None:
+        block = "[events]"
+    elif spec.joined_tables:
+        block = "[[table]]"
+    elif spec.negatives is not None:
+        block = "[negatives]"
+    elif spec.label_files:
+        block = "a [label] from another file"
+    if block:
+        raise SettingsError(
+            f"{block} with --engine nvtabular, which has no operator for it", "leave --engine out"
+        )
 
 
 @contextlib.contextmanager

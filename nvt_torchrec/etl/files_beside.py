@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ class FilesBeside:
         )
         with self.timer("labels"), show_progress("labels") as bar:
             prepare_labels(
-                [block for of_file in blocks.values() for block in of_file],
+                list(itertools.chain.from_iterable(blocks.values())),
                 settings.spec,
                 self.labels,
                 self.work,
@@ -83,10 +84,11 @@ class FilesBeside:
             )
         if settings.spec.split.by != "days":
             return None
-        return {
-            source: ReadyRows(count_lines(directory, of_file), list_ready(directory, of_file))
-            for source, of_file in blocks.items()
-        }
+        ready = {}
+        for source, blocks_of_file in blocks.items():
+            lines = count_lines(directory, blocks_of_file)
+            ready[source] = ReadyRows(lines, list_ready(directory, blocks_of_file))
+        return ready
 
     def store_tables(self, plan: UnitPlan) -> None:
         """Store the tables that columns are joined from, and check that the log has their keys."""

@@ -33,6 +33,7 @@ from nvt_torchrec.formats.vectors import IN_WORKFLOW, VECTORS, link_vectors
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
+    from nvt_torchrec.etl.engines.engine import Engine, Report
     from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,10 @@ def run(settings: EtlSettings) -> Manifest:
         OutputError: The output directory holds something else, or cannot be written.
     """
     spec = settings.spec
-    tables = find_tables(spec, settings.input_path, parse_paths(settings.table))
-    labels = find_label_files(
-        spec, settings.input_path, parse_paths(settings.label_path, "--label_path")
-    )
+    table_paths = parse_paths(settings.table)
+    tables = find_tables(spec, settings.input_path, table_paths)
+    label_paths = parse_paths(settings.label_path, "--label_path")
+    labels = find_label_files(spec, settings.input_path, label_paths)
     days = find_days(
         settings.input_path,
         settings.days,
@@ -83,11 +84,11 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
     if rule and spec.split.by == "time":
         log.info("valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"])
-    results = stages.count_and_encode(
-        plan,
-        "train",
-        lambda engine, report: _write_fitted(stages, engine.fit(plan.train_blocks, report), plan),
-    )
+
+    def write_workflow(engine: Engine, report: Report) -> WorkflowDescription:
+        return _write_fitted(stages, engine.fit(plan.train_blocks, report), plan)
+
+    results = stages.count_and_encode(plan, "train", write_workflow)
     check_splits(results, spec)
     description = inspect(paths.workflow)
     with stages.timer("describe"):

@@ -80,8 +80,9 @@ class ReadSettings(Settings):
         return self.on_bad_rows == "quarantine"
 
 
-def _check_place(settings: EtlSettings | ExtendSettings) -> None:
-    # a Dask worker on another machine may have another working directory
+def _check_output_and_engine(settings: EtlSettings | ExtendSettings) -> None:
+    """Make the output path absolute, and check that the engine may have a scheduler."""
+    # A Dask worker on another machine may have another working directory.
     object.__setattr__(settings, "output_path", settings.output_path.absolute())
     if settings.engine == "cpu" and settings.scheduler:
         raise SettingsError(
@@ -128,7 +129,7 @@ class EtlSettings(ReadSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_place(self)
+        _check_output_and_engine(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form, without settings that cannot change the result."""
@@ -192,17 +193,16 @@ class ExtendSettings(ReadSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_place(self)
+        _check_output_and_engine(self)
         if not (self.input_path or self.undo or self.resume):
             raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 
     def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
         """Return the settings by which a day is read: these, and those of the run before."""
-        of_a_run = {field.name for field in dataclasses.fields(EtlSettings)}
-        shared = of_a_run & vars(self).keys() - {"days", "block_mb", "resume", "restart"}
-        return EtlSettings(
-            spec=spec,
-            limit_rows=limit_rows,
-            block_mb=self.block_mb or block_mb,
-            **{name: getattr(self, name) for name in shared},
-        )
+        shared = {}
+        for field in dataclasses.fields(EtlSettings):
+            is_own = field.name in ("days", "block_mb", "resume", "restart")
+            if hasattr(self, field.name) and not is_own:
+                shared[field.name] = getattr(self, field.name)
+        block_mb = self.block_mb or block_mb
+        return EtlSettings(spec=spec, limit_rows=limit_rows, block_mb=block_mb, **shared)

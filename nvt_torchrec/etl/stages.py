@@ -138,8 +138,10 @@ class Stages:
         """
         from nvt_torchrec.etl.events.late_rows import read_end
 
-        kind, settings = RAW_TYPES["time"], self.settings
-        first, again = int(kind.minimum), frozenset[str]()
+        settings = self.settings
+        time_type = RAW_TYPES["time"]
+        first = int(time_type.minimum)
+        again: frozenset[str] = frozenset()
         if self.earlier_labels:  # rows until then are written, also of days that are read again
             first = self.earlier_labels.record.cut + 1
             again = frozenset(self.earlier_labels.record.waiting)
@@ -152,7 +154,8 @@ class Stages:
                 end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
         if end is None and self.before is None:
             return plan
-        end = int(kind.maximum) + 1 if end is None else end
+        if end is None:
+            end = int(time_type.maximum) + 1
         return plan.bound_times(first, end, again=again)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
@@ -356,12 +359,12 @@ class Stages:
         Raises:
             OutputError: They were changed.
         """
+        found: list[DayFile] = []
+        for day in days:
+            found += find_days(day.path, split=ANY_FILES)
         refuse_changes(
             self.record,
-            plan_record(
-                self.record["settings"],
-                [now for day in days for now in find_days(day.path, split=ANY_FILES)],
-            ),
+            plan_record(self.record["settings"], found),
             self.settings.output_path,
             "the inputs were changed during the run; begin again with --restart",
         )
@@ -385,7 +388,8 @@ class Stages:
         before = Manifest.read(self.before.manifest).described if self.before else {}
         manifest = dataclasses.replace(manifest, described=self.target.describing(before))
         manifest.write(self.target.manifest)
-        if warnings := one_label_splits(manifest["splits"]):
+        warnings = one_label_splits(manifest["splits"])
+        if warnings:
             remedy = one_label_remedy(manifest["splits"], manifest.split)
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest

@@ -77,6 +77,10 @@ key = "user"
 names = "city"
 raw = "string"
 table = "users"
+[[vector]]
+name = "taste"
+table = "users"
+width = 2
 [[source]]
 name = "purchases"
 path = "purchases*.csv"
@@ -88,7 +92,7 @@ source = "purchases"
 values = ["count", "last(amount)", "distinct(amount)"]
 """
 PURCHASES = "at,user,amount\n3600,u1,5\n90000,u2,7\n150000,u1,5\n"
-USERS = "user,city\nu1,Wien\nu2,Graz\nu3,Linz\n"
+USERS = "user,city,taste\nu1,Wien,1|2\nu2,Graz,\nu3,Linz,0.5|3\n"
 NEGATIVES = NegativesRule(item="item", user="user", per_positive=2)
 
 

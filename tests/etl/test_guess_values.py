@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
-from nvt_torchrec.etl.guess.values import profile, time_format
+from nvt_torchrec.etl.guess.values import find_time_format, profile
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from nvt_torchrec.etl.guess.values import profile, time_format
     ],
 )
 def test_formats_of_times(texts: list[str], name: str, expected: str | None) -> None:
-    assert time_format(texts, name) == expected
+    assert find_time_format(texts, name) == expected
 
 
 @settings(max_examples=200, deadline=None)

@@ -175,7 +175,7 @@ def test_files_of_clicks_that_are_not_there(tmp_path: Path) -> None:
         (log.raw / name).rename(moved / name)
     with pytest.raises(BadInputError, match=r"label clicked: .*no such file"):
         run(settings(log.raw, tmp_path / "out", spec))
-    with pytest.raises(SettingsError, match="no label 'click' from a file"):
+    with pytest.raises(SettingsError, match="no label from a file named 'click'"):
         run(settings(log.raw, tmp_path / "out", spec, label_path=("click=x",)))
     with pytest.raises(SettingsError, match="--label_path clicked"):
         run(settings(log.raw, tmp_path / "out", spec, label_path=("clicked",)))

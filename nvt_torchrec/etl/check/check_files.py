@@ -12,9 +12,14 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
+#: What to do about a file that is missing or damaged.
 AGAIN = "restore the file, or run the ETL again"
-#: Severities: training fails or is wrong; training may be wrong; for information only.
-ERROR, WARNING, NOTE = "error", "warning", "note"
+#: The severity of what makes training fail, or wrong.
+ERROR = "error"
+#: The severity of what may make training wrong.
+WARNING = "warning"
+#: The severity of what is for information only.
+NOTE = "note"
 _SAME_COPY = "workflow and data are of different days: restore both from the same copy"
 _OTHER_WORKFLOW = "the data were made with another workflow: restore it, or run the ETL again"
 
@@ -99,9 +104,9 @@ def check_files(output: Output) -> None:
 
 
 def _check_unfinished(output: Output) -> None:
-    unfinished, extending, work = (
-        output.paths.root / name for name in (UNFINISHED_FILE, EXTENDING_FILE, WORK_DIRECTORY)
-    )
+    unfinished = output.paths.root / UNFINISHED_FILE
+    extending = output.paths.root / EXTENDING_FILE
+    work = output.paths.root / WORK_DIRECTORY
     if unfinished.exists():
         remedy = "finish it by the same command, or begin again with --restart"
         output.add("unfinished", unfinished, "the run has not finished", remedy)
@@ -115,15 +120,18 @@ def _check_unfinished(output: Output) -> None:
 
 def _check_parts(output: Output, manifest: Manifest) -> None:
     """Compare the parts with the manifest."""
-    splits, listed = output.paths.splits, {part.file: part for part in manifest.files}
+    splits = output.paths.splits
+    listed = {part.file: part for part in manifest.files}
     # as the loader lists them
-    there = {str(path.relative_to(splits)) for path in splits.glob("*/[!._]*.parquet")}
-    for name in sorted(there - listed.keys()):
+    existing = {str(path.relative_to(splits)) for path in splits.glob("*/[!._]*.parquet")}
+    for name in sorted(existing - listed.keys()):
         output.add("parts", name, "not in the manifest", "delete it, or else the loader reads it")
     for name, part in sorted(listed.items()):
-        if name not in there:
+        if name not in existing:
             output.add("parts", name, "missing, but listed in the manifest", AGAIN)
-        elif difference := output.paths.part_difference(part):
+            continue
+        difference = output.paths.part_difference(part)
+        if difference:
             output.add("parts", name, difference.removeprefix(f"{splits / name}: "), AGAIN)
         else:
             output.parts.append(part)
@@ -142,7 +150,8 @@ def _check_labels(output: Output, manifest: Manifest) -> None:
     from nvt_torchrec.etl.finish.make_manifest import one_label, one_label_remedy  # imports numba
 
     for split, counted in manifest.splits.items():
-        if what := one_label(counted["rows"], counted["positives"]):
+        what = one_label(counted["rows"], counted["positives"])
+        if what:
             remedy = one_label_remedy(manifest.splits, manifest.split)
             output.add("labels", output.paths.splits / split, what, remedy, severity=WARNING)
 

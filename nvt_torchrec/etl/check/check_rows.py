@@ -26,21 +26,24 @@ def read_parts(
     output: Output, *, workers: int, report: Callable[[int, int], object] | None = None
 ) -> None:
     """Read all parts that are there; see :func:`etl.commands.check.check` for the arguments."""
-    total, events = sum(part.rows for part in output.parts), _count_events(output)
-    counts = _count_vectors(output)
+    total = sum(part.rows for part in output.parts)
+    events = _count_events(output)
+    vectors = _count_vectors(output)
     with ThreadPoolExecutor(workers, "check") as pool:
-        for rows in pool.map(lambda part: _read(output, part, events, counts), output.parts):
+        for rows in pool.map(lambda part: _read(output, part, events, vectors), output.parts):
             if report:
                 report(rows, total)
 
 
 def _count_events(output: Output) -> list[tuple[StoredHistory, np.ndarray]]:
     """Return how many events each key of each history has; check the ids of the events."""
-    root, counts = output.paths.splits, []
+    root = output.paths.splits
+    counts = []
     try:
         schema = TableSchema.read(root)
+        size_by_column = dict(zip(schema.categorical, schema.table_sizes, strict=True))
         for history in schema.histories:
-            sizes = [schema.table_sizes[schema.categorical.index(name)] for name in history.columns]
+            sizes = [size_by_column[name] for name in history.columns]
             store = HistoryStore(root, history, sizes)
             for part in store.parts:
                 for name, size, ids in zip(history.columns, sizes, part.ids, strict=True):
@@ -107,13 +110,14 @@ def _check_pointers(
     counts: np.ndarray,
 ) -> None:
     """Check that the pointers of rows lead to events that there are."""
-    key, events = (to_numpy(batch.column(name)) for name in history.pointers)
-    there = (key >= 0) & (key < len(counts))
-    maximum = np.where(there, counts[np.where(there, key, 0)] if len(counts) else 0, 0)
-    wrong = (events < 0) | (events > maximum) | (~there & (key != -1))
+    keys, num_events = (to_numpy(batch.column(name)) for name in history.pointers)
+    is_known = (keys >= 0) & (keys < len(counts))
+    max_events = np.zeros(len(keys), np.int64)
+    max_events[is_known] = counts[keys[is_known]]
+    wrong = (num_events < 0) | (num_events > max_events) | (~is_known & (keys != -1))
     if wrong.any():
         row = int(wrong.argmax())
-        what = f"{events[row]} events of key {key[row]}, which has {maximum[row]}"
+        what = f"{num_events[row]} events of key {keys[row]}, which has {max_events[row]}"
         output.add("histories", f"{file}: row {first + row}, {history.pointers[1]}", what, AGAIN)
 
 

@@ -42,8 +42,8 @@ def check(
     if output.manifest is not None:
         rows.read_parts(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
-    # threads find them in any order
-    return sorted(output.findings, key=lambda each: (order[each.severity], str(each)))
+    # Threads find them in any order.
+    return sorted(output.findings, key=lambda finding: (order[finding.severity], str(finding)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,11 +87,11 @@ def try_package(program: str, gpus: int) -> str:
         )
     except subprocess.TimeoutExpired:
         raise UnsupportedStackError(f"no answer within {_SECONDS} s", remedy) from None
-    (words,) = done.stdout.strip().splitlines()[-1:] or ["cannot be imported"]
+    printed = done.stdout.strip().splitlines() or ["cannot be imported"]
     if not done.returncode:
-        return words
-    (error,) = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-    raise UnsupportedStackError(f"{words}: {error}", remedy)
+        return printed[-1]
+    errors = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    raise UnsupportedStackError(f"{printed[-1]}: {errors[-1]}", remedy)
 
 
 def check_shared_memory(gpus: int) -> str:

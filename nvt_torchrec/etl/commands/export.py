@@ -74,31 +74,28 @@ def run(settings: ListsSettings) -> None:
             "its parquet, OUT/criteo_binary/split, is what others read",
         )
     sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
-    stores = [
-        HistoryStore(output.splits, history, [sizes[name] for name in history.columns])
-        for history in schema.histories
-    ]
-    lists = pa.list_(pa.int32())
-    fields = [*schema.arrow][: len(schema.floats) + len(schema.categorical)]
-    fields += [
-        pa.field(name.replace(".", "__", 1), lists) for h in schema.histories for name in h.features
-    ]
+    fields = list(schema.arrow)[: len(schema.floats) + len(schema.categorical)]
+    names = [field.name for field in fields]
+    stores = []
+    for history in schema.histories:
+        store_sizes = [sizes[name] for name in history.columns]
+        stores.append(HistoryStore(output.splits, history, store_sizes))
+        for name in history.features:
+            fields.append(pa.field(name.replace(".", "__", 1), pa.list_(pa.int32())))
     for part in manifest.files:
-        if difference := output.part_difference(part):
+        difference = output.part_difference(part)
+        if difference:
             raise BadInputError(difference, _RESTORE)
     total = sum(part.rows for part in manifest.files)
     with new_directory(settings.output_path) as temporary, show_progress("export", total) as bar:
         for split in SPLITS:
             with pq.ParquetWriter(temporary / f"{split}.parquet", pa.schema(fields)) as writer:
-                for part in (part for part in manifest.files if part.split == split):
+                parts = [part for part in manifest.files if part.split == split]
+                for part in parts:
                     for batch in _read(output.splits / part.file):
-                        columns = [
-                            batch[field.name]
-                            for field in fields
-                            if field.name in batch.schema.names
-                        ]
+                        columns = [batch[name] for name in names]
                         for store in stores:
-                            columns += _lists(store, batch, settings)
+                            columns += _make_lists(store, batch, settings)
                         writer.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)))
                         bar.update(len(batch))
     log.info(
@@ -118,7 +115,9 @@ def _read(part: Path) -> Iterator[pa.RecordBatch]:
         raise BadInputError(f"{part}: cannot be read: {error}", _RESTORE) from error
 
 
-def _lists(store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings) -> list[pa.Array]:
+def _make_lists(
+    store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings
+) -> list[pa.Array]:
     """Return the lists of some rows, one for each column of a history."""
     import pyarrow as pa
 
@@ -128,10 +127,11 @@ def _lists(store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings) 
     counts = np.array([len(row[0]) for row in found], np.int64)
     lengths = np.full(len(found), maximum) if settings.pad else counts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.arange(counts.sum()) + np.repeat(offsets[1:] - np.cumsum(counts), counts)
+    # The events of a row are the last ids of its list; before them is the padding.
+    indices = np.arange(counts.sum()) + np.repeat(offsets[1:] - np.cumsum(counts), counts)
     columns = []
     for values in zip(*found, strict=True):
         ids = np.zeros(offsets[-1], np.int32)
-        ids[places] = np.concatenate(values)
+        ids[indices] = np.concatenate(values)
         columns.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids)))
     return columns

@@ -25,10 +25,16 @@ from nvt_torchrec.etl.state.output import DASK
 
 log = logging.getLogger(__name__)
 
-#: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
-POOL_SHARE, SPILL_SHARE = 0.7, 0.8
-#: Time limits. A worker takes seconds to start, on a busy machine a minute.
-CONNECT_SECONDS, START_SECONDS, CLOSE_SECONDS = 10, 300, 20
+#: The share of a GPU's memory that RMM's pool takes.
+POOL_SHARE = 0.7
+#: The share of a GPU's memory from which on Dask spills to the host.
+SPILL_SHARE = 0.8
+#: Time limits: to reach a running scheduler;
+CONNECT_SECONDS = 10
+#: to start a worker, which takes seconds, on a busy machine a minute;
+START_SECONDS = 300
+#: to close a client or a cluster.
+CLOSE_SECONDS = 20
 #: Seconds that a cluster may have no worker: one that died is replaced within seconds.
 LOST_SECONDS = 60
 
@@ -80,8 +86,12 @@ def _check_workers(client: Client, name: str, shared: Path, frames: bool) -> boo
         if not gpus:
             raise SettingsError(f"{name}: no workers", "start workers for this scheduler")
         sees = client.run(os.path.isdir, str(shared))
-        at_scheduler = frames and any(gpus.values()) and client.run_on_scheduler(gpu_count)
-        first = set(client.run(first_gpu).values()) if all(gpus.values()) else gpus
+        all_have_gpus = all(gpus.values())
+        # What a worker's first GPU is, is known only where it has one.
+        used_gpus = set(client.run(first_gpu).values()) if all_have_gpus else None
+        scheduler_gpus = 0
+        if frames and all_have_gpus:
+            scheduler_gpus = client.run_on_scheduler(gpu_count)
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"{name}: its workers, or the scheduler, have no module {error.name}",
@@ -93,25 +103,26 @@ def _check_workers(client: Client, name: str, shared: Path, frames: bool) -> boo
             f"{name}: {len(blind)} of {len(sees)} workers do not see {shared}: {blind[0]} …",
             "choose an --output_path on a file system that all hosts share at the same path",
         )
-    if any(gpus.values()) and not all(gpus.values()):
+    if any(gpus.values()) and not all_have_gpus:
         raise SettingsError(
             f"{name}: {sum(map(bool, gpus.values()))} of {len(gpus)} workers have GPUs",
             "use workers of one kind; without GPUs: CUDA_VISIBLE_DEVICES='' for each",
         )
-    if len(first) < len(gpus):
+    if used_gpus is not None and len(used_gpus) < len(gpus):
         raise SettingsError(
             f"{name}: some of its {len(gpus)} workers use the same GPU",
             "start them with `dask cuda worker`, which gives each GPU of a host one worker",
         )
-    gpu = all(gpus.values())
-    for host, there in (("this machine", gpu_count()), ("the scheduler's host", at_scheduler)):
-        if frames and gpu and not there:
-            raise SettingsError(
-                f"{name}: its workers have GPUs, and {host} has none that cuDF can use",
-                "start the run, and `dask scheduler`, on hosts with a GPU: with --engine nvtabular "
-                "both handle cuDF frames",
-            )
-    return gpu
+    if frames and all_have_gpus:
+        hosts = {"this machine": gpu_count(), "the scheduler's host": scheduler_gpus}
+        for host, num_gpus in hosts.items():
+            if not num_gpus:
+                raise SettingsError(
+                    f"{name}: its workers have GPUs, and {host} has none that cuDF can use",
+                    "start the run, and `dask scheduler`, on hosts with a GPU: with --engine "
+                    "nvtabular both handle cuDF frames",
+                )
+    return all_have_gpus
 
 
 @contextlib.contextmanager
@@ -154,14 +165,11 @@ def local_cluster(workers: int | None, directory: Path, frames: bool = False) ->
         # LocalCUDACluster sets its own preload, so workers load nvt_compat by pre_import. The sizes
         # are in bytes because it would compute shares of the whole GPU for a MIG instance.
         memory = gpu_memory()
-        options |= {
-            "rmm_pool_size": int(POOL_SHARE * memory),
-            # an integrated GPU has no memory of its own to spill from
-            "device_memory_limit": int(SPILL_SHARE * memory)
-            if has_device_memory_resource()
-            else None,
-            "pre_import": "nvt_torchrec.nvt_compat",
-        }
+        options["rmm_pool_size"] = int(POOL_SHARE * memory)
+        # An integrated GPU has no memory of its own to spill from.
+        can_spill = has_device_memory_resource()
+        options["device_memory_limit"] = int(SPILL_SHARE * memory) if can_spill else None
+        options["pre_import"] = "nvt_torchrec.nvt_compat"
         started = _start_without_sigint(lambda: LocalCUDACluster(**options))
     else:
         started = _start_without_sigint(lambda: LocalCluster(**options, processes=True))
@@ -262,14 +270,16 @@ def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
     stop = threading.Event()
 
     def watch() -> None:
-        last, known = time.monotonic(), set[str]()
+        last_seen = time.monotonic()
+        known: set[str] = set()
         while not stop.wait(min(2, LOST_SECONDS / 4)):
             workers = set(client.scheduler_info(n_workers=-1)["workers"])
             for worker in sorted(known - workers):
                 log.warning("worker %s is lost, and %d are left", worker, len(workers))
-            if known := workers:
-                last = time.monotonic()
-            elif time.monotonic() - last > LOST_SECONDS:
+            known = workers
+            if workers:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > LOST_SECONDS:
                 lost.set()
                 client.close(timeout=5)
                 return

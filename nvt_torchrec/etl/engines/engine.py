@@ -121,34 +121,41 @@ def add_up(
     small_first = sorted(files, key=lambda file: file.path.stat().st_size)
     nulls = np.sum([file.array("nulls") for file in files], axis=0).tolist()
 
-    def vocabulary(index: int, columns: tuple[CategoricalColumn, ...]) -> _Result:
+    def merge_vocabulary(index: int, columns: tuple[CategoricalColumn, ...]) -> _Result:
         counts = merge(file.counts(index) for file in small_first)
         return finish(counts, columns[0], nulls[index])
 
     names = job.spec.vocabularies
     with ThreadPoolExecutor(count_cores(), "etl") as pool:
-        finished = pool.map(vocabulary, range(len(names)), names.values())
+        finished = pool.map(merge_vocabulary, range(len(names)), names.values())
         vocabularies = dict(zip(names, finished, strict=True))
-    moments = merge_moments([block for file in files for block in file.array("moments")])
+    # Block by block, in their order: the last bits depend on the order of additions.
+    moments_of_blocks: list[np.ndarray] = []
+    for file in files:
+        moments_of_blocks += list(file.array("moments"))
+    moments = merge_moments(moments_of_blocks)
     if job.spec.aggregates:
-        places = [j for j, column in enumerate(job.spec.dense) if column.aggregate]
-        moments[places] = _aggregate_moments(job, blocks)
+        indices = [j for j, column in enumerate(job.spec.dense) if column.aggregate]
+        moments[indices] = _aggregate_moments(job, blocks)
     return rows, dict(zip(names, nulls, strict=True)), moments, vocabularies
 
 
 def _aggregate_moments(job: Job, blocks: list[Block]) -> np.ndarray:
-    """Return the moments of the aggregates, float64 [aggregates, 4]."""
-    spec, events = dataclasses.replace(job.spec, dense=tuple(job.spec.aggregates)), job.events
+    """Compute the moments of the aggregates, float64 [aggregates, 4]."""
+    spec = dataclasses.replace(job.spec, dense=tuple(job.spec.aggregates))
+    events = job.events
     assert events is not None
 
-    def count(block: Block) -> np.ndarray:
-        of_pieces = [counting.compute_moments(rows, spec) for rows in events.iterate_trained(block)]
-        return merge_moments([np.zeros((len(spec.dense), 4)), *of_pieces])
+    def compute_block(block: Block) -> np.ndarray:
+        moments = [np.zeros((len(spec.dense), 4))]
+        for rows in events.iterate_trained(block):
+            moments.append(counting.compute_moments(rows, spec))
+        return merge_moments(moments)
 
-    return merge_moments([*map_in_order(count, blocks, count_cores(), "moments")])
+    return merge_moments(list(map_in_order(compute_block, blocks, count_cores(), "moments")))
 
 
-def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> Values:
+def _to_vocabulary_type(counts: Counts, column: CategoricalColumn) -> Values:
     """Convert values to the types of vocabularies: int64, or strings with 32-bit offsets."""
     if not isinstance(counts.values, pa.Array):
         return counts.values.astype(np.int64)
@@ -169,7 +176,8 @@ class Engine:
     """
 
     def __init__(self, job: Job) -> None:
-        self.job, self.compare_seconds = job, 0.0
+        self.job = job
+        self.compare_seconds = 0.0
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """Count the categories of blocks and the moments of their dense columns, durably.
@@ -215,13 +223,13 @@ class Engine:
         """
         spec = self.job.spec
 
-        def vocabulary(
+        def fit_vocabulary(
             counts: Counts, column: CategoricalColumn, nulls: int
         ) -> tuple[FittedVocabulary, PendingValues]:
-            return apply_policy(_to_vocabulary(counts, column), counts.counts, column, nulls)
+            return apply_policy(_to_vocabulary_type(counts, column), counts.counts, column, nulls)
 
         self.count(blocks, report)
-        rows, _, moments, vocabularies = add_up(self.job, blocks, vocabulary)
+        rows, _, moments, vocabularies = add_up(self.job, blocks, fit_vocabulary)
         if not rows:
             raise BadInputError(
                 f"split by {spec.split.by}: no well-formed row is for training",
@@ -243,11 +251,13 @@ class Engine:
         """
         spec = self.job.spec
 
-        def values(counts: Counts, column: CategoricalColumn, _: int) -> tuple[Values, np.ndarray]:
-            return _to_vocabulary(counts, column), counts.counts
+        def convert_counts(
+            counts: Counts, column: CategoricalColumn, _: int
+        ) -> tuple[Values, np.ndarray]:
+            return _to_vocabulary_type(counts, column), counts.counts
 
         self.count(blocks, report)
-        rows, nulls, _, vocabularies = add_up(self.job, blocks, values)
+        rows, nulls, _, vocabularies = add_up(self.job, blocks, convert_counts)
         if not rows and spec.split.by == "days":
             raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
         return DayCounts(day, vocabularies, nulls)

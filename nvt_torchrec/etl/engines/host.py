@@ -89,10 +89,10 @@ def count_block(
         OutputError: The events cannot be written.
     """
     tables = additions.tables
-    columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
-    missing = np.zeros(len(columns), np.int64)
-    of_pieces = [np.zeros((len(spec.dense), 4))]
-    found: list[np.ndarray] = []  # rows of tables
+    pieces_of_columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
+    missing = np.zeros(len(spec.categorical), np.int64)
+    moments_of_pieces = [np.zeros((len(spec.dense), 4))]
+    table_rows: list[np.ndarray] = []
     rows_read = 0
     # histories need the values themselves
     categories = history_columns(spec) if events else ()
@@ -104,31 +104,34 @@ def count_block(
         pieces = kept.keep(block, pieces)
     for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
-        missing += count_missing(rows.categorical_missing, len(columns))
+        missing += count_missing(rows.categorical_missing, len(spec.categorical))
         if rows.table_rows is not None:
-            found.append(rows.table_rows)
-        for of_column, piece in zip(columns, rows.categorical, strict=True):
-            of_column.append(piece)
+            table_rows.append(rows.table_rows)
+        for j, values in enumerate(rows.categorical):
+            pieces_of_columns[j].append(values)
         if has_moments(spec):
-            of_pieces.append(compute_moments(rows, spec))
+            moments_of_pieces.append(compute_moments(rows, spec))
     if extractor:
         extractor.write()
     counts: dict[str, Counts] = {}
     nulls: dict[str, int] = {}
-    for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
+    table_names = [rule.name for rule in spec.joined_tables]
+    for j, column in enumerate(spec.categorical):
         name = column.vocabulary_name
         if tables and column.table:
-            number = [rule.name for rule in spec.joined_tables].index(column.table)
-            places = np.concatenate([piece[number] for piece in found])
-            counted = count_table_values(tables.by_name[column.table], column, places)
+            number = table_names.index(column.table)
+            rows_of_table = np.concatenate([piece[number] for piece in table_rows])
+            counted = count_table_values(tables.by_name[column.table], column, rows_of_table)
         else:
-            counted = _count_column(of_column, column, int(absent))
+            counted = _count_column(pieces_of_columns[j], column, int(missing[j]))
         counts[name] = merge([counts[name], counted]) if name in counts else counted
-        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else int(absent))
+        nulls.setdefault(name, 0)
+        if not column.multi_hot:
+            nulls[name] += int(missing[j])
     return SortedRun(
         rows=rows_read,
         nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
-        moments=merge_moments(of_pieces)[np.newaxis],
+        moments=merge_moments(moments_of_pieces)[np.newaxis],
         counts=[counts[name] for name in spec.vocabularies],
     )
 
@@ -295,5 +298,6 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
     """Ask the system to read the block after those in work; in the first turn, those as well."""
     if not format_of(spec).by_rows:
-        for block in blocks[turn + workers if turn else 0 : turn + workers + 1]:
+        first = turn + workers if turn else 0
+        for block in blocks[first : turn + workers + 1]:
             will_read(block.path, block.begin, block.end)

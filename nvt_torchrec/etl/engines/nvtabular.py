@@ -51,8 +51,10 @@ from nvt_torchrec.workflows.writer import Fitted
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
-#: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
-VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
+#: Vocabularies up to this size stay on a worker's GPU.
+VOCABULARY_BYTES = 2 << 30
+#: Bytes of an entry of a vocabulary: a value and its id.
+_ENTRY_BYTES = 16
 
 
 class NVTabular(Workers):
@@ -144,11 +146,10 @@ def transform_frame(
     if not len(frame):  # NVTabular's operators need a first value
         return schema.arrow.empty_table()
     frame = workflow.transform(frame)[list(schema.arrow.names)]
-    table = (
-        frame.to_arrow(preserve_index=False)
-        if gpu
-        else pa.Table.from_pandas(frame, preserve_index=False)
-    )
+    if gpu:
+        table = frame.to_arrow(preserve_index=False)
+    else:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
     return table.replace_schema_metadata(None).cast(schema.arrow)
 
 
@@ -159,7 +160,7 @@ def _load_once(path: str, digest: str, gpu: bool) -> tuple[Any, TableSchema, Fea
     See :func:`etl.engines.workers._load_once`.
     """
     workflow, description = load(path, raw=False), inspect(path)
-    if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
+    if gpu and _ENTRY_BYTES * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
         # copied to the GPU once instead of for every frame; Dask cannot spill them
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"

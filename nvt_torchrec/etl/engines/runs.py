@@ -36,6 +36,7 @@ from nvt_torchrec.base.files.mapping import HEADERS
 from nvt_torchrec.base.files.syncing import Syncer
 from nvt_torchrec.etl.units.counting import Counts, merge
 
+#: How many neighbouring runs are merged into one.
 FAN_IN = 8
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
@@ -45,10 +46,10 @@ class SortedRun:
     """What was counted in consecutive blocks.
 
     Attributes:
-        rows: well-formed rows.
+        rows: The number of well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
         moments: float64 [blocks, dense columns, 4], see :func:`etl.units.counting.compute_moments`.
-        counts: per vocabulary; an iterator, where they are made as they are written.
+        counts: The counts per vocabulary; an iterator, where they are made as they are written.
     """
 
     rows: int
@@ -118,12 +119,12 @@ class RunFile:
         return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
 
     def array(self, name: str) -> np.ndarray:
-        """``rows``, ``nulls`` or ``moments``; see :class:`SortedRun`."""
+        """Read ``rows``, ``nulls`` or ``moments``; see :class:`SortedRun`."""
         with self._damaged():
             return self._read(name)
 
     def counts(self, vocabulary: int) -> Counts:
-        """The counts of one vocabulary; the others are not read."""
+        """Read the counts of one vocabulary; the others are not read."""
         with self._damaged():
             counts = self._read(f"counts_{vocabulary}").astype(np.int64)
             if f"values_{vocabulary}.npy" in self._archive.NameToInfo:
@@ -140,11 +141,12 @@ class Runs:
     the end of the context raise :class:`OutputError` if the directory cannot be written.
 
     Args:
-        directory: created if it does not exist; runs of another key in it are deleted.
-        blocks: how many blocks there are.
-        vocabularies: how many vocabularies there are.
-        key: a digest of everything the counts depend on.
-        ahead: how many runs may wait for the disk, see :class:`base.files.syncing.Syncer`.
+        directory: The directory, which is created if it does not exist; runs of another key in it
+            are deleted.
+        blocks: How many blocks there are.
+        vocabularies: How many vocabularies there are.
+        key: A digest of everything the counts depend on.
+        ahead: How many runs may wait for the disk, see :class:`base.files.syncing.Syncer`.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Runs:
         self._syncer.__exit__(*error)
 
     def _recover(self, key: str) -> set[tuple[int, int]]:
-        """The blocks of the runs there are, without those of another key and those merged."""
+        """Return the blocks of the runs there are; delete those of another key and those merged."""
         journal = Journal(self._directory)
         before = None
         with contextlib.suppress(BadInputError):
@@ -177,15 +179,20 @@ class Runs:
                 delete(path)
             journal.begin({"key": key})
             return set()
-        ranges = [[int(part) for part in path.stem.split("-")] for path in files]
+        ranges = []
+        for path in files:
+            begin, end = path.stem.split("-")
+            ranges.append((int(begin), int(end)))
+        # Ranges are nested or apart. Of those with the same begin the longest comes first, so a
+        # range that begins before the end of the last one kept was merged into it.
         kept: set[tuple[int, int]] = set()
-        end = 0
-        for begin, stop in sorted(ranges, key=lambda blocks: (blocks[0], -blocks[1])):
-            if begin < end:  # ranges are nested or apart
-                delete(self._path((begin, stop)))
+        end_of_kept = 0
+        for blocks in sorted(ranges, key=lambda blocks: (blocks[0], -blocks[1])):
+            if blocks[0] < end_of_kept:
+                delete(self._path(blocks))
             else:
-                kept.add((begin, stop))
-                end = stop
+                kept.add(blocks)
+                end_of_kept = blocks[1]
         return kept
 
     def _path(self, blocks: tuple[int, int]) -> Path:
@@ -194,7 +201,9 @@ class Runs:
     @property
     def missing(self) -> list[int]:
         """Blocks that are in no run."""
-        done = {block for begin, end in self._ranges for block in range(begin, end)}
+        done: set[int] = set()
+        for begin, end in self._ranges:
+            done |= set(range(begin, end))
         return [block for block in range(self._blocks) if block not in done]
 
     @property
@@ -216,14 +225,22 @@ class Runs:
     def compact(self) -> None:
         """Merge complete groups of durable runs, unless another thread merges them."""
         while (group := self._take_group()) is not None:
-            files = [RunFile(self._path(blocks)) for blocks in group]
-            merged = SortedRun(
-                sum(int(file.array("rows")) for file in files),
-                np.sum([file.array("nulls") for file in files], axis=0),
-                np.concatenate([file.array("moments") for file in files]),
-                (merge(file.counts(v) for file in files) for v in range(self._vocabularies)),
-            )
-            self._write((group[0][0], group[-1][1]), merged)
+            self._write((group[0][0], group[-1][1]), self._merge(group))
+
+    def _merge(self, group: list[tuple[int, int]]) -> SortedRun:
+        """Merge runs; the counts of a vocabulary are merged when they are written."""
+        files = [RunFile(self._path(blocks)) for blocks in group]
+
+        def merge_counts() -> Iterator[Counts]:
+            for vocabulary in range(self._vocabularies):
+                yield merge(file.counts(vocabulary) for file in files)
+
+        return SortedRun(
+            rows=sum(int(file.array("rows")) for file in files),
+            nulls=np.sum([file.array("nulls") for file in files], axis=0),
+            moments=np.concatenate([file.array("moments") for file in files]),
+            counts=merge_counts(),
+        )
 
     def _write(self, blocks: tuple[int, int], run: SortedRun) -> None:
         with deferred() as written:
@@ -231,7 +248,7 @@ class Runs:
         self._syncer.add(written, blocks)
 
     def _note(self, durable: list[tuple[int, int]]) -> None:
-        """Runs are durable: delete those that were merged into them."""
+        """Add runs that are durable now; delete those that were merged into them."""
         for begin, end in durable:
             with self._lock:
                 merged = {blocks for blocks in self._ranges if begin <= blocks[0] < end}
@@ -242,12 +259,13 @@ class Runs:
                 delete(self._path(blocks))
 
     def _take_group(self) -> list[tuple[int, int]] | None:
+        """Return neighbours that are complete, for this thread to merge; None without."""
         with self._lock:
             for begin, end in sorted(self._ranges):
                 size = end - begin
                 first = begin - begin % (size * FAN_IN)
                 parent = (first, first + size * FAN_IN)
-                group = [(at, at + size) for at in range(*parent, size)]
+                group = [(start, start + size) for start in range(*parent, size)]
                 if parent not in self._merging and self._ranges.issuperset(group):
                     self._merging.add(parent)
                     return group

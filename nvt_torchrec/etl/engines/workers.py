@@ -62,7 +62,7 @@ class Workers(Engine):
         if on_cards:
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
         if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
-            tasks = device.tasks_of(numbered, self.client)
+            tasks = device.divide_tasks(numbered, self.client)
             results = self._results(device.count_blocks, tasks, on_cards)
         else:
             results = self._results(_count_block, numbered)
@@ -77,12 +77,12 @@ class Workers(Engine):
         on_cards = self._uses_cards(unit.block for unit in units)
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
-            tasks = device.tasks_of(units, self.client)
+            tasks = device.divide_tasks(units, self.client)
             results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
         else:
             results = self._results(self._encode_block(), group_by_block(units), workflow=saved)
-        for of_task in results:
-            yield from of_task
+        for results_of_task in results:
+            yield from results_of_task
 
     def _encode_block(self) -> Callable[..., list[UnitResult]]:
         """Return the task that encodes the units of a block on a host."""
@@ -98,16 +98,16 @@ class Workers(Engine):
             DeviceError: One does not, or its worker died or hangs, and the settings are strict.
         """
         begin = time.perf_counter()
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        # where a worker has died, others die of its task, or do it
+        # Where a worker has died, others die of its task, or do it.
         options = {"pure": False, "allow_other_workers": True}
-        futures = [
-            self.client.submit(task, self.job, *first, workers=[worker], **options)
-            for worker in workers
-        ]
+        futures = []
+        for worker in self.client.scheduler_info(n_workers=-1)["workers"]:
+            future = self.client.submit(task, self.job, *first, workers=[worker], **options)
+            futures.append(future)
         try:
             wait(futures, COMPARE_SECONDS)
-            why = next(filter(None, self.client.gather(futures)), "")
+            differences = self.client.gather(futures)
+            why = next((difference for difference in differences if difference), "")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             self._restart_busy(futures)
@@ -119,9 +119,11 @@ class Workers(Engine):
     def _restart_busy(self, futures: list[Future]) -> None:
         """Cancel tasks, and restart the workers that hang in them: they would do no other task."""
         with contextlib.suppress(Exception):  # they have no nanny, or the cluster is gone
-            tasks, keys = self.client.processing(), {future.key for future in futures}
+            tasks_of_workers = self.client.processing()
+            keys = {future.key for future in futures}
             self.client.cancel(futures)
-            self.client.restart_workers([worker for worker in tasks if keys & {*tasks[worker]}])
+            busy = [worker for worker, tasks in tasks_of_workers.items() if keys & set(tasks)]
+            self.client.restart_workers(busy)
 
     def _results(
         self, task: Callable[..., Any], items: list, on_cards: bool = False, **options: Any

@@ -39,8 +39,10 @@ _FORMAT = Format("nvt-torchrec switch", 2, "the record of a switch to another ge
 _REMEDY = "restore the output directory from a backup, or run the ETL again"
 #: What a generation consists of; the first may be missing.
 _PARTS = ("rejected", *(name for name in NAMES if name != "rejected"))
-#: Below the state of the day that is being added: the next generation; one that nobody needs.
-NEXT, DISCARDED = "next", "discarded"
+#: Below the state of the day that is being added: the next generation.
+NEXT = "next"
+#: Below that state: a generation that nobody needs.
+DISCARDED = "discarded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> 
 
 
 def roll_forward(output: Path) -> int | None:
-    """Finish a switch that has begun; the generation, or None if there is no such switch.
+    """Finish a switch that has begun; return the generation, or None if there is no such switch.
 
     Raises:
         BadInputError: The record of the switch, or something that it names, is missing or damaged.
@@ -97,9 +99,13 @@ def roll_forward(output: Path) -> int | None:
     planned = _FORMAT.read(Switch, file, _REMEDY)
     work = path_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
     previous = path_inside(output, PREVIOUS, file, _REMEDY)
-    ready, retired = (previous, work / DISCARDED) if planned.undo else (work / NEXT, previous)
+    if planned.undo:
+        ready, retired = previous, work / DISCARDED
+    else:
+        ready, retired = work / NEXT, previous
     with state.name_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
+        # Each rename is done once: where the new one is not there, it was renamed before.
         for name in _PARTS:
             now, new = output / name, ready / name
             if now.exists() and (new.exists() or name not in planned.names):
@@ -159,7 +165,7 @@ class Claim:
     undoing: bool
 
     def unfinished_day(self) -> DayRecord | None:
-        """The plan of the day that is being added; None if nothing of it was written down."""
+        """Read the plan of the day that is being added; None if nothing of it was written down."""
         work = state.find_state(self.output, self.marker)
         return Journal(work).plan(DayRecord, state.RESTART) if work else None
 
@@ -230,7 +236,7 @@ def _check_finished(output: Path) -> None:
 
 def _settle(claim: Claim, *, restart: bool) -> None:
     """Discard what an earlier process left of a day, if it is of no use."""
-    plan = claim.unfinished_day() if not restart else None
+    plan = None if restart else claim.unfinished_day()
     now = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
     if plan is None or plan.settings["generation"] <= now:  # only its state was left
         claim.end()

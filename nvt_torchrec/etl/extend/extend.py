@@ -25,7 +25,7 @@ from nvt_torchrec.etl.extend.new_days import (
     find_new_days,
 )
 from nvt_torchrec.etl.extend.new_events import drop_taken
-from nvt_torchrec.etl.extend.stage import split_and_number
+from nvt_torchrec.etl.extend.stage import parse_part_name
 from nvt_torchrec.etl.finish.accounting import check_rows, number_parts
 from nvt_torchrec.etl.finish.make_manifest import make_manifest
 from nvt_torchrec.etl.labels.label_sources import find_label_files, find_waiting
@@ -90,10 +90,10 @@ def extend(settings: ExtendSettings) -> Manifest:
         tables: TableSources = {}
         labels: TableSources = {}
         if settings.input_path:
-            given = parse_paths(settings.table)
-            tables = find_tables(spec, settings.input_path, given, needed=False)
-            given = parse_paths(settings.label_path, "--label_path")
-            labels = find_label_files(spec, settings.input_path, given)
+            table_paths = parse_paths(settings.table)
+            tables = find_tables(spec, settings.input_path, table_paths, needed=False)
+            label_paths = parse_paths(settings.label_path, "--label_path")
+            labels = find_label_files(spec, settings.input_path, label_paths)
         elif begun:
             settings = dataclasses.replace(settings, input_path=begun.path)
             tables = find_again(begun.settings.get("tables", {}))
@@ -166,11 +166,15 @@ class _Day:
         joined = describe_sources(tables, self.reading.spec)
         joined |= describe_files(self.labels, "labels")
         self.files = [self.day, *waiting]
-        record = plan_record(self._described() | joined, self.files)
+        record = plan_record(self._describe_settings() | joined, self.files)
         begun = self.claim.unfinished_day()
-        if begun and (changed := changes(adapt_plan(begun, record), record)):
-            log.warning("begun with other settings or inputs, so beginning again: %s", changed[0])
-            self.claim.end()
+        if begun:
+            changed = changes(adapt_plan(begun, record), record)
+            if changed:
+                log.warning(
+                    "begun with other settings or inputs, so beginning again: %s", changed[0]
+                )
+                self.claim.end()
         work = self.claim.begin()
         self.next = EtlOutput(work / NEXT)
         self.stages = Stages(
@@ -182,11 +186,11 @@ class _Day:
             tables=tables,
             labels=self.labels,
         )
-        # the new names of parts there are, and the number of each split's next part
+        # By days, the parts of valid and test become parts of train.
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
         if self.by_days:
-            renamed, first_parts = stage.renamed_parts(self.manifest["files"], first_parts)
+            renamed, first_parts = stage.rename_parts(self.manifest["files"], first_parts)
         plan = self.stages.read([*waiting, self.day], halved=self.by_days)
         plan = plan.assign_day(self.day.day)
         factor = self.settings.max_rows_factor
@@ -206,6 +210,10 @@ class _Day:
         manifest = self._stage(plan, renamed, first_parts, results)
         switch(self.output, work, manifest.generation)
         self.claim.end()
+        self._log_generation(manifest)
+
+    def _log_generation(self, manifest: Manifest) -> None:
+        """Log the rows of the day by split; warn if none can be trained on."""
         counts = manifest["by_day_and_split"][str(self.day.day)]
         rows = ", ".join(f"{split} {count['rows']:,} rows" for split, count in counts.items())
         log.info(
@@ -229,7 +237,7 @@ class _Day:
         earlier = EarlierLabels.read(self.paths.extension, self.reading.spec)
         return find_waiting(self.manifest, earlier.record.waiting)
 
-    def _described(self) -> dict[str, Any]:
+    def _describe_settings(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
         described = {
             "day": self.day.day,
@@ -283,19 +291,26 @@ class _Day:
             )
         with self.stages.timer("describe"), name_errors(self.next.splits):
             days = sorted({*map(int, before.by_day), day.day})
-            dropped = set(days[: -self.settings.keep_days] if self.settings.keep_days else ())
+            dropped: set[int] = set()
+            if self.settings.keep_days:
+                dropped = set(days[: -self.settings.keep_days])
             files = [part.file for part in before.files if part.day not in dropped]
             splits = stage.link_parts(self.output, self.stages.work, files, renamed, new)
             link_histories([self.paths.splits, self.stages.work / EVENTS], splits)
             for vector in description.spec.vectors:
                 link_vectors(self.next.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
-            without = stage.files_of_days(self.paths.rejected, before.inputs, dropped)
+            without = stage.list_rejected_files(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
+            written = check_rows(results, splits)
             of_day = make_manifest(
-                self.stages.record, [day], results, check_rows(results, splits), description,
+                self.stages.record,
+                [day],
+                results,
+                written,
+                description,
                 generation=before.generation + 1,
-            )  # fmt: skip
-            manifest = stage.next_manifest(
+            )
+            manifest = stage.make_next_manifest(
                 stage.move_waiting(before, results),
                 of_day,
                 self.by_days,
@@ -344,8 +359,9 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
             _RESTORE,
         )
     for file in manifest.files:
-        split_and_number(file.file)  # a name that leads elsewhere is refused
-        if difference := paths.part_difference(file):
+        parse_part_name(file.file)  # a name that leads elsewhere is refused
+        difference = paths.part_difference(file)
+        if difference:
             raise BadInputError(difference, _RESTORE)
     paths.check_described(manifest, _RESTORE)
     return description.spec

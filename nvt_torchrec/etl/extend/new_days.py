@@ -52,7 +52,7 @@ def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
     if fingerprint(day) == file.fingerprint or content_digest(day) == file.digest:
         return
     problem = f"{output} has {day.name} already, of another file, {file.path}"
-    later = f"if this is a later day, call it {_following(inputs)}"
+    later = f"if this is a later day, call it {_name_next_day(inputs)}"
     undo = "take that one back with `python -m etl extend --undo` first"
     may_undo = day.day == max(inputs)
     if day_names.name_of(day.path) is None:
@@ -101,7 +101,7 @@ def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) 
         )
 
 
-def _following(inputs: dict[int, InputFile]) -> str:
+def _name_next_day(inputs: dict[int, InputFile]) -> str:
     """Return how the file of the next day would be called, without its ending."""
     newest = max(inputs)
     name = day_names.name_of(inputs[newest]["path"])

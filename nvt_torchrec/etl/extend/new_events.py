@@ -16,7 +16,8 @@ from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-_Described: TypeAlias = dict[str, dict[str, dict[str, Any]]]
+#: By the name of a table or a source, by the path of a file: what identifies its content.
+_FileRecords: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
 def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> TableSources:
@@ -33,32 +34,33 @@ def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> Ta
     Raises:
         BadInputError: A file has been taken, and has other content now.
     """
-    taken: list[_Described] = []
+    records_of_days: list[_FileRecords] = []
     for settings in [manifest.settings, *(day.settings for day in manifest.extensions)]:
-        taken.append(parse(_Described, settings.get(TABLES, {}), "manifest.json"))
+        records_of_days.append(parse(_FileRecords, settings.get(TABLES, {}), "manifest.json"))
     kept = dict(files)
     for rule in spec.event_sources:
-        before: dict[str, dict[str, Any]] = {}
-        for of_day in taken:
-            before |= of_day.get(rule.name, {})
-        of_source = files.get(rule.name, [])
-        new = [file for file in of_source if not _is_taken(rule, file, before)]
-        if len(new) < len(of_source):
-            num_taken = len(of_source) - len(new)
+        taken: dict[str, dict[str, Any]] = {}
+        for records in records_of_days:
+            taken |= records.get(rule.name, {})
+        given = files.get(rule.name, [])
+        new = [file for file in given if not _is_taken(rule, file, taken)]
+        if len(new) < len(given):
+            num_taken = len(given) - len(new)
             log.info("source %s: %d files were taken before", rule.name, num_taken)
         kept[rule.name] = new
     return kept
 
 
-def _is_taken(rule: SourceRule, file: DayFile, before: dict[str, dict[str, Any]]) -> bool:
-    described = before.get(file.path)
-    if described is not None:
-        identity = {key: value for key, value in described.items() if key != DIGEST}
+def _is_taken(rule: SourceRule, file: DayFile, taken: dict[str, dict[str, Any]]) -> bool:
+    """Return whether a file is one that was taken, by its path or its content."""
+    record = taken.get(file.path)
+    if record is not None:
+        identity = {key: value for key, value in record.items() if key != DIGEST}
         if identity == fingerprint(file):
             return True
-    if content_digest(file) in {known.get(DIGEST) for known in before.values()}:
+    if content_digest(file) in {other.get(DIGEST) for other in taken.values()}:
         return True
-    if described is not None:
+    if record is not None:
         raise BadInputError(
             f"source {rule.name}: {file.source}: has been taken with a day before, and was changed "
             "since",

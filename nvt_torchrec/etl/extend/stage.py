@@ -57,14 +57,16 @@ def link_parts(
     return splits
 
 
-def files_of_days(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
-    """Return the names of the files on some days below ``rejected``."""
+def list_rejected_files(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
+    """Return the names of the files of some days below ``rejected``."""
     names = set()
     for file in inputs:
-        if file.day in days:
-            name = f"{Path(file.path).name}.tsv"
-            of_day = f"{file.day}.{name}"  # where a file of that name was there already
-            names.add(of_day if (rejected / of_day).exists() else name)
+        if file.day not in days:
+            continue
+        name = f"{Path(file.path).name}.tsv"
+        # The name begins with the day where another file had that name already.
+        name_with_day = f"{file.day}.{name}"
+        names.add(name_with_day if (rejected / name_with_day).exists() else name)
     return names
 
 
@@ -98,7 +100,7 @@ def move_waiting(before: Manifest, results: list[UnitResult]) -> Manifest:
     return dataclasses.replace(before, inputs=inputs)
 
 
-def next_manifest(
+def make_next_manifest(
     before: Manifest,
     of_day: Manifest,
     by_days: bool,
@@ -117,37 +119,39 @@ def next_manifest(
         first_parts: The number of the day's first part in each split.
         dropped: Days that are left out from now on.
     """
-    by_day_and_split = {
-        name: {"train": add_counts(list(counts.values()))} if by_days else counts
-        for name, counts in before.by_day_and_split.items()
-        if int(name) not in dropped
-    } | of_day.by_day_and_split
-    files = [
-        dataclasses.replace(part, file=renamed.get(part.file, part.file))
-        for part in before.files
-        if part.day not in dropped
-    ] + of_day.files
+    by_day_and_split = {}
+    for name, counts in before.by_day_and_split.items():
+        if int(name) not in dropped:
+            if by_days:
+                counts = {"train": add_counts(list(counts.values()))}
+            by_day_and_split[name] = counts
+    by_day_and_split |= of_day.by_day_and_split
+    files = []
+    for part in before.files:
+        if part.day not in dropped:
+            new_name = renamed.get(part.file, part.file)
+            files.append(dataclasses.replace(part, file=new_name))
+    files += of_day.files
+    inputs = []
+    for file in before.inputs:
+        # A file whose rows wait is read again, whatever its day.
+        if file.day not in dropped or file.rows.get("waiting"):
+            inputs.append(file)
+    inputs += of_day.inputs
     settings = dict(of_day.settings)
     extension = Extension(settings.pop("generation"), settings.pop("day"), settings)
-    inputs = [  # a file whose rows wait is read again
-        file for file in before.inputs if file.day not in dropped or file.rows.get("waiting")
-    ]
-    inputs += of_day.inputs
     return dataclasses.replace(
         of_day,
         settings=before.settings,
         extensions=[*before.extensions, extension],
         **sum_up_counts(by_day_and_split, inputs),
-        files=sorted(files, key=lambda part: split_and_number(part.file)),
+        files=sorted(files, key=lambda part: parse_part_name(part.file)),
         next_parts={split: first_parts[split] + of_day.next_parts[split] for split in SPLITS},
         split=before.split,
     )
 
 
-# ---- the names of parts
-
-
-def renamed_parts(
+def rename_parts(
     files: list[PartFile], next_parts: dict[str, int]
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Return the new names of parts of valid and test, whose day is for training from now on.
@@ -160,17 +164,22 @@ def renamed_parts(
         Old name to new name, in the order of the rows in the log; and the numbers of the next
         parts after that.
     """
-    names, following = {}, dict(next_parts)
-    # a day's first half is in valid; parts of a split are numbered in the order of the rows
-    for file in sorted(files, key=lambda part: (part.day, *split_and_number(part.file))):
+    names = {}
+    next_parts = dict(next_parts)
+    # A day's first half is in valid; parts of a split are numbered in the order of the rows.
+    for file in sorted(files, key=lambda part: (part.day, *parse_part_name(part.file))):
         if file.split != "train":
-            names[file.file] = f"train/part.{following['train']}.parquet"
-            following["train"] += 1
-    return names, following
+            names[file.file] = f"train/part.{next_parts['train']}.parquet"
+            next_parts["train"] += 1
+    return names, next_parts
 
 
-def split_and_number(file: str) -> tuple[int, int]:
-    """``valid/part.3.parquet`` → (1, 3): the order of parts in manifest and ``_metadata``."""
+def parse_part_name(file: str) -> tuple[int, int]:
+    """Return what parts are ordered by: ``valid/part.3.parquet`` → (1, 3).
+
+    Raises:
+        BadInputError: It is not the name of a part, and may lead elsewhere.
+    """
     match = re.fullmatch(r"(\w+)/part\.(\d+)\.parquet", file)
     if match is None or match[1] not in SPLITS:
         raise BadInputError(f"{file}: not the name of a part", "run the ETL again")

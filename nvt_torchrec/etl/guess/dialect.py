@@ -12,9 +12,12 @@ from nvt_torchrec.etl.guess.values import NULLS
 
 #: Delimiters, the more special first: of two that divide the lines equally well, the first is it.
 _DELIMITERS = ("\t", "::", "\x01", ";", ",", "|", "^", "~", " ")
-#: Rows by which the delimiter is found, and how many lines a preamble may have.
-_TRIED, _PREAMBLE = 20_000, 50
-_ENOUGH = 0.9  # of the rows have the same number of fields
+#: Rows by which the delimiter is found.
+_NUM_TRIED = 20_000
+#: The most lines that a preamble has.
+_MAX_PREAMBLE = 50
+#: The share of the rows that must have the same number of fields.
+_MIN_SHARE = 0.9
 #: Names of columns, but no hashes.
 _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
 #: A number, a time or signs, but no name of a column.
@@ -33,12 +36,12 @@ class Dialect:
     """How the rows of a text are written.
 
     Attributes:
-        delimiter: between the fields of a row.
-        fields: how many fields most rows have.
-        quoted: whether some fields are quoted.
-        skip_lines: the number of lines before the first row.
-        share: the share of the rows with as many fields as most.
-        rank: what makes one delimiter better than another.
+        delimiter: What is between the fields of a row.
+        fields: How many fields most rows have.
+        quoted: Whether some fields are quoted.
+        skip_lines: The number of lines before the first row.
+        share: The share of the rows with as many fields as most.
+        rank: What makes one delimiter better than another.
     """
 
     delimiter: str
@@ -74,53 +77,66 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     Raises:
         BadInputError: The rows have one field only, or no common number of fields.
     """
-    candidates = [delimiter] if delimiter else [each for each in _DELIMITERS if each in text]
-    lines = _lines(text)
-    tried = [_try(lines, each, candidates) for each in candidates]
-    good = [dialect for dialect in tried if dialect.fields > 1 and dialect.share >= _ENOUGH]
+    candidates = [delimiter]
+    if not delimiter:
+        candidates = [candidate for candidate in _DELIMITERS if candidate in text]
+    lines = _split_lines(text)
+    tried = [_try_delimiter(lines, candidate, candidates) for candidate in candidates]
+    good = [dialect for dialect in tried if dialect.fields > 1 and dialect.share >= _MIN_SHARE]
     if good:
         return max(good, key=lambda dialect: dialect.rank)
-    what, best = "one column", max(tried, key=lambda dialect: dialect.share, default=None)
+    best = max(tried, key=lambda dialect: dialect.share, default=None)
+    problem = "one column"
     if best and best.fields > 1:
-        what = f"delimiter {best.delimiter!r} gives {best.share:.0%} of the lines "
-        what += f"{best.fields} fields, and others different numbers of fields"
-    if breaks := find_quoted_breaks(text, best.delimiter if best else ","):
+        problem = (
+            f"delimiter {best.delimiter!r} gives {best.share:.0%} of the lines {best.fields} "
+            "fields, and others different numbers of fields"
+        )
+    breaks = find_quoted_breaks(text, best.delimiter if best else ",")
+    if breaks:
         raise BadInputError(
             f"{path}: line {breaks[0]} ends within quotes, and so do {len(breaks) - 1} others: "
             "line breaks in values, where a line is a row",
             AS_PARQUET,
         )
+    first_line = text.lstrip().split("\n", 1)[0]
     raise BadInputError(
-        f"{path}: {what}: {text.lstrip().split(chr(10), 1)[0]:.60}",
+        f"{path}: {problem}: {first_line:.60}",
         "a log has a label and at least one more column; give what separates them with "
         "--delimiter, or write the spec by hand",
     )
 
 
-def _try(lines: list[str], delimiter: str, candidates: list[str]) -> Dialect:
+def _try_delimiter(lines: list[str], delimiter: str, candidates: list[str]) -> Dialect:
     """Return how lines are written if they are divided by one of several delimiters.
 
     Spaces are within texts and times more often than between fields. The header has as many fields
     as the rows, and the delimiter of a list is in fewer columns than that of the rows.
     """
-    rows = [_split(line, delimiter) for line in lines[: _TRIED + _PREAMBLE]]
+    rows = [_split_fields(line, delimiter) for line in lines[: _NUM_TRIED + _MAX_PREAMBLE]]
     counts = Counter(len(row) for row in rows if row not in ([], [""]))
     fields = max(counts, key=lambda fields: (counts[fields], fields))
     share = counts[fields] / counts.total()
     even = [row for row in rows if len(row) == fields]
-    within = set(candidates) - {delimiter, " "}
-    columns = zip(*even[:100], strict=True)
-    mixed = sum(any(each in field for each in within for field in c) for c in columns)
-    skip_lines = next((k for k, row in enumerate(rows[:_PREAMBLE]) if len(row) == fields), 0)
-    rank = (delimiter != " ", skip_lines == 0, -mixed, share >= 0.99, fields, share)
-    quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines[:_TRIED])
+    others = set(candidates) - {delimiter, " "}
+    num_mixed = 0  # columns in whose fields there are other delimiters
+    for column in zip(*even[:100], strict=True):
+        joined = "\0".join(column)
+        num_mixed += any(other in joined for other in others)
+    skip_lines = 0
+    for k, row in enumerate(rows[:_MAX_PREAMBLE]):
+        if len(row) == fields:
+            skip_lines = k
+            break
+    rank = (delimiter != " ", skip_lines == 0, -num_mixed, share >= 0.99, fields, share)
+    quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines[:_NUM_TRIED])
     return Dialect(delimiter, fields, quoted, skip_lines, share, rank)
 
 
 def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
     """Return the fields of each row after the preamble, without quotes; empty lines are no rows."""
-    lines = _lines(text)[dialect.skip_lines :]
-    rows = [_split(line, dialect.delimiter) for line in lines]
+    lines = _split_lines(text)[dialect.skip_lines :]
+    rows = [_split_fields(line, dialect.delimiter) for line in lines]
     return [row for row in rows if row not in ([], [""])]
 
 
@@ -128,7 +144,7 @@ def find_quoted_breaks(text: str, delimiter: str) -> list[int]:
     """Return the numbers, from 1 on, of the lines that end within a value in quotes."""
     begin = re.compile(rf'(?:^|{re.escape(delimiter)})"(?:[^"]|"")*$')
     numbers, is_open = [], False
-    for number, line in enumerate(_lines(text), 1):
+    for number, line in enumerate(_split_lines(text), 1):
         if line.count('"') % 2:
             is_open = not is_open and begin.search(line) is not None
         if is_open:
@@ -136,30 +152,34 @@ def find_quoted_breaks(text: str, delimiter: str) -> list[int]:
     return numbers
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names the columns: its fields are unlike those below them.
+    """Return whether the first row names the columns: its fields are unlike those below them.
 
     Words above columns of numbers are names, though other names may be numbers, unless more fields
     of the first row are values of their columns.
     """
-    first, below = [field.strip() for field in rows[0]], rows[1:]
-    columns = ({row[j].strip() for row in below if j < len(row)} for j in range(len(first)))
-    pairs = [(name, seen - {"", *NULLS}) for name, seen in zip(first, columns, strict=True) if name]
-    named = [name for name, _ in pairs if _NAME.fullmatch(name) and name not in NULLS]
-    above = [
-        name for name, seen in pairs if seen and name in named and all(map(_VALUE.fullmatch, seen))
-    ]
-    values = sum(name in seen for name, seen in pairs)
-    if above:
-        return len(above) > values
-    return bool(pairs) and len(named) == len(pairs) and not values
+    num_fields = num_names = num_above_values = num_values = 0
+    for j, field in enumerate(rows[0]):
+        name = field.strip()
+        if not name:
+            continue
+        below = {row[j].strip() for row in rows[1:] if j < len(row)} - {"", *NULLS}
+        is_name = _NAME.fullmatch(name) is not None and name not in NULLS
+        num_fields += 1
+        num_names += is_name
+        num_values += name in below
+        if is_name and below and all(map(_VALUE.fullmatch, below)):
+            num_above_values += 1
+    if num_above_values:
+        return num_above_values > num_values
+    return num_fields > 0 and num_names == num_fields and num_values == 0
 
 
-def _split(line: str, delimiter: str) -> list[str]:
+def _split_fields(line: str, delimiter: str) -> list[str]:
     if '"' not in line or len(delimiter) > 1:  # Python's csv module takes one character
         return line.split(delimiter)
     try:

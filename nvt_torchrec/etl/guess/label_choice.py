@@ -19,13 +19,18 @@ _TRUE = (
     "order", "ordered", "transaction",
 )  # fmt: skip
 _NOT = r"(not?|non|un|in|dis)[\W_]*"
-#: The share of positives that a label mostly has.
-_USUAL = (0.01, 0.6)
+#: The smallest and the largest share of positives that a label mostly has.
+_MIN_SHARE = 0.01
+_MAX_SHARE = 0.6
 _BINARY = {"0", "1", "0.0", "1.0"}
 #: Texts that a label has at most.
 _MAX_TEXTS = 20
-#: Distinct numbers of a rating at most, and its largest number.
-_MAX_RATINGS, _MAX_RATING = 11, 10
+#: The most distinct numbers of a rating.
+_MAX_RATINGS = 11
+#: The largest number of a rating.
+_MAX_RATING = 10
+#: The least score of a column that may be a label.
+_MIN_SCORE = 5
 #: A candidate whose score is so near to the best one's may be the label as well.
 _CLOSE = 15
 #: Of two equal candidates, the last column is the label if it has this share of the other's ones.
@@ -68,22 +73,24 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
     names = [column.name for column in columns]
     known = ", ".join(filter(None, names[:20])) or f"columns 1 to {len(columns)}"
     if label:
-        places = {str(j + 1): j for j in range(len(columns))}
-        places |= {column.source: j for j, column in enumerate(columns) if column.name}
-        places |= {name: j for j, name in enumerate(names) if name}
-        given = dict.fromkeys([label] if label in places else label.split(","))
-        for each in given:
-            if each not in places:
-                raise BadInputError(f"{path}: no column {each!r} for the label", f"it has {known}")
-        return LabelChoice([places[each] for each in given], [], [])
+        # By number, by the name in the file, and by the name alone; names come before numbers.
+        indices = {str(j + 1): j for j in range(len(columns))}
+        indices |= {column.source: j for j, column in enumerate(columns) if column.name}
+        indices |= {name: j for j, name in enumerate(names) if name}
+        given = dict.fromkeys([label] if label in indices else label.split(","))
+        for name in given:
+            if name not in indices:
+                raise BadInputError(f"{path}: no column {name!r} for the label", f"it has {known}")
+        return LabelChoice([indices[name] for name in given], [], [])
     scores = [_score(column, j, sample) for j, column in enumerate(columns)]
     for j, column in enumerate(columns):
         if scores[j] and _is_attribute(column, columns):
             scores[j] = max(scores[j] - 30, 1)
-    ranked = sorted(range(len(scores)), key=lambda j: (-scores[j], -_positives(columns[j]), j))
-    best, last = ranked[0], _find_last(sample)
-    is_alike = _positives(columns[last]) >= _ALIKE * _positives(columns[best])
-    if is_alike and scores[last] == scores[best]:
+    positives = [_count_positives(column) for column in columns]
+    ranked = sorted(range(len(scores)), key=lambda j: (-scores[j], -positives[j], j))
+    best = ranked[0]
+    last = _find_last(sample)
+    if scores[last] == scores[best] and positives[last] >= _ALIKE * positives[best]:
         best = last
     others = [j for j in ranked if j != best]
     if not scores[best]:
@@ -92,17 +99,24 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
             f"name it with --label: it has {known}; a log of what was clicked alone has no "
             "label, it also needs rows of what was shown and not clicked",
         )
-    others = [j for j in others if scores[j] >= 5]
-    further = [j for j in others if is_event(columns[j]) and len(_canonical(columns[j])) == 2]
-    others = [j for j in others if j not in further]
-    close = [j for j in others if scores[j] >= scores[best] - _CLOSE]
+    # Further events with two values are labels as well.
+    further = []
+    possible = []
+    for j in others:
+        if scores[j] < _MIN_SCORE:
+            continue
+        if is_event(columns[j]) and len(_canonical_values(columns[j])) == 2:
+            further.append(j)
+        else:
+            possible.append(j)
+    close = [j for j in possible if scores[j] >= scores[best] - _CLOSE]
 
     def name_all(indices: list[int]) -> list[str]:
         return [names[j] or str(j + 1) for j in indices]
 
     return LabelChoice(
         [best, *further],
-        name_all(others)[:_SHOWN],
+        name_all(possible)[:_SHOWN],
         name_all([best, *close])[:_SHOWN] if close else [],
     )
 
@@ -115,21 +129,25 @@ def _find_last(sample: SampledFile) -> int:
 def is_event(column: Profile) -> bool:
     """Return whether a column says by its name what somebody did, or that it is a label."""
     name = column.name
-    return is_called(DAY.sub("", name) if len(_canonical(column)) == 2 else name, "label", "event")
+    if len(_canonical_values(column)) == 2:
+        name = DAY.sub("", name)
+    return is_called(name, "label", "event")
 
 
 def _score(column: Profile, j: int, sample: SampledFile) -> int:
-    """How much a column looks like a label, by name, values and place; 0: it is none."""
+    """Return how much a column looks like a label, by name, values and position; 0: not at all."""
     name, named = column.name, sample.named
     if column.kind in ("empty", "time") or column.multi_hot or is_called(name, "weight"):
         return 0
     if named and not name:
         return 0
     score = 0
-    if len(_canonical(column)) == 2:
+    if len(_canonical_values(column)) == 2:
         score = _score_two_values(column, j, sample)
-    elif column.distinct == 1:  # of a file that is sorted by its label
-        score = 45 if _is_perhaps(column) and set(column.counts) <= _BINARY else 0
+    elif column.distinct == 1:
+        # The head of a file that is sorted by its label has one value of it.
+        if _is_perhaps(column) and set(column.counts) <= _BINARY:
+            score = 45
     elif column.is_number:
         score = _score_numbers(column, named=named)
     elif column.kind == "string" and column.distinct <= _MAX_TEXTS:
@@ -160,21 +178,22 @@ def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
         score += 10
     if re.search("click|clk", name, re.IGNORECASE):
         score += 5
-    if not binary and not _natural(column):
+    if not binary and not _find_true_texts(column):
         score -= 10
-    if not _USUAL[0] <= _positives(column) / max(column.present, 1) <= _USUAL[1]:
+    if not _MIN_SHARE <= _count_positives(column) / max(column.present, 1) <= _MAX_SHARE:
         score -= 10
     return score
 
 
 def _score_numbers(column: Profile, *, named: bool) -> int:
     name, minimum, maximum = column.name, column.numbers.min(), column.numbers.max()
-    stars = 3 <= column.distinct <= _MAX_RATINGS and minimum >= 0 and 3 <= maximum <= _MAX_RATING
+    is_rating = 3 <= column.distinct <= _MAX_RATINGS
+    is_rating = is_rating and minimum >= 0 and 3 <= maximum <= _MAX_RATING
     if is_called(name, "label"):
-        return 105 if stars else 30
-    if stars and is_called(name, "rating"):
+        return 105 if is_rating else 30
+    if is_rating and is_called(name, "rating"):
         return 60
-    if stars and not named:
+    if is_rating and not named:
         return 25
     if is_event(column) and column.kind == "int" and minimum == 0:
         return 30  # counts
@@ -195,10 +214,11 @@ def _score_texts(column: Profile) -> int:
 
 def _names_events(column: Profile) -> bool:
     """Return whether the values name kinds of events, one of which a model may predict."""
-    kinds = [_plain(text) for text in column.counts]
-    events = [is_called(kind, "event") for kind in kinds]
-    known = [event or is_called(k, "kind of event") for k, event in zip(kinds, events, strict=True)]
-    return column.kind == "string" and any(events) and all(known)
+    if column.kind != "string":
+        return False
+    values = [_simplify(text) for text in column.counts]
+    has_event = any(is_called(value, "event") for value in values)
+    return has_event and all(is_called(value, "event", "kind of event") for value in values)
 
 
 def _is_attribute(column: Profile, columns: list[Profile]) -> bool:
@@ -230,75 +250,91 @@ def is_determined(column: Profile, key: Profile) -> bool:
     return len(pairs) == len(np.unique(key.codes[both]))
 
 
-def _natural(column: Profile) -> set[str]:
+def _find_true_texts(column: Profile) -> set[str]:
     """Return the texts that say yes, or of two the one that the other negates; set() if none."""
-    true = {text for text in column.counts if _plain(text) in _TRUE}
+    true = {text for text in column.counts if _simplify(text) in _TRUE}
     if true and len(true) < column.distinct:
         return true
-    texts = _canonical(column) if len(_canonical(column)) == 2 else set()
-    negated = [a for a in texts for b in texts if re.fullmatch(_NOT + re.escape(a), b)]
-    return {text for text in column.counts if _plain(text) in negated}
+    values = _canonical_values(column)
+    if len(values) != 2:
+        return set()
+    a, b = values
+    negated = set()
+    if re.fullmatch(_NOT + re.escape(a), b):
+        negated.add(a)
+    if re.fullmatch(_NOT + re.escape(b), a):
+        negated.add(b)
+    return {text for text in column.counts if _simplify(text) in negated}
 
 
-def _positive(column: Profile) -> set[str]:
+def _choose_positive(column: Profile) -> set[str]:
     """Return the texts that are 1: those that say so, else the rarest that is no exception."""
     counts = column.counts
     if set(counts) <= _BINARY:
         return set(counts) & {"1", "1.0"}
-    enough = [text for text in counts if counts[text] >= _USUAL[0] * column.present]
-    rarest = min(enough or counts, key=lambda text: (counts[text], text), default="")
-    return _natural(column) or {text for text in counts if _plain(text) == _plain(rarest)}
+    true_texts = _find_true_texts(column)
+    if true_texts:
+        return true_texts
+    frequent = [text for text in counts if counts[text] >= _MIN_SHARE * column.present]
+    rarest = min(frequent or counts, key=lambda text: (counts[text], text), default="")
+    return {text for text in counts if _simplify(text) == _simplify(rarest)}
 
 
-def _positives(column: Profile) -> int:
+def _count_positives(column: Profile) -> int:
     """Return how many rows of a column with two values are positive; 0 of others."""
-    two = len(_canonical(column)) <= 2
-    return sum(column.counts[text] for text in _positive(column)) if two else 0
+    if len(_canonical_values(column)) > 2:
+        return 0
+    return sum(column.counts[text] for text in _choose_positive(column))
 
 
-def _canonical(column: Profile) -> set[str]:
+def _canonical_values(column: Profile) -> set[str]:
     """Return the values without differences in how they are written."""
-    return set(column.counts) if column.distinct > 8 else set(map(_plain, column.counts))
+    return set(column.counts) if column.distinct > 8 else set(map(_simplify, column.counts))
 
 
-def _plain(text: str) -> str:
+def _simplify(text: str) -> str:
     return text.casefold().removesuffix(".").removesuffix(".0")
 
 
 def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
-    """Return the keys of ``[label]`` and why; ``where`` names file and column in errors.
+    """Return the keys of ``[label]`` and the comment; ``where`` names file and column in errors.
 
     Raises:
         BadInputError: The column has too many values to be a label.
     """
-    share = {text: often / max(column.present, 1) for text, often in column.counts.items()}
+    shares = {text: count / max(column.present, 1) for text, count in column.counts.items()}
     rule: dict[str, Any] = {"name": spec_name(column.name)}
     if rule["name"] != column.source:
         rule["from"] = column.source
     if "trim" in column.reading:
         rule["trim"] = True
-    positive = sorted(_positive(column))
-    part, texts = sum(share[text] for text in positive), " or ".join(positive)
-    if set(share) <= _BINARY:
-        why = f"0 and 1, {part:.1%} are 1"
-    elif len(_canonical(column)) == 2:
-        rule |= {"positive": positive, "negative": sorted(share.keys() - set(positive))}
-        why = f"two values, {part:.1%} are {texts}"
+    positive = sorted(_choose_positive(column))
+    positive_share = sum(shares[text] for text in positive)
+    positive_texts = " or ".join(positive)
+    if set(shares) <= _BINARY:
+        why = f"0 and 1, {positive_share:.1%} are 1"
+    elif len(_canonical_values(column)) == 2:
+        rule |= {"positive": positive, "negative": sorted(shares.keys() - set(positive))}
+        why = f"two values, {positive_share:.1%} are {positive_texts}"
     elif column.is_number and column.distinct > 1:
-        rule["threshold"] = minimum = _threshold(column)
+        threshold = _choose_threshold(column)
+        rule["threshold"] = threshold
         numbers = column.sorted_numbers()
         why = (
             f"numbers from {numbers[0]:g} to {numbers[-1]:g}, of which "
-            f"{np.mean(numbers >= minimum):.1%} are at least {minimum:g}: choose the threshold"
+            f"{np.mean(numbers >= threshold):.1%} are at least {threshold:g}: choose the threshold"
         )
     elif column.kind == "string" and 1 < column.distinct <= _MAX_TEXTS and not column.multi_hot:
         rule["positive"] = positive
-        others = ", ".join(f"{text} {share[text]:.1%}" for text in share if text not in positive)
-        why = f"{column.distinct} values: {texts}, {part:.1%}, is 1, all others 0; choose: {others}"
+        others = [f"{text} {shares[text]:.1%}" for text in shares if text not in positive]
+        why = (
+            f"{column.distinct} values: {positive_texts}, {positive_share:.1%}, is 1, all others "
+            f"0; choose: {', '.join(others)}"
+        )
     else:
+        examples = ", ".join(f"{text:.40}" for text in list(column.counts)[:3])
         raise BadInputError(
-            f"{where} cannot be a label: it has {column.distinct} values, such as "
-            + ", ".join(f"{text:.40}" for text in list(column.counts)[:3]),
+            f"{where} cannot be a label: it has {column.distinct} values, such as {examples}",
             f"a label is a number, or one of at most {_MAX_TEXTS} texts: name one with --label",
         )
     if column.missing:
@@ -306,8 +342,8 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
     return rule, why
 
 
-def _threshold(column: Profile) -> float:
-    """Return from which number on a label is 1.
+def _choose_threshold(column: Profile) -> float:
+    """Return the least number that is a 1.
 
     Of events it is 1; of few numbers the smallest in the upper half of the range, 4 for ratings up
     to 5; of many the number that a quarter of the rows reach.
@@ -315,14 +351,15 @@ def _threshold(column: Profile) -> float:
     numbers = column.sorted_numbers()
     if is_called(column.name, "event") and numbers[0] == 0:
         return 1
-    if column.distinct > 11:
+    if column.distinct > _MAX_RATINGS:
         number = numbers[len(numbers) * 3 // 4]
     else:
-        number = next((each for each in numbers if each >= 0.75 * numbers[-1]), numbers[-1])
+        upper = numbers[numbers >= 0.75 * numbers[-1]]
+        number = upper[0] if len(upper) else numbers[-1]  # all may be negative
     return int(number) if number == int(number) else float(number)
 
 
-def labels_of_rows(column: Profile, rule: dict[str, Any]) -> np.ndarray:
+def read_labels(column: Profile, rule: dict[str, Any]) -> np.ndarray:
     """Return the label of each row by the keys of ``[label]``, NaN where it is missing."""
     known = column.numbers >= rule.get("threshold", 1)
     if "positive" in rule:

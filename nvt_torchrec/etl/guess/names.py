@@ -76,18 +76,18 @@ def is_called(name: str, *kinds: str) -> bool:
     return any(_PATTERNS[kind].fullmatch(name) for kind in kinds)
 
 
-def words_of(name: str) -> list[str]:
+def split_words(name: str) -> list[str]:
     """Return the words of a name such as ``movie_id`` or ``MovieID`` in lower case."""
     return [word.lower() for word in re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
 def is_code(name: str) -> bool:
     """Return whether integers of this name stand for things."""
-    words = words_of(name)
+    words = split_words(name)
     if words and is_called(words[0], "quantity"):
         return False
-    last = (*words[-1:], "".join(words[-2:]))
-    return any(is_called(each, "thing") for each in last) or is_called(name, "anonymous")
+    endings = [*words[-1:], "".join(words[-2:])]
+    return any(is_called(ending, "thing") for ending in endings) or is_called(name, "anonymous")
 
 
 def is_made_with(name: str, outcome: str) -> bool:
@@ -97,16 +97,19 @@ def is_made_with(name: str, outcome: str) -> bool:
     word of an event, as ArrDelay and IsDepDelayed do. Names that speak of the time before a row,
     such as previous_cancellations, do not count.
     """
-    words, given = words_of(name), words_of(outcome)
+    words = split_words(name)
+    outcome_words = split_words(outcome)
     if any(is_called(word, "before") for word in words) or is_called(outcome, "general"):
         return False
-    stems, outcome_stems = list(map(_stem, words)), list(map(_stem, given))
+    stems = list(map(_stem, words))
+    outcome_stems = list(map(_stem, outcome_words))
     if not outcome_stems or sum(map(len, outcome_stems)) < _MIN_STEM:
         return False
     if len(stems) > len(outcome_stems) and stems[: len(outcome_stems)] == outcome_stems:
         return True
-    is_event = is_called(given[-1], "event") or given[-1].endswith("ed")
-    return is_event and words != given and outcome_stems[-1] in stems
+    last_word = outcome_words[-1]
+    is_event = is_called(last_word, "event") or last_word.endswith("ed")
+    return is_event and words != outcome_words and outcome_stems[-1] in stems
 
 
 def _stem(word: str) -> str:
@@ -116,10 +119,16 @@ def _stem(word: str) -> str:
 
 def find_split_name(text: str) -> str:
     """Return which rows a value is for, as a split is called: train, valid or test; "" if none."""
-    return next((split for split in SPLITS if is_called(text.strip(), split)), "")
+    for split in SPLITS:
+        if is_called(text.strip(), split):
+            return split
+    return ""
 
 
 def find_split_path(path: str) -> str:
     """Return the split that a file is for by the words of its path, the last ones first."""
-    words = re.split(r"[^A-Za-z]+", path)
-    return next(filter(None, map(find_split_name, reversed(words))), "")
+    for word in reversed(re.split(r"[^A-Za-z]+", path)):
+        split = find_split_name(word)
+        if split:
+            return split
+    return ""

@@ -13,7 +13,7 @@ from nvt_torchrec.etl.guess.values import Profile
 #: With fewer rows of either label an AUROC is chance.
 _MIN_ROWS = 20
 #: Numbers with more distinct values are compared by bins of equal counts.
-_HUNDRED = 100
+_MAX_DISTINCT = 100
 #: The AUROC from which on how long something took is taken for a part of the outcome: the length
 #: of a call that ends in a sale has 0.8, the length of a loan, known before it is paid back, 0.6.
 _STRONG = 0.75
@@ -21,8 +21,10 @@ _STRONG = 0.75
 _MIN_TIMES = 5
 #: A time with at least such a share of the distinct values of the finest one is as fine.
 _AS_FINE = 0.8
-#: The shares of rows that a time in the order of the log, and one that follows another, has so.
-_MOSTLY, _OFTEN = 0.99, 0.5
+#: The share of rows in which a time is not earlier than in the row before, or than another time.
+_MOSTLY = 0.99
+#: The share of rows in which a time that follows another is later than that.
+_OFTEN = 0.5
 
 
 def find_outcomes(
@@ -51,7 +53,8 @@ def find_outcomes(
             if reason:
                 outcomes[column.name] = reason
     kept = [column for column in columns if column.name not in outcomes]
-    if time := find_time(kept):
+    time = find_time(kept)
+    if time:
         for column in kept:
             if _follows(column, time):
                 outcomes[column.name] = (
@@ -85,29 +88,32 @@ def _compare_names(name: str, labels: list[Profile], leaks: list[str]) -> str:
 def _judge_values(column: Profile, truth: dict[str, np.ndarray]) -> str:
     """Return why a column gives a label away, whatever its name; "" if it does not."""
     codes = column.codes
+    # By the words of the reason, what is compared with the label.
     forms = {"its values give": codes, "whether it is missing gives": (codes < 0).astype(int)}
-    if column.is_number and column.distinct > _HUNDRED:
-        forms["its numbers give"] = bins = codes.copy()
+    if column.is_number and column.distinct > _MAX_DISTINCT:
+        bins = codes.copy()
         bins[codes >= 0] = bin_numbers(column.numbers[codes[codes >= 0]])
+        forms["its numbers give"] = bins
     for name, labels in truth.items():
         known = ~np.isnan(labels)
         labels = labels[known]
         if min(np.sum(labels == 1), np.sum(labels == 0)) < _MIN_ROWS:
             continue
-        areas = {
-            what: column_auroc(to_arrow(values[known]), labels) or 0
-            for what, values in forms.items()
-        }
-        what = max(areas, key=lambda what: (round(areas[what], 3), "missing" in what))
-        if areas[what] > TOO_GOOD:
+        aurocs = {}
+        for words, values in forms.items():
+            aurocs[words] = column_auroc(to_arrow(values[known]), labels) or 0
+        # Of equal ones, that it is missing says most.
+        best = max(aurocs, key=lambda words: (round(aurocs[words], 3), "missing" in words))
+        auroc = aurocs[best]
+        if auroc > TOO_GOOD:
             return (
-                f"{what} {name} away (AUROC alone {areas[what]:.3f}): make it a feature only if it "
-                "is known before the label is"
+                f"{best} {name} away (AUROC alone {auroc:.3f}): make it a feature only if it is "
+                "known before the label is"
             )
-        if areas[what] > _STRONG and is_called(column.name, "duration"):
+        if auroc > _STRONG and is_called(column.name, "duration"):
             return (
-                f"how long something took, with an AUROC alone of {areas[what]:.3f} for {name}: "
-                "make it a feature only if it is known before the label is"
+                f"how long something took, with an AUROC alone of {auroc:.3f} for {name}: make it "
+                "a feature only if it is known before the label is"
             )
     return ""
 
@@ -118,19 +124,16 @@ def find_time(columns: list[Profile]) -> Profile | None:
     Of the times with the most distinct values it is the one by which the log is sorted, else the
     earliest, as the others follow it.
     """
-    times = [
-        column
-        for column in columns
-        if column.kind == "time"
-        and column.name
-        and not column.missing
-        and column.distinct >= _MIN_TIMES
-        and not is_called(column.name, "birth")
-    ]
+    times = []
+    for column in columns:
+        is_time = column.kind == "time" and column.name and not is_called(column.name, "birth")
+        if is_time and not column.missing and column.distinct >= _MIN_TIMES:
+            times.append(column)
     finest = max((column.distinct for column in times), default=0)
     fine = [column for column in times if column.distinct >= _AS_FINE * finest]
-    fine = [column for column in fine if _is_sorted(column)] or fine
-    return min(fine, key=lambda column: column.numbers[column.codes].mean(), default=None)
+    sorted_times = [column for column in fine if _is_sorted(column)]
+    candidates = sorted_times or fine
+    return min(candidates, key=lambda column: column.numbers[column.codes].mean(), default=None)
 
 
 def _is_sorted(column: Profile) -> bool:

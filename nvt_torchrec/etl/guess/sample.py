@@ -52,18 +52,18 @@ class SampledFile:
     """What the rows of a sample show.
 
     Attributes:
-        columns: in the order of the file.
-        whole: whether the rows are all rows of the log.
-        input: the keys of ``[input]``, in the order in which they are written.
-        positional: whether the spec names columns by position.
-        malformed: how many of the rows that were read have too many or too few fields.
-        quoted_breaks: how many of the lines that were read end within quotes.
-        days: the directory or glob whose files are days, this one among them; "" if there is none.
-        day_files: how many there are.
-        file: the file that the rows are of.
-        splits: by split, the files that are named for it, below ``root``; {} if none are.
-        split_columns: by split, the columns of the first of these files.
-        root: the directory of these files.
+        columns: The columns, in the order of the file.
+        whole: Whether the rows are all rows of the log.
+        input: The keys of ``[input]``, in the order in which they are written.
+        positional: Whether the spec names columns by position.
+        malformed: How many of the rows that were read have too many or too few fields.
+        quoted_breaks: How many of the lines that were read end within quotes.
+        days: The directory or glob whose files are days, this one among them; "" if there is none.
+        day_files: How many there are.
+        file: The file that the rows are of.
+        splits: By split, the files that are named for it, below ``root``; {} if none are.
+        split_columns: By split, the columns of the first of these files.
+        root: The directory of these files.
     """
 
     columns: list[Profile]
@@ -96,17 +96,17 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
     """Read a part of a log: of its first file, or of the first one for training.
 
     Args:
-        path: a file, text (also compressed) or a table, or a directory or glob of such; local or a
+        path: A file, text (also compressed) or a table, or a directory or glob of such; local or a
             URL.
-        head_bytes: how much text is read from the beginning.
-        delimiter: of text, what is between the fields; "": find it.
+        head_bytes: How much text is read from the beginning.
+        delimiter: Of text, what is between the fields; "": find it.
 
     Raises:
-        BadInputError: it is missing, empty, of another format, or has one column.
+        BadInputError: It is missing, empty, of another format, or has one column.
     """
     root, splits = _find_split_files(path)
     if not splits:
-        files, days, day_files = _files(path)
+        files, days, day_files = _find_files(path)
         sample = _read_sample(files, head_bytes, delimiter)
         return dataclasses.replace(sample, days=days, day_files=day_files)
     files = [f"{root}/{name}" for name in splits["train"]]
@@ -133,7 +133,8 @@ def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
     with contextlib.suppress(BadInputError):
         for file in find_days(path, split=ANY_FILES):
             below = file.path.removeprefix(f"{base}/")
-            if split := find_split_path(below):
+            split = find_split_path(below)
+            if split:
                 splits.setdefault(split, []).append(below)
     if "train" not in splits or len(splits) == 1:
         return "", {}
@@ -141,54 +142,73 @@ def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFile:
-    head, whole = _head(files[0], head_bytes)
-    known = next((name for name in READERS if load_reader(name).recognizes(files[0], head)), "")
-    if not known:
+    head, whole = _read_head(files[0], head_bytes)
+    format_name = ""
+    for name in READERS:
+        if load_reader(name).recognizes(files[0], head):
+            format_name = name
+            break
+    if not format_name:
         check_text(head, files[0])
-    if not known or INPUT_FORMATS[known].lines:
+    if not format_name or INPUT_FORMATS[format_name].lines:
         end = len(head) if whole else head.rfind(b"\n", 0, head_bytes) + 1
         if head and not end:
-            what = f"no line ends within the first {head_bytes >> 20} MiB"
-            raise BadInputError(f"{files[0]}: {what}", "give a larger --head_mb")
+            raise BadInputError(
+                f"{files[0]}: no line ends within the first {head_bytes >> 20} MiB",
+                "give a larger --head_mb",
+            )
         head = head[:end]
         if not head.strip():
             raise BadInputError(f"{files[0]}: empty file", "pass a file with rows")
-    if known:
-        sample = _sample_format(known, files, head, whole)
+    if format_name:
+        sample = _sample_format(format_name, files, head, whole)
     else:
         sample = _sample_text(files[0], head, whole, delimiter)
     return dataclasses.replace(sample, whole=sample.whole and len(files) == 1, file=files[0])
 
 
-def _files(path: str) -> tuple[list[str], str, int]:
+def _find_files(path: str) -> tuple[list[str], str, int]:
     """Return the files of a log, and the directory or glob whose files are days and how many.
 
     Raises:
         BadInputError: There are no files.
     """
     filesystem, name = filesystem_of(path)
-    is_file, places = filesystem.isfile(name), [path]
-    if is_file:
-        folder, _, file_name = path.rpartition("/")
-        day = name_of(path)
-        if day and day.prefix.endswith("="):  # date=2024-10-30/part.parquet
-            folder = folder.rpartition("/")[0]
-        folder = folder or "."
-        places = [folder, f"{folder}/{day.prefix}[0-9]*"] if day else []
-    for place in places:
-        with contextlib.suppress(BadInputError):
-            days = [file.path for file in find_days(place)]
-            known = not is_file or any(each.endswith(f"/{file_name}") for each in days)
-            if len(days) > 1 and known and not _PARTS.search(days[0]):
-                return [path] if is_file else days, place, len(days)
-    return [path] if is_file else [day.path for day in find_days(path, split=ANY_FILES)], "", 0
+    if not filesystem.isfile(name):
+        days = _list_days(path)
+        if days:
+            return days, path, len(days)
+        return [file.path for file in find_days(path, split=ANY_FILES)], "", 0
+    day = name_of(path)
+    if not day:
+        return [path], "", 0
+    directory, _, file_name = path.rpartition("/")
+    if day.prefix.endswith("="):  # date=2024-10-30/part.parquet
+        directory = directory.rpartition("/")[0]
+    directory = directory or "."
+    for days_path in (directory, f"{directory}/{day.prefix}[0-9]*"):
+        days = _list_days(days_path)
+        if any(other.endswith(f"/{file_name}") for other in days):
+            return [path], days_path, len(days)
+    return [path], "", 0
 
 
-def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
+def _list_days(path: str) -> list[str]:
+    """Return the files of a directory or glob if they are days, several of them; else []."""
+    with contextlib.suppress(BadInputError):
+        days = [file.path for file in find_days(path)]
+        if len(days) > 1 and not _PARTS.search(days[0]):
+            return days
+    return []
+
+
+def _read_head(path: str, head_bytes: int) -> tuple[bytes, bool]:
     """Return the beginning of a file, and whether it is all of it; nothing of other tables."""
     filesystem, name = filesystem_of(path)
+    if not filesystem.isfile(name):
+        return b"", True
     head = b""
-    for chunk in read_stream(path, head_bytes) if filesystem.isfile(name) else ():
+    for chunk in read_stream(path, head_bytes):
         head += chunk
         if len(head) > head_bytes:
             return head, False
@@ -203,7 +223,8 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
     names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
-    whole, rows = whole and len(rows) <= HEAD_ROWS, rows[:HEAD_ROWS]
+    whole = whole and len(rows) <= HEAD_ROWS
+    rows = rows[:HEAD_ROWS]
     even = [row for row in rows if len(row) == dialect.fields]
     columns = list(zip(*even, strict=True))
     different = unique_names(names)
@@ -218,8 +239,9 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
             profiles.append(profile(values, name))
     if header and not by_name:
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
-    keys = _input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
-    profiles, malformed = _one_separator(profiles, keys), len(rows) - len(even)
+    keys = _make_input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
+    profiles = _keep_one_separator(profiles, keys)
+    malformed = len(rows) - len(even)
     breaks = len(find_quoted_breaks(text, dialect.delimiter)) if malformed else 0
     return SampledFile(profiles, whole, keys, not by_name, malformed, breaks)
 
@@ -240,24 +262,26 @@ def unique_names(names: list[str]) -> list[str]:
     return result
 
 
-def _one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profile]:
+def _keep_one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profile]:
     """Read lists of the most common separator only, which becomes a key: a file has one."""
-    used = [each.separator for each in profiles if each.separator]
+    used = [column.separator for column in profiles if column.separator]
     best = max(sorted(set(used)), key=used.count, default="|")
     if best == keys.get("delimiter"):
         best = "|" if best == ";" else ";"
     if best != "|":
         keys["list_separator"] = best
     why = f"lists by another separator than {best}: a file has one list_separator"
-    return [
-        each
-        if each.separator in ("", best)
-        else dataclasses.replace(each, kind="empty", unread=why, width=0)
-        for each in profiles
-    ]
+    kept = []
+    for column in profiles:
+        if column.separator not in ("", best):
+            column = dataclasses.replace(column, kind="empty", unread=why, width=0)
+        kept.append(column)
+    return kept
 
 
-def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) -> dict[str, Any]:
+def _make_input_keys(
+    dialect: Dialect, encoding: str, header: bool, empty_end: bool
+) -> dict[str, Any]:
     csv = dialect.quoted or dialect.delimiter != "\t"
     keys = {
         "format": "csv" if csv else "",
@@ -292,18 +316,17 @@ def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> l
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     names = table.schema.names
-    profiles = [
-        _profile_array(column.combine_chunks(), name)
-        for name, column in zip(names, table.columns, strict=True)
-        if names.count(name) == 1
-    ]
+    profiles = []
+    for name, column in zip(names, table.columns, strict=True):
+        if names.count(name) == 1:
+            profiles.append(_profile_array(column.combine_chunks(), name))
     for name in sorted({name for name in names if names.count(name) > 1}):
         profiles.append(_leave_unread(name, len(table), "several columns have this name"))
     partitions = [partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
         profiles.append(profile(values, name, lists=False))
-    return _one_separator(profiles, keys)
+    return _keep_one_separator(profiles, keys)
 
 
 def _leave_unread(name: str, rows: int, why: str) -> Profile:

@@ -13,8 +13,11 @@ from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
 from nvt_torchrec.formats.splits import SPLITS
 
-#: Microseconds; from the second span on cuts are at midnight.
-_DAY, _LONG = 86_400_000_000, 10 * 86_400_000_000
+#: Microseconds of a day.
+_DAY = 86_400_000_000
+#: Of logs that are as long, cuts are at midnight.
+_MIN_SPAN_OF_DAYS = 10 * _DAY
+#: Shares where nothing else is known.
 _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
 
 
@@ -56,17 +59,13 @@ def choose_split(
         time: The column that says when a row happened, if there is one.
         labels: The columns of the labels, which rows of valid and test need.
     """
-    why, input_path = "", ""
+    published = SplitChoice({}, "")
     if column:
-        choice = _choose_values(column, labels)
-        if choice.keys:
-            return choice
-        why = choice.why
+        published = _choose_values(column, labels)
     elif sample.splits:
-        choice = _choose_files(sample, labels)
-        if choice.keys:
-            return choice
-        why, input_path = choice.why, choice.input_path
+        published = _choose_files(sample, labels)
+    if published.keys:
+        return published
     if sample.days:
         keys = {"by": "days"}
         reason = (
@@ -78,7 +77,7 @@ def choose_split(
     else:
         keys = {"by": "share"} | _SHARES
         reason = "at random, because no column says when a row happened"
-    return SplitChoice(keys, why + reason, input_path or sample.days)
+    return SplitChoice(keys, published.why + reason, published.input_path or sample.days)
 
 
 def find_split_column(sample: SampledFile) -> int | None:
@@ -87,10 +86,10 @@ def find_split_column(sample: SampledFile) -> int | None:
     It is no feature, and a split at random would put rows of test into training.
     """
     for index, column in enumerate(sample.columns):
-        found = {find_split_name(text) for text in column.counts}
-        # the head of a log may have rows for training alone
-        is_split = len(found) > 1 or not (sample.whole or sample.splits)
-        if "" not in found and "train" in found and is_split:
+        splits = {find_split_name(text) for text in column.counts}
+        # The head of a log may have rows for training alone.
+        is_split = len(splits) > 1 or not (sample.whole or sample.splits)
+        if "" not in splits and "train" in splits and is_split:
             return index
     return None
 
@@ -115,7 +114,7 @@ def _choose_values(column: Profile, labels: list[Profile]) -> SplitChoice:
             "as valid if there is one; "
         )
     keys: dict[str, Any] = {"by": "values", "column": column.source}
-    keys |= _name_splits({split: _one_or_all(given) for split, given in texts.items()})
+    keys |= _name_splits({split: _simplify_list(given) for split, given in texts.items()})
     if "valid" not in texts:
         why += "valid is a tenth of the rows for training; "
     return SplitChoice(keys, f"{why}as {column.name} says")
@@ -140,7 +139,8 @@ def _name_splits(given: dict[str, Any]) -> dict[str, Any]:
     return {split: splits[split] for split in SPLITS}
 
 
-def _one_or_all(names: list[str]) -> str | list[str]:
+def _simplify_list(names: list[str]) -> str | list[str]:
+    """Return the only name of a list, or the list."""
     return names[0] if len(names) == 1 else names
 
 
@@ -153,7 +153,7 @@ def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
         if not names:
             continue
         if split == "train" or sample.has_labels(split, labels):
-            files[split] = _one_or_all(names)
+            files[split] = _simplify_list(names)
         else:
             why += f"{names[0]} has no label, so its rows are neither for training nor for test; "
     if len(files) == 1:
@@ -167,8 +167,12 @@ def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
 
 
 def _common_beginning(names: list[str]) -> str:
-    first, last = min(names), max(names)
-    return next((first[:i] for i in range(len(first)) if first[i] != last[i]), first)
+    """Return the characters that all names begin with."""
+    first, last = min(names), max(names)  # all others are between them
+    length = 0
+    while length < len(first) and first[length] == last[length]:
+        length += 1
+    return first[:length]
 
 
 def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], str]:
@@ -176,17 +180,21 @@ def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], st
     if time.time_format:
         split["time_format"] = time.time_format
     why = f"{time.name} is a time, and a model scores rows newer than those it was trained on"
-    if cuts := _cut_times(time, sample):
-        return split | dict(zip(("valid_from", "test_from"), cuts, strict=True)), (
-            f"{why}: valid and test are the last tenths of the rows. The cuts stay where they "
-            "are, so later days, which `nvt-etl extend` adds as files named by a number or a date, "
-            "are test: to train on them, set later cuts and run the ETL again. Shares, valid = 0.1 "
+    cuts = _cut_times(time, sample)
+    if cuts:
+        split["valid_from"], split["test_from"] = cuts
+        why += (
+            ": valid and test are the last tenths of the rows. The cuts stay where they are, so "
+            "later days, which `nvt-etl extend` adds as files named by a number or a date, are "
+            "test: to train on them, set later cuts and run the ETL again. Shares, valid = 0.1 "
             "and test = 0.1, cannot be extended"
         )
-    return split | _SHARES, (
-        f"{why}: the last tenth of the rows is test. For days that `nvt-etl extend` adds, give "
-        "the cuts themselves: valid_from and test_from instead of the shares"
+        return split, why
+    why += (
+        ": the last tenth of the rows is test. For days that `nvt-etl extend` adds, give the cuts "
+        "themselves: valid_from and test_from instead of the shares"
     )
+    return split | _SHARES, why
 
 
 def _cut_times(column: Profile, sample: SampledFile) -> list[str]:
@@ -197,7 +205,7 @@ def _cut_times(column: Profile, sample: SampledFile) -> list[str]:
     first, last = times[0], times[-1]
     cuts = times[[int(share * len(times)) for share in (0.8, 0.9)]]
     days = cuts // _DAY * _DAY
-    if last - first >= _LONG and days[0] < days[1]:
+    if last - first >= _MIN_SPAN_OF_DAYS and days[0] < days[1]:
         cuts = days
     if not first < cuts[0] < cuts[1] <= last:
         return []

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.etl.guess.names import is_code, words_of
-from nvt_torchrec.etl.guess.roles import Feature, Guess, choose_features
-from nvt_torchrec.etl.guess.sample import SampledFile, spec_name, unique_names
+from nvt_torchrec.etl.guess.names import is_code, split_words
+from nvt_torchrec.etl.guess.roles import Feature, Guess, choose_features, rename_features
+from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
 
-#: The least share of the rows of the log whose key the table has; less of a part of a table.
-_MIN_FOUND, _MIN_FOUND_IN_PART = 0.5, 0.01
-#: Of so many rows, how often a text occurs at least on average to say more than the key.
-_MIN_ROWS, _MIN_OFTEN = 100, 1.1
+#: The least share of the rows of the log whose key the table has.
+_MIN_FOUND = 0.5
+#: The least share where only a part of the table was read.
+_MIN_FOUND_IN_PART = 0.01
+#: With fewer rows it is not known whether a text says more than the key.
+_MIN_ROWS = 100
+#: How often a text occurs on average, at least, to say more than the key.
+_MIN_OFTEN = 1.1
 #: The keys of ``[input]`` of tab-separated text with a header.
 _TSV = {"header": True}
 
@@ -70,12 +74,10 @@ def add_table(
         raise BadInputError(
             f"{path}: its columns have no names", "write them into the first line of the file"
         )
-    read = {feature.source for feature in found.features}
-    key = _find_key(
-        [column for column in log.columns if column.source in read],
-        table.columns,
-        _MIN_FOUND if table.whole else _MIN_FOUND_IN_PART,
-    )
+    sources = {feature.source for feature in found.features}
+    read = [column for column in log.columns if column.source in sources]
+    min_found = _MIN_FOUND if table.whole else _MIN_FOUND_IN_PART
+    key = _find_key(read, table.columns, min_found)
     if key is None:
         raise BadInputError(
             f"{path}: no column of it has the values of one of the log, each in one row",
@@ -87,7 +89,9 @@ def add_table(
             "keep the newest row of each key",
         )
     name = _table_name(path)
-    used = {key.own.source} | ({key.time.source} if key.time else set())
+    used = {key.own.source}
+    if key.time:
+        used.add(key.time.source)
     features: list[Feature] = []
     unread = dict(found.unread)
     for column in table.columns:
@@ -104,14 +108,9 @@ def add_table(
             features.append(dataclasses.replace(feature, options=options))
     taken = [rule["name"] for rule, _ in found.labels]
     taken += [feature.name for feature in found.features]
-    names = unique_names([*taken, *(spec_name(feature.name) for feature in features)])
-    renamed = [
-        dataclasses.replace(feature, name=each)
-        for feature, each in zip(features, names[len(taken) :], strict=True)
-    ]
-    every = [*found.features, *renamed]
-    every.sort(key=lambda feature: ["dense", "categorical", "vector"].index(feature.kind))
-    guess = dataclasses.replace(found, features=every, unread=unread)
+    features = [*found.features, *rename_features(features, taken)]
+    features.sort(key=lambda feature: ["dense", "categorical", "vector"].index(feature.kind))
+    guess = dataclasses.replace(found, features=features, unread=unread)
     keys = _block_keys(name, key, table, path)
     if key.time is not None and found.time is not None:
         keys["log_time"] = found.time.source
@@ -150,7 +149,8 @@ def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Ke
             share = _find_share(column.counts, own.counts)
             if share < min_found or not _may_be_key(column, own):
                 continue
-            rank = (words_of(column.name)[:1] == words_of(own.name)[:1], share, column.distinct)
+            same_word = split_words(column.name)[:1] == split_words(own.name)[:1]
+            rank = (same_word, share, column.distinct)
             if best is None or rank > best[0]:
                 best = rank, _Key(column, own, time, share)
     return best[1] if best else None
@@ -181,8 +181,8 @@ def _find_version_time(own: Profile, table: list[Profile]) -> Profile | None:
 
 def _find_share(log: Counter[str], table: Counter[str]) -> float:
     """Return the share of the log's values, as often as they occur, that a table has."""
-    there = sum(count for value, count in log.items() if value in table)
-    return there / max(log.total(), 1)
+    num_found = sum(count for value, count in log.items() if value in table)
+    return num_found / max(log.total(), 1)
 
 
 def _table_name(path: str) -> str:

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.feature_spec.aggregates import DEFAULT_VALUES
 
 _WIDTH = 100
 #: How often the values of an item occur on average, at least.
-_OFTEN = 2
+_MIN_OFTEN = 2
 
 
 def to_toml(
@@ -39,7 +39,7 @@ def to_toml(
         events: Lines that the spec contains.
         tables: The tables that columns are of.
     """
-    lines = _comment(_about(sample, path))
+    lines = _comment(_describe_sample(sample, path))
     if sample.positional and sample.named:
         lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
@@ -47,23 +47,26 @@ def to_toml(
         if sample.quoted_breaks:
             what += f" {sample.quoted_breaks} lines end within quotes: {AS_PARQUET}."
         lines += _comment(what)
-    columns = _columns(guess, sample)
-    keys = {key: value for key, value in sample.input.items() if not columns or key != "header"}
-    if keys := keys | columns:
-        lines += ["", "[input]", *_keys(keys)]
+    input_keys = dict(sample.input)
+    columns = _list_columns(guess, sample)
+    if columns:
+        input_keys.pop("header", None)
+        input_keys["columns"] = columns
+    if input_keys:
+        lines += ["", "[input]", *_write_keys(input_keys)]
     mark = "[label]" if len(guess.labels) == 1 else "[[label]]"
     for rule, why in guess.labels:
-        lines += ["", *_comment(why), mark, *_keys(rule)]
-    lines += ["", *_comment(guess.split.why), "[split]", *_keys(guess.split.keys)]
+        lines += ["", *_comment(why), mark, *_write_keys(rule)]
+    lines += ["", *_comment(guess.split.why), "[split]", *_write_keys(guess.split.keys)]
     for table in tables:
-        lines += ["", *_comment(table.why), "[[table]]", *_keys(table.keys)]
-    for (kind, options, _), features in itertools.groupby(guess.features, _block_of):
-        lines += ["", *_block(kind, options, list(features))]
+        lines += ["", *_comment(table.why), "[[table]]", *_write_keys(table.keys)]
+    for (kind, options, _), features in itertools.groupby(guess.features, _describe_block):
+        lines += ["", *_write_block(kind, options, list(features))]
     lines += events
     if guess.unread:
         lines += ["", "# Not read:"]
         for name, reason in guess.unread.items():
-            lines += _comment(f"{_shown(name)}: {reason}", "#   ")
+            lines += _comment(f"{_to_printable(name)}: {reason}", "#   ")
     return "\n".join(lines) + "\n"
 
 
@@ -73,18 +76,21 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     The item is the column of one value in a row that has the most values, each of them repeatedly.
     """
     profiles = {column.source: column for column in sample.columns if column.name}
-    names = {
-        feature.source: feature.name
-        for feature in guess.features
-        if feature.kind == "categorical" and not {"multi_hot", "derive"} & feature.options.keys()
-    }
-    single = [profiles[source] for source in names if source in profiles]
-    users = [column for column in single if is_called(column.name, "user")]
-    items = [column for column in single if column not in users and column.often >= _OFTEN]
-    # where a user lives is no item
-    items = [column for column in items if not (users and is_determined(column, users[0]))]
+    names = {}  # of columns with one value in a row, by their sources
+    for feature in guess.features:
+        is_single = not {"multi_hot", "derive"} & feature.options.keys()
+        if feature.kind == "categorical" and is_single:
+            names[feature.source] = feature.name
+    columns = [profiles[source] for source in names if source in profiles]
+    users = [column for column in columns if is_called(column.name, "user")]
+    items = []
+    for column in columns:
+        # A column that is determined by the user, such as where they live, is no item.
+        is_of_user = users and is_determined(column, users[0])
+        if column not in users and column.often >= _MIN_OFTEN and not is_of_user:
+            items.append(column)
     split = guess.split.keys
-    # rows that are split at random would see each other
+    # Rows that are split at random would see each other.
     is_later = split["by"] in ("time", "days")
     is_later |= split["by"] == "files" and isinstance(split["valid"], (str, list))
     if not (is_later and guess.time and users and items):
@@ -94,11 +100,11 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     if guess.time.time_format:
         time["time_format"] = guess.time.time_format
     history = {"name": "recent", "of": [users[0].source], "columns": [names[item.source]]}
-    blocks = ["[events]", *_keys(time)]
+    blocks = ["[events]", *_write_keys(time)]
     for column in (users[0], item):
-        values = list(DEFAULT_VALUES)
-        blocks += ["[[aggregate]]", *_keys({"of": [column.source], "values": values})]
-    return [*blocks, "[[history]]", *_keys(history)]
+        aggregate = {"of": [column.source], "values": list(DEFAULT_VALUES)}
+        blocks += ["[[aggregate]]", *_write_keys(aggregate)]
+    return [*blocks, "[[history]]", *_write_keys(history)]
 
 
 def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
@@ -113,51 +119,57 @@ def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
     return ["", *_comment(about), *(f"# {line}" for line in lines)]
 
 
-def _about(sample: SampledFile, path: str) -> str:
+def _describe_sample(sample: SampledFile, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
     file = sample.file.removeprefix(f"{sample.root or path.rstrip('/')}/")[-80:]
-    rows = "its rows" if sample.file == path else f"the rows of {_shown(file)}"
+    rows = "its rows" if sample.file == path else f"the rows of {_to_printable(file)}"
     return (
-        f"First spec for {_shown(name)}, made from {part} of {rows} "
+        f"First spec for {_to_printable(name)}, made from {part} of {rows} "
         f"({sample.columns[0].rows:,}). Review it. Counts and shares are of these rows."
     )
 
 
-def _shown(text: str) -> str:
+def _to_printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:80]
 
 
-def _columns(guess: Guess, sample: SampledFile) -> dict[str, list[str]]:
-    """Return ``columns`` of a text without a header; {} where the order of the spec says it."""
+def _list_columns(guess: Guess, sample: SampledFile) -> list[str]:
+    """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
     read = [rule.get("from", rule["name"]) for rule, _ in guess.labels]
-    read += [guess.split.keys["column"]] if "column" in guess.split.keys else []
+    if "column" in guess.split.keys:
+        read.append(guess.split.keys["column"])
     read += [feature.source for feature in guess.features if "table" not in feature.options]
     if not sample.positional or list(dict.fromkeys(read)) == guess.names:
-        return {}
-    return {"columns": [name if name in read else "" for name in guess.names]}
+        return []
+    return [name if name in read else "" for name in guess.names]
 
 
-def _block_of(feature: Feature) -> tuple[str, dict[str, Any], str]:
-    """Return what neighbours in one block have in common; a derived column has its own block."""
-    if feature.kind == "vector":  # each has a block
-        source = {} if feature.name == feature.source else {"from": feature.source}
-        return feature.kind, source | feature.options, feature.name
-    if feature.name != feature.source:
-        return feature.kind, {"from": feature.source, **feature.options}, feature.name
-    return feature.kind, feature.options, feature.name if "derive" in feature.options else ""
+def _describe_block(feature: Feature) -> tuple[str, dict[str, Any], str]:
+    """Return what neighbours in one block have in common: its kind, its keys, and a name.
+
+    Vectors, derived columns and those with another name than in the file have a block each.
+    """
+    is_renamed = feature.name != feature.source
+    options = feature.options
+    if is_renamed:
+        options = {"from": feature.source, **options}
+    has_own_block = is_renamed or feature.kind == "vector" or "derive" in options
+    return feature.kind, options, feature.name if has_own_block else ""
 
 
-def _block(kind: str, options: dict[str, Any], features: list[Feature]) -> list[str]:
+def _write_block(kind: str, options: dict[str, Any], features: list[Feature]) -> list[str]:
     if len(features) == 1:
         (feature,) = features
         names: dict[str, Any] = {"names": [feature.name]}
         if kind == "vector":
             names = {"name": feature.name}
-        return [*_comment(feature.why), f"[[{kind}]]", *_keys(names | options)]
-    width = max(len(_value(feature.name)) for feature in features) + 1
-    listed = [f"    {_value(feature.name) + ',':{width}} # {feature.why}" for feature in features]
-    return [f"[[{kind}]]", "names = [", *listed, "]", *_keys(options)]
+        return [*_comment(feature.why), f"[[{kind}]]", *_write_keys(names | options)]
+    width = max(len(_write_value(feature.name)) for feature in features) + 1
+    lines = [f"[[{kind}]]", "names = ["]
+    for feature in features:
+        lines.append(f"    {_write_value(feature.name) + ',':{width}} # {feature.why}")
+    return [*lines, "]", *_write_keys(options)]
 
 
 def _comment(text: str, mark: str = "# ") -> list[str]:
@@ -165,25 +177,25 @@ def _comment(text: str, mark: str = "# ") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark, **words)
 
 
-def _keys(options: dict[str, Any]) -> list[str]:
+def _write_keys(options: dict[str, Any]) -> list[str]:
     lines = []
     for key, value in options.items():
-        text = f"{key} = {_value(value)}"
+        text = f"{key} = {_write_value(value)}"
         if isinstance(value, list) and len(text) > _WIDTH:
-            lines += [f"{key} = [", *(f"    {_value(item)}," for item in value), "]"]
+            lines += [f"{key} = [", *(f"    {_write_value(item)}," for item in value), "]"]
         else:
             lines.append(text)
     return lines
 
 
-def _value(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """Return a value as TOML writes it: as JSON, whose escapes TOML has too."""
     if isinstance(value, dict):
-        items = [f"{_key(key)} = {_value(item)}" for key, item in value.items()]
+        items = [f"{_write_key(key)} = {_write_value(item)}" for key, item in value.items()]
         return f"{{{', '.join(items)}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(key: str) -> str:
+def _write_key(key: str) -> str:
     """Return a key as TOML writes it: in quotes where it has other signs than a bare one may."""
-    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _value(key)
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _write_value(key)

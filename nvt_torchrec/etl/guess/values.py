@@ -24,14 +24,17 @@ from nvt_torchrec.formats.vectors import MAX_WIDTH
 #: Texts that mean a missing value in any column, and those that do so among numbers only.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
-#: So few words, in a hundredth of the rows at most, are missing values among so many numbers.
-_FEW_WORDS, _MANY_NUMBERS = 3, 20
+#: So few words, in a hundredth of the rows at most, are missing values among many numbers.
+_MAX_WORDS = 3
+#: So many numbers are many.
+_MIN_NUMBERS = 20
 #: Signs that are no part of a number, and numbers with them: $5, 5 %, 1,000, 1.234,5.
 _SIGN = re.compile("[,$€£¥₹₽₩%]")
 _AMOUNT = re.compile(
     r"[-+]?[$€£¥₹₽₩%]? ?-?(\d+|\d{1,3}([.,])\d{3}(\2\d{3})*)([.,]\d*)? ?[$€£¥₹₽₩%]?"
 )
-_INT, _LEADING_ZERO = re.compile(r"-?\d+"), re.compile(r"-?0\d+")
+_INT = re.compile(r"-?\d+")
+_LEADING_ZERO = re.compile(r"-?0\d+")
 #: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
 #: How programs write booleans, in lower case; 1 and 0 alone are numbers.
@@ -52,7 +55,7 @@ DECLARED = ("token", "token_seq", "float", "float_seq")
 #: Numbers that may be times, which some programs write as floats: 978300760.0.
 _DIGITS = re.compile(r"[0-9]+(\.0+)?")
 #: By so few texts most formats are ruled out.
-_TRIED = 3
+_NUM_TRIED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,26 +63,26 @@ class Profile:
     """What is known of a column.
 
     Attributes:
-        name: in the file, without a type behind it; of text without a header the place holder that
-            the spec uses.
+        name: The name in the file, without a type behind it; of text without a header the
+            placeholder that the spec uses.
         kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "hex32", "time",
             "string" or, of lists, their items' kind.
-        rows: how many were seen.
-        counts: how often each value was seen, without missing ones and spaces around.
-        missing: how many values are missing.
-        reading: how values are written, as keys of the spec: nulls, trim, lenient.
-        numbers: the numbers that the values are, of times microseconds since 1970.
-        time_format: of times; "" for parquet's own.
-        separator: of lists in text.
-        floating: whether the file holds floats, though these are integers.
-        multi_hot: whether values are lists.
-        unread: why the column cannot be read; "" if it can.
+        rows: How many rows were seen.
+        counts: How often each value was seen, without missing ones and spaces around.
+        missing: How many values are missing.
+        reading: How values are written, as keys of the spec: nulls, trim, lenient.
+        numbers: The numbers that the values are, of times microseconds since 1970.
+        time_format: The format of times; "" for parquet's own.
+        separator: The separator of lists in text.
+        floating: Whether the file holds floats, though these are integers.
+        multi_hot: Whether values are lists.
+        unread: Why the column cannot be read; "" if it can.
         codes: int [rows], the number of each row's value, of lists of its text; -1 where missing.
-        header: the name in the file, where that has a type behind it: ``user_id:token``.
-        declared: that type, one of ``DECLARED``.
-        width: of a vector, how many numbers each row has; else 0. As columns of a log it is not
+        header: The name in the file, where that has a type behind it: ``user_id:token``.
+        declared: That type, one of ``DECLARED``.
+        width: Of a vector, how many numbers each row has; else 0. As columns of a log it is not
             read, its kind is "empty".
-        half: of a vector, whether the file holds float16.
+        half: Of a vector, whether the file holds float16.
     """
 
     name: str
@@ -139,20 +142,20 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
     """Return what a column of texts is.
 
     Args:
-        values: of each row; "" where missing.
-        name: of the column; "" if it has none.
-        lists: whether a text may be a list of values.
-        declared: its type, if the file says it: one of ``DECLARED``.
+        values: The text of each row; "" where missing.
+        name: The name of the column; "" if it has none.
+        lists: Whether a text may be a list of values.
+        declared: Its type, if the file says it: one of ``DECLARED``.
     """
     stripped = [value.strip(" \t") for value in values]
     counts = Counter(stripped)
-    nulls = _null_texts(counts)
+    nulls = _find_nulls(counts)
     reading: dict[str, Any] = {"nulls": nulls} if nulls else {}
     if any(map(operator.ne, stripped, values)):
         reading["trim"] = True
     missing = sum(counts.pop(text, 0) for text in ("", *nulls))
-    places = {text: place for place, text in enumerate(counts)}
-    codes = np.array([places.get(text, -1) for text in stripped], np.int64)
+    numbers_of_texts = {text: number for number, text in enumerate(counts)}
+    codes = np.array([numbers_of_texts.get(text, -1) for text in stripped], np.int64)
     column = Profile(
         name, "empty", len(values), counts, missing, reading, codes=codes, declared=declared
     )
@@ -167,11 +170,12 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
         if ids is None or ids.kind == "float":
             return dataclasses.replace(column, kind="string")
         return ids
-    format = time_format(list(counts), name)
+    format = find_time_format(list(counts), name)
     if format is not None:
         times = _parse(list(counts), "time", time_format=format).values
         return dataclasses.replace(column, kind="time", time_format=format, numbers=times)
-    if numbers := _find_numbers(column) or _find_hashes(column):
+    numbers = _find_numbers(column) or _find_hashes(column)
+    if numbers:
         return numbers
     if {text.lower() for text in counts} <= _BOOLEANS:
         return dataclasses.replace(column, kind="bool")
@@ -185,10 +189,10 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
     if width:
         vectors = make_vector(name, len(values), missing, width)
         return dataclasses.replace(vectors, separator=separator)
-    separator = _list_separator(counts) if lists else ""
-    return (
-        _split_lists(column, separator) if separator else dataclasses.replace(column, kind="string")
-    )
+    separator = _find_list_separator(counts) if lists else ""
+    if separator:
+        return _split_lists(column, separator)
+    return dataclasses.replace(column, kind="string")
 
 
 def _parse(texts: Sequence[str], raw: str, **keys: Any) -> ParsedText:
@@ -197,21 +201,23 @@ def _parse(texts: Sequence[str], raw: str, **keys: Any) -> ParsedText:
     return RAW_TYPES[raw].from_text(array, np.zeros(len(texts), bool), Read("", raw, **keys))
 
 
-def _reads(texts: Sequence[str], raw: str, **keys: Any) -> bool:
-    """Whether all texts are of a raw type."""
+def _can_parse(texts: Sequence[str], raw: str, **keys: Any) -> bool:
+    """Return whether all texts are of a raw type."""
     return not _parse(texts, raw, **keys).code.any()
 
 
-def _null_texts(counts: Counter[str]) -> list[str]:
+def _find_nulls(counts: Counter[str]) -> list[str]:
     """Return the texts among the values that mean a missing value."""
     nulls = {text for text in NULLS if text in counts}
     signs = {text for text in _NULLS_OF_NUMBERS if text in counts}
     others = [text for text in counts if text and text not in nulls | signs]
     words = {text for text in others if not re.search(r"\d", text)}
     numbers = [text for text in others if text not in words]
-    rare = len(words) <= _FEW_WORDS and sum(counts[text] for text in words) <= 0.01 * counts.total()
-    if not words or (rare and len(numbers) >= _MANY_NUMBERS):
-        nulls |= signs | words if numbers and _reads(numbers, "float", lenient=True) else set()
+    num_words = sum(counts[text] for text in words)
+    is_rare = len(words) <= _MAX_WORDS and num_words <= 0.01 * counts.total()
+    may_be_nulls = not words or (is_rare and len(numbers) >= _MIN_NUMBERS)
+    if may_be_nulls and numbers and _can_parse(numbers, "float", lenient=True):
+        nulls |= signs | words
     return sorted(nulls)
 
 
@@ -234,10 +240,10 @@ def _find_numbers(column: Profile) -> Profile | None:
 def _find_hashes(column: Profile) -> Profile | None:
     """Return the profile of a column of hashes with up to 8 hexadecimal digits, or None."""
     texts = list(column.counts)
-    eight = sum(len(text) == 8 for text in texts)
-    if eight < 0.9 * len(texts) or not _reads(texts, "hex32"):
+    num_full = sum(len(text) == 8 for text in texts)
+    if num_full < 0.9 * len(texts) or not _can_parse(texts, "hex32"):
         return None
-    if "".join(texts).isdigit() and len(texts) > min(eight, 4):
+    if "".join(texts).isdigit() and len(texts) > min(num_full, 4):
         return None  # hashes of digits only are rare: 00501234
     return dataclasses.replace(column, kind="hex32")
 
@@ -245,9 +251,9 @@ def _find_hashes(column: Profile) -> Profile | None:
 def _split_lists(column: Profile, separator: str) -> Profile:
     items: Counter[str] = Counter()
     reading = dict(column.reading)
-    for text, often in column.counts.items():
-        for item in items_of(text, separator):
-            items[item.strip()] += often
+    for text, count in column.counts.items():
+        for item in split_items(text, separator):
+            items[item.strip()] += count
             if item != item.strip():
                 reading["trim"] = True
     lists = dataclasses.replace(column, counts=items, reading=reading)
@@ -255,7 +261,7 @@ def _split_lists(column: Profile, separator: str) -> Profile:
     kind, unread = "string", ""
     if numbers and numbers.kind != "float" and numbers.reading == reading:
         kind = numbers.kind
-    elif any(map(_has_brackets, column.counts)):
+    elif any(map(_is_bracketed, column.counts)):
         unread = f"lists of texts in brackets: write them without, with {separator} between"
         kind = "empty"
     return dataclasses.replace(lists, kind=kind, unread=unread, separator=separator, multi_hot=True)
@@ -274,34 +280,34 @@ def _find_vectors(counts: Counter[str]) -> tuple[int, str]:
     fraction: integers may be ids.
     """
     for separator in _SEPARATORS:
-        lists = [items_of(text, separator) for text in counts]
+        lists = [split_items(text, separator) for text in counts]
         width = len(lists[0])
         if not 2 <= width <= MAX_WIDTH or any(len(each) != width for each in lists):
             continue
         items = [item.strip() for each in lists for item in each]
-        if all(items) and _reads(items, "float") and not _reads(items, "int"):
+        if all(items) and _can_parse(items, "float") and not _can_parse(items, "int"):
             return width, separator
     return 0, ""
 
 
-def _has_brackets(text: str) -> bool:
+def _is_bracketed(text: str) -> bool:
     return text[:1] == "[" and text[-1:] == "]"
 
 
-def items_of(text: str, separator: str) -> list[str]:
+def split_items(text: str, separator: str) -> list[str]:
     """Return the items of a list, which may be in brackets or end with a separator."""
-    text = text[1:-1] if _has_brackets(text) else text
+    text = text[1:-1] if _is_bracketed(text) else text
     return text.removesuffix(separator).split(separator) if text.strip() else []
 
 
-def _list_separator(counts: Counter[str]) -> str:
+def _find_list_separator(counts: Counter[str]) -> str:
     """Return the character between the items of lists; "" where texts are no lists.
 
     Texts are lists if there are several in a tenth of them, no item is empty, and all items are
     integers, or fewer than the texts, because they come back in other lists.
     """
     for separator in _SEPARATORS:
-        lists = [items_of(text, separator) for text in counts]
+        lists = [split_items(text, separator) for text in counts]
         if sum(len(each) > 1 for each in lists) < max(2, 0.1 * len(counts)):
             continue
         items = {item for each in lists for item in each}
@@ -316,14 +322,14 @@ def _list_separator(counts: Counter[str]) -> str:
     return ""
 
 
-def time_format(texts: list[str], name: str) -> str | None:
+def find_time_format(texts: list[str], name: str) -> str | None:
     """Return the format of a column's times, as a spec writes it; None if they are no times.
 
     Args:
-        texts: the column's values that are not missing, each once, at least one.
-        name: the column's name: digits are taken for a time if it suggests this or is "".
+        texts: The column's values that are not missing, each once, at least one.
+        name: The column's name: digits are taken for a time if it suggests this or is "".
     """
-    if _reads(texts, "time", time_format=ISO):
+    if _can_parse(texts, "time", time_format=ISO):
         return ISO
     if not re.search(r"\d.*\d.*\d", texts[0]):
         return None
@@ -333,16 +339,25 @@ def time_format(texts: list[str], name: str) -> str | None:
     formats = [_SERVER_LOG, *(date + clock for date in _DATES for clock in _CLOCKS)]
     if digits:
         widths = {len(text) for text in texts}
-        formats = [*(_COMPACT.get(widths.pop(), []) if len(widths) == 1 else []), *EPOCHS]
+        formats = list(EPOCHS)
+        if len(widths) == 1:
+            formats = [*_COMPACT.get(widths.pop(), []), *EPOCHS]
     spans = {}
     for format in formats:
-        for some in (texts[:_TRIED], texts):
-            times = _parse(some, "time", time_format=format)
-            if times.code.any() or not ((times.values >= _FIRST) & (times.values < _END)).all():
-                break
-        else:
-            spans[format] = np.ptp(times.values)
+        if _read_times(texts[:_NUM_TRIED], format) is None:
+            continue
+        times = _read_times(texts, format)
+        if times is not None:
+            spans[format] = np.ptp(times)
     if digits:
         return next(iter(spans), None)
     # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
     return min(spans, key=lambda format: spans[format], default=None)
+
+
+def _read_times(texts: list[str], format: str) -> np.ndarray | None:
+    """Return the times that texts are in a format; None if they are none, or not of our time."""
+    times = _parse(texts, "time", time_format=format)
+    if times.code.any() or not ((times.values >= _FIRST) & (times.values < _END)).all():
+        return None
+    return times.values

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_days, find_table
 from nvt_torchrec.etl.state.run_record import content_digest, fingerprint
-from nvt_torchrec.etl.tables.table_sources import TableSources
+from nvt_torchrec.etl.tables.table_sources import TableSources, check_names
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.manifest import Manifest
 
@@ -28,10 +27,7 @@ def find_label_files(spec: FeatureSpec, input_path: str, paths: Mapping[str, str
         BadInputError: A file is missing or empty.
     """
     names = [file.name for file in spec.label_files]
-    for name in paths:
-        if name not in names:
-            remedy = did_you_mean(name, names) if names else "leave --label_path out"
-            raise SettingsError(f"--label_path {name}: no label {name!r} from a file", remedy)
+    check_names(paths, names, "--label_path", "label from a file named")
     found: TableSources = {}
     for file in spec.label_files:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
@@ -52,10 +52,7 @@ def find_tables(
     """
     rules: list[TableRule | SourceRule] = [*spec.read_tables, *spec.event_sources]
     names = [rule.name for rule in rules]
-    for name in paths:
-        if name not in names:
-            remedy = did_you_mean(name, names) if names else "leave --table out"
-            raise SettingsError(f"--table {name}: the spec has no table or source {name!r}", remedy)
+    check_names(paths, names, "--table", "table or source")
     found: TableSources = {}
     for rule in rules:
         path = paths.get(rule.name) or f"{directory_of(input_path)}/{rule.path}"
@@ -68,6 +65,21 @@ def find_tables(
                     f"pass it with --table {rule.name}=PATH, or correct its path in the spec",
                 ) from None
     return found
+
+
+def check_names(paths: Mapping[str, str], names: Sequence[str], flag: str, role: str) -> None:
+    """Check that a flag gives paths of what the spec has. Raises :class:`SettingsError`.
+
+    Args:
+        paths: The paths, by name.
+        names: The names of the spec.
+        flag: The flag.
+        role: What has these names.
+    """
+    for name in paths:
+        if name not in names:
+            remedy = did_you_mean(name, names) if names else f"leave {flag} out"
+            raise SettingsError(f"{flag} {name}: the spec has no {role} {name!r}", remedy)
 
 
 def find_again(recorded: Mapping[str, Mapping[str, Any]]) -> TableSources:

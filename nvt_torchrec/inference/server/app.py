@@ -226,7 +226,7 @@ class Service:
             return parsed
         rows, respond = parsed
         self._check_queue(len(rows))
-        model = now.predictor.predict_encoded
+        model = now.predictor.predict_parts
         probabilities = await self.batcher.score(model, rows, at_once=now.is_quick)
         try:
             check_finite(probabilities)

@@ -90,8 +90,8 @@ class Card:
         """Read a block and parse it on the card; None if the host must parse it.
 
         Raises:
-            BadInputError: the block cannot be read.
-            LostRowsError: the card found another number of lines than the host.
+            BadInputError: The block cannot be read.
+            LostRowsError: The card found another number of lines than the host.
         """
         text = lane.read(block)
         # a longer line would change the pieces of which moments are computed
@@ -99,7 +99,9 @@ class Card:
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
         if rows is None:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)
-        elif len(rows) != (lines := count_newlines(_read_only(text))):
+            return None
+        lines = count_newlines(_view_read_only(text))
+        if len(rows) != lines:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {lines} lines, but the GPU "
                 f"found {len(rows)}",
@@ -108,7 +110,7 @@ class Card:
         return rows
 
 
-def _read_only(text: np.ndarray) -> np.ndarray:
+def _view_read_only(text: np.ndarray) -> np.ndarray:
     text = text.view()
     text.flags.writeable = False  # the type of array for which the loop is compiled already
     return text
@@ -130,41 +132,48 @@ def count_values(
     Returns:
         The counts by vocabulary.
     """
-    arrays, counted = device.arrays, np.flatnonzero(vocabularies >= 0)
+    arrays = device.arrays
+    counted = np.flatnonzero(vocabularies >= 0)
+    # The upper 32 bits are the vocabulary, the lower ones the value.
     high = device.upload(vocabularies[counted].astype(np.uint64) << np.uint64(32))
     keys = rows.categorical[device.upload(counted)].astype(np.uint64) | high[:, np.newaxis]
     values, counts = arrays.unique(keys.reshape(-1), return_counts=True)
     counts = counts.astype(np.int64)
     starts = np.arange(len(absent) + 1, dtype=np.uint64) << np.uint64(32)
     cuts = device.download(arrays.searchsorted(values, device.upload(starts)))
-    first = cuts[:-1].copy()
-    zeros = np.intersect1d(np.flatnonzero(absent), vocabularies[counted])
-    if len(zeros):  # the first values of these vocabularies
-        places = device.upload(first[zeros])
-        counts[places] -= device.upload(absent[zeros])
-        first[zeros] += device.download(counts[places]) == 0
-    return [
-        Counts(values[begin:end].astype(np.uint32), counts[begin:end])
-        for begin, end in zip(first, cuts[1:], strict=True)
-    ]
+    begins = cuts[:-1].copy()
+    # Zeros for missing values are the first value of their vocabulary. Where no others are left,
+    # the value is dropped.
+    with_missing = np.intersect1d(np.flatnonzero(absent), vocabularies[counted])
+    if len(with_missing):
+        zeros = device.upload(begins[with_missing])
+        counts[zeros] -= device.upload(absent[with_missing])
+        begins[with_missing] += device.download(counts[zeros]) == 0
+    counts_of_vocabularies = []
+    for begin, end in zip(begins, cuts[1:], strict=True):
+        values_of_vocabulary = values[begin:end].astype(np.uint32)
+        counts_of_vocabularies.append(Counts(values_of_vocabulary, counts[begin:end]))
+    return counts_of_vocabularies
 
 
 def merge_on_device(device: Device, several: Sequence[Counts]) -> Counts:
     """Add up counts, at least one."""
     arrays = device.arrays
-    some = [counts for counts in several if len(counts.values)]
-    if len(some) < 2:
-        return some[0] if some else several[0]
-    values = arrays.concatenate([counts.values for counts in some])
+    filled = [counts for counts in several if len(counts.values)]
+    if not filled:
+        return several[0]
+    if len(filled) == 1:
+        return filled[0]
+    values = arrays.concatenate([counts.values for counts in filled])
     order = arrays.argsort(values)
     values = values[order]
-    sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in some])[order])
-    last = arrays.concatenate([values[1:] != values[:-1], arrays.ones(1, np.bool_)])
-    places = arrays.flatnonzero(last)
-    until = sums[places]
-    counts = until.copy()
-    counts[1:] -= until[:-1]
-    return Counts(values[places], counts)
+    sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in filled])[order])
+    # The count of a value is the sum up to its last occurrence less that of the value before.
+    is_last = arrays.concatenate([values[1:] != values[:-1], arrays.ones(1, np.bool_)])
+    last = arrays.flatnonzero(is_last)
+    counts = sums[last].copy()
+    counts[1:] -= sums[last[:-1]]
+    return Counts(values[last], counts)
 
 
 def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> SortedRun:
@@ -174,19 +183,18 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: in
         The counts, with arrays of the card.
 
     Raises:
-        BadRowError: a row is malformed, unless they are rejected.
-        BadInputError: the block cannot be read.
+        BadRowError: A row is malformed, unless they are rejected.
+        BadInputError: The block cannot be read.
     """
     device = card.device
     with card.lane() as lane:
         rows = card.parse(lane, block, spec)
         if rows is None:
             run = host.count_block(block, spec, max_bad_rows)
-            there = [
-                Counts(device.upload(counts.values), device.upload(counts.counts))
-                for counts in run.counts
-            ]
-            counted = SortedRun(run.rows, run.nulls, run.moments, there)
+            uploaded = []
+            for counts in run.counts:
+                uploaded.append(Counts(device.upload(counts.values), device.upload(counts.counts)))
+            counted = SortedRun(run.rows, run.nulls, run.moments, uploaded)
         else:
             counted = count_rows(device, rows, block, spec)
         device.synchronize()  # other streams read the counts
@@ -196,34 +204,36 @@ def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: in
 def count_rows(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
     """Count parsed rows of a block, on the current stream."""
     numbers = {name: number for number, name in enumerate(spec.vocabularies)}
-    of_columns = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
-    missing = count_missing(device, rows.missing[1], len(of_columns))
+    vocabularies = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
+    missing = count_missing(device, rows.missing[1], len(vocabularies))
     nulls = np.zeros(len(numbers), np.int64)
-    np.add.at(nulls, of_columns, missing)
-    # where the id is a hash there is nothing to count
-    hashed = [bool(column.hash_buckets) for column in spec.categorical]
-    counts = count_values(device, rows, np.where(hashed, -1, of_columns), nulls)
+    np.add.at(nulls, vocabularies, missing)
+    # Where the id is a hash there is nothing to count.
+    is_hashed = [bool(column.hash_buckets) for column in spec.categorical]
+    counts = count_values(device, rows, np.where(is_hashed, -1, vocabularies), nulls)
     return SortedRun(
         rows=len(rows),
         nulls=nulls,
-        moments=_moments(device, rows, block, spec)[np.newaxis],
+        moments=_compute_moments(device, rows, block, spec)[np.newaxis],
         counts=counts,
     )
 
 
-def _moments(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> np.ndarray:
+def _compute_moments(
+    device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec
+) -> np.ndarray:
     """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
-    of_pieces = [np.zeros((len(spec.dense), 4))]
+    moments = [np.zeros((len(spec.dense), 4))]
     if has_moments(spec):
         dense, missing = device.download(rows.dense), device.download(rows.missing)
-        # a piece ends with the last whole line before a multiple of its size
+        # A piece ends with the last whole line before a multiple of its size.
         read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
         cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
         for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
             labels = np.empty((0, end - begin), np.uint8)
             piece = _raw_rows(labels, dense[:, begin:end], missing[:, begin:end])
-            of_pieces.append(compute_moments(piece, spec))
-    return merge_moments(of_pieces)
+            moments.append(compute_moments(piece, spec))
+    return merge_moments(moments)
 
 
 def _raw_rows(
@@ -248,11 +258,10 @@ def merge_runs(card: Card, runs: list[SortedRun]) -> SortedRun:
     """Merge the counts of consecutive blocks on the card, and copy them to the host."""
     device = card.device
     with card.lane():
-        together = zip(*(run.counts for run in runs), strict=True)
-        merged = [merge_on_device(device, list(runs)) for runs in together]
-        counts = [
-            Counts(device.download(run.values), device.download(run.counts)) for run in merged
-        ]
+        counts = []
+        for counts_of_vocabulary in zip(*(run.counts for run in runs), strict=True):
+            merged = merge_on_device(device, counts_of_vocabulary)
+            counts.append(Counts(device.download(merged.values), device.download(merged.counts)))
     return SortedRun(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),

@@ -78,14 +78,14 @@ def has_room(workflow_path: Path, client: Client) -> bool:
     return needed <= room
 
 
-def tasks_of(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
+def divide_tasks(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
     """Divide items among tasks: large ones, but at least one for each worker."""
     processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
-    return [list(items[at : at + size]) for at in range(0, len(items), size)]
+    return [list(items[begin : begin + size]) for begin in range(0, len(items), size)]
 
 
-def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
+def _group_neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
     """Divide increasing numbers of blocks into ranges that one run is written for.
 
     They are ranges that :class:`etl.engines.runs.Runs` could have merged itself.
@@ -108,7 +108,7 @@ def count_blocks(numbered: list[tuple[int, Block]], *, job: Job) -> int:
     # as many ahead as are merged at once, so that the lanes go on meanwhile
     counting = map_in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
     with contextlib.closing(counting) as counted:  # type: ignore[type-var]
-        for group in _groups(index for index, _ in numbered):
+        for group in _group_neighbours(index for index, _ in numbered):
             run = merge_runs(card, list(itertools.islice(counted, len(group))))
             write_run(job.work / FIT / run_name(group[0], group[-1] + 1), run)
             total += run.rows
@@ -130,7 +130,7 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
 
     with open_recorder(job.work, LANE_THREADS) as syncer:
         encoded = map_in_order(encode_one, units, LANE_THREADS, "lane", ahead=len(units))
-        return [result for results in encoded for result in results]
+        return list(itertools.chain.from_iterable(encoded))
 
 
 _starting = threading.Lock()
@@ -172,15 +172,15 @@ def compare_counts(job: Job, block: Block) -> str:
     def compute_on_card() -> Mapping[str, np.ndarray]:
         card = worker_card()
         counted = count_block(card, block, job.spec, max_bad_rows=job.max_bad_rows)
-        return _arrays(merge_runs(card, [counted]), job.spec)
+        return _name_arrays(merge_runs(card, [counted]), job.spec)
 
-    return _difference(
-        compute_on_card,
-        lambda: _arrays(host.count_block(block, job.spec, job.max_bad_rows), job.spec),
-    )
+    def compute_on_host() -> Mapping[str, np.ndarray]:
+        return _name_arrays(host.count_block(block, job.spec, job.max_bad_rows), job.spec)
+
+    return _compare(compute_on_card, compute_on_host)
 
 
-def _arrays(run: SortedRun, spec: FeatureSpec) -> dict[str, np.ndarray]:
+def _name_arrays(run: SortedRun, spec: FeatureSpec) -> dict[str, np.ndarray]:
     arrays = {"rows": np.array(run.rows), "nulls": run.nulls, "moments": run.moments}
     for name, counts in zip(spec.vocabularies, run.counts, strict=True):
         arrays |= {f"values of {name}": counts.values, f"counts of {name}": counts.counts}
@@ -200,26 +200,31 @@ def compare_codes(job: Job, unit: Unit, workflow: tuple[str, str]) -> str:
 
         def compute_on_card() -> Mapping[str, np.ndarray]:
             card = worker_card()
-            there, here = load_once(card.device, *workflow)
-            publish(encode_unit(card, unit, there, here, ours, max_bad_rows=job.max_bad_rows)[1])
-            return _columns(ours / PARTS / unit.file)
+            loaded, on_host = load_once(card.device, *workflow)
+            _, written = encode_unit(
+                card, unit, loaded, on_host, ours, max_bad_rows=job.max_bad_rows
+            )
+            publish(written)
+            return _read_columns(ours / PARTS / unit.file)
 
         def compute_on_host() -> Mapping[str, np.ndarray]:
             loaded = compiled.load(Path(workflow[0]))
-            publish(host.encode_block((unit,), loaded, theirs, max_bad_rows=job.max_bad_rows)[1])
-            return _columns(theirs / PARTS / unit.file)
+            _, written = host.encode_block((unit,), loaded, theirs, max_bad_rows=job.max_bad_rows)
+            publish(written)
+            return _read_columns(theirs / PARTS / unit.file)
 
-        return _difference(compute_on_card, compute_on_host)
+        return _compare(compute_on_card, compute_on_host)
 
 
-def _columns(part: Path) -> dict[str, np.ndarray]:
+def _read_columns(part: Path) -> dict[str, np.ndarray]:
     table = pq.read_table(part)
     return {name: to_numpy(table[name].combine_chunks()) for name in table.column_names}
 
 
-def _difference(
+def _compare(
     on_card: Callable[[], Mapping[str, Any]], on_host: Callable[[], Mapping[str, Any]]
 ) -> str:
+    """Return what differs, "" for nothing, or where the host raises an error."""
     try:
         expected = on_host()
     except ClickLogError:  # the run will raise it, at the row that comes first
