@@ -37,8 +37,8 @@ from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
+from nvt_torchrec.workflows.open_vectors import gather_vectors, open_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
-from nvt_torchrec.workflows.stored_vectors import gather_vectors, open_vectors
 
 #: Events of a history that are looked up, where no model says how many it takes.
 MAX_EVENTS = 50
@@ -166,7 +166,7 @@ class CompiledWorkflow:
         )
 
     def take_vectors(self, rows: EncodedRows) -> np.ndarray:
-        """Return ``dense_vectors`` of rows, see :func:`workflows.stored_vectors.gather_vectors`."""
+        """Return ``dense_vectors`` of rows, see :func:`workflows.open_vectors.gather_vectors`."""
         assert self.vectors is not None
         assert rows.vector_rows is not None
         return gather_vectors(self.vectors, rows.vector_rows, rows.given_vectors)
