@@ -1,4 +1,4 @@
-"""Vectors of rows in memory: found by keys and times, or given."""
+"""Vectors of rows in memory, found by keys and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
-from nvt_torchrec.clicklog.text.assemble import take
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.workflows import compiled
 from tests.etl.runs import settings
@@ -54,22 +53,11 @@ def test_rows_find_their_vectors(made) -> None:
     workflow = compiled.load(path, verify=True)
     raw = read_columns(to_frame(rows), workflow.spec)
     encoded = workflow.transform(raw)
-    taken = workflow.take_vectors(raw, encoded)
+    taken = workflow.take_vectors(encoded)
     np.testing.assert_array_equal(taken, expected_vectors(items, rows, delay=3600))
     graph = (path / "graph.json").read_text()  # NVTabular's own workflow has none
     assert '"price"' in graph
     assert '"text' not in graph
-
-
-def test_vectors_that_are_given_go_before(made) -> None:
-    path, rows, _ = made
-    workflow = compiled.load(path)
-    given = np.arange(7 * len(rows), dtype=np.float32).reshape(len(rows), 7)
-    raw = read_columns(to_frame(rows), workflow.spec)
-    raw = dataclasses.replace(raw, dense_vectors=given)
-    assert workflow.take_vectors(raw, workflow.transform(raw)) is given
-    odd = np.arange(len(rows)) % 2 == 1
-    np.testing.assert_array_equal(take(raw, odd).dense_vectors, given[odd])
 
 
 def test_rows_that_were_not_looked_up_have_none(made) -> None:
@@ -77,8 +65,6 @@ def test_rows_that_were_not_looked_up_have_none(made) -> None:
     workflow = compiled.load(path)
     raw = read_columns(to_frame(rows), workflow.spec)
     encoded = dataclasses.replace(workflow.transform(raw), vector_rows=None)
-    with pytest.raises(SchemaError, match="rows without vectors"):
-        workflow.take_vectors(raw, encoded)
     encoded = dataclasses.replace(encoded, labels=np.zeros((1, len(rows)), np.float32))
     with pytest.raises(SchemaError, match="rows without vectors"):
         compiled.to_table(encoded, workflow.schema)
@@ -94,4 +80,4 @@ def test_a_store_that_is_cut_short_in_use_is_noticed(made, tmp_path: Path) -> No
     file = tmp_path / "workflow/vectors/text/0/values.npy"
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(BadInputError, match="cut short"):
-        workflow.take_vectors(raw, encoded)
+        workflow.take_vectors(encoded)
