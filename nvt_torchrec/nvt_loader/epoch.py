@@ -17,7 +17,7 @@ from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
 from nvt_torchrec.nvt_loader.cpu.history_lists import add_events
-from nvt_torchrec.nvt_loader.cpu.stored_vectors import add_vectors
+from nvt_torchrec.nvt_loader.cpu.vector_blocks import add_vectors
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowGroupSlice, ShardReader

@@ -34,7 +34,7 @@ from nvt_torchrec.formats.vectors import VectorStores, count_inputs
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, FlatBlock, JaggedBlock, empty_block
-from nvt_torchrec.nvt_loader.cpu.stored_vectors import take_vectors
+from nvt_torchrec.nvt_loader.cpu.vector_blocks import take_vectors
 from nvt_torchrec.nvt_loader.cuda.builders import PinnedBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceChecker, DeviceRows, arrange_rows
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
