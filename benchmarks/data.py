@@ -13,6 +13,7 @@ import pyarrow as pa
 from nvt_torchrec.etl.units.part_files import PartWriter
 from nvt_torchrec.formats.histories import StoredHistory, write_history
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import VECTORS, StoredVectors, write_vectors
 
 log = logging.getLogger("benchmarks")
 
@@ -28,6 +29,8 @@ FILE_ROWS = 1_000_000
 ROW_GROUP_ROWS = 91_000
 #: The keys of a history.
 KEYS = 100_000
+#: The vectors of each name.
+NUM_VECTORS = 100_000
 #: The most events of a key; half as many on average.
 MAX_EVENTS = 200
 #: TorchRec's binary layout: an array by row for each kind of column.
@@ -50,6 +53,7 @@ def criteo_schema(
     sizes: Sequence[int] = TABLE_SIZES,
     multi_hot: Sequence[str] = (),
     histories: Sequence[StoredHistory] = (),
+    vectors: Sequence[StoredVectors] = (),
 ) -> TableSchema:
     """Return a schema of Criteo's columns with tables of the given sizes."""
     dense = tuple(f"int_{i}" for i in range(DENSE))
@@ -61,6 +65,7 @@ def criteo_schema(
         table_sizes=tuple(sizes),
         multi_hot=tuple(multi_hot),
         histories=tuple(histories),
+        vectors=tuple(vectors),
     )
 
 
@@ -73,11 +78,11 @@ def write_rows(
     seed: int = 0,
     file_rows: int = FILE_ROWS,
 ) -> list[Path]:
-    """Write random rows as one split of an ETL's output, with histories; return the files.
+    """Write random rows as one split of an ETL's output; return the files.
 
     Args:
         directory: The directory of the split.
-        schema: The columns.
+        schema: The columns, histories and vectors.
         rows: The number of rows.
         npy: A directory for the same rows as TorchRec's scripts lay them out: ``N_dense.npy``,
             ``N_sparse.npy`` and ``N_labels.npy`` for file N.
@@ -95,6 +100,9 @@ def write_rows(
             ids[name] = _draw_ids(rng, int(counts.sum()), size)
         with write_history(directory.parent, history, 0) as writer:
             writer.add(counts, ids)
+    for vector in schema.vectors:
+        with write_vectors(directory.parent / VECTORS, vector, 0) as vectors:
+            vectors.append(rng.standard_normal((NUM_VECTORS, vector.width), np.float32))
     files = []
     for number, first in enumerate(range(0, rows, file_rows)):
         table = _random_rows(schema, min(file_rows, rows - first), seed + number)
@@ -139,6 +147,8 @@ def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
         key_name, events_name = history.pointers
         columns[key_name] = keys.astype(np.int32)
         columns[events_name] = events.astype(np.int32)
+    for vector in schema.vectors:
+        columns[vector.pointer] = rng.integers(NUM_VECTORS, size=rows).astype(np.int32)
     table = pa.table(columns)
     fields = [pa.field(field.name, field.type, nullable=False) for field in table.schema]
     return table.cast(pa.schema(fields))

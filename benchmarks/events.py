@@ -5,20 +5,28 @@ they do; ours is the whole ETL, which also fits and encodes, and stores each eve
 events, the peers write the columns that they read. Below the table stands what the events add.
 
     python -m benchmarks.events --rows 2000000
+
+Of a long log ours is measured alone, beside a tenth of it: rows/s, and the memory of the process,
+mapped files apart. It has a user for every five rows, and a window of 30 of 60 days.
+
+    python -m benchmarks.events --long 40000000
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, etl, python_of
+from benchmarks.etl.systems import build_environment, etl, etl_case, python_of
 from benchmarks.harness import (
     Metric,
     System,
@@ -56,14 +64,15 @@ format = "csv"
 by = "time"
 column = "time"
 time_format = "epoch_s"
-valid_from = "1970-01-28"
-test_from = "1970-01-29"
-[[dense]]
-names = "price"
-raw = "float"
-[[categorical]]
+valid_from = "{valid}"
+test_from = "{test}"
+{dense}[[categorical]]
 names = {names}
 raw = "int"
+"""
+_DENSE = """[[dense]]
+names = "price"
+raw = "float"
 """
 _EVENTS = f"""[events]
 time = "time"
@@ -81,6 +90,28 @@ columns = ["item"]
 """
 
 
+LONG_METRICS = (
+    *METRICS[:3],
+    Metric("peak_own_mb", "own MB"),
+    METRICS[3],
+)
+_LONG_DAYS = 60
+#: About how many rows of a long log are made at once.
+_LONG_ROWS = 4_000_000
+_LONG_EVENTS = """[events]
+time = "time"
+time_format = "epoch_s"
+[[aggregate]]
+of = ["user"]
+values = ["count", "rate"]
+window = "30d"
+[[history]]
+name = "recent"
+of = ["user"]
+columns = ["item"]
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class EventsSettings(Settings):
     """The settings of the benchmark."""
@@ -88,6 +119,7 @@ class EventsSettings(Settings):
     rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
     columns: int = flag("further columns, of integers", 0)
     repeats: int = flag("runs of each system", 3, minimum=1)
+    long: int = flag("rows of a long log, measured instead of that of --rows; 0: none", 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: EventsSettings) -> int:
+    if settings.long:
+        return _run_long(settings)
     rows, columns = settings.rows, settings.columns
     root = BUILD / f"events-{rows}-{columns}"
     log = f"{rows:,} rows, {columns} further columns"
@@ -121,9 +155,49 @@ def _make_log(root: Path, rows: int, columns: int) -> None:
         log[f"x{i}"] = draw_items(random, rows, ITEMS)
         names.append(f"x{i}")
     write_csv(log, root / "log.csv")
-    spec = _SPEC.format(names=json.dumps(names))
+    days = {"valid": "1970-01-28", "test": "1970-01-29"}
+    spec = _SPEC.format(names=json.dumps(names), dense=_DENSE, **days)
     (root / "events.toml").write_text(spec + _EVENTS)
     (root / "plain.toml").write_text(spec)
+
+
+def _run_long(settings: EventsSettings) -> int:
+    """Measure a tenth of a long log, then all of it."""
+    title = f"A tenth of {settings.long:,} rows, and all of them, a user for every 5 rows"
+    table = Table("events-long", title, LONG_METRICS, base="ours")
+    systems: list[System] = []
+    for rows in (settings.long // 10, settings.long):
+        root = BUILD / f"events-long-{rows}"
+        make_once(root, f"a log of {rows:,} rows", functools.partial(_make_long_log, root, rows))
+        flags = "--spec", root / "events.toml", "--input_path", root / "log.csv"
+        system = etl_case(f"{rows:,} rows", root / "out", *flags, "--engine", "cpu")
+        if systems:  # the first one has compiled what is cached
+            system = dataclasses.replace(system, prepare=lambda: None)
+        systems.append(dataclasses.replace(system, timeout=7200))
+    table.measure(systems, repeats=settings.repeats)
+    return table.finish()
+
+
+def _make_long_log(root: Path, rows: int) -> None:
+    """Write rows in the order of their times, which are made a part at a time."""
+    random = np.random.default_rng(0)
+    times = np.sort(random.integers(0, _LONG_DAYS * 86_400, rows))
+    with open(root / "log.csv", "wb") as file:
+        for begin in range(0, rows, _LONG_ROWS):
+            of_part = times[begin : begin + _LONG_ROWS]
+            log = pa.table(
+                {
+                    "time": of_part,
+                    "user": random.integers(0, rows // 5, len(of_part)),
+                    "item": np.minimum(random.zipf(1.3, len(of_part)), 50_000),
+                    "label": (random.random(len(of_part)) < 0.2).astype(np.int8),
+                }
+            )
+            options = pa_csv.WriteOptions(include_header=begin == 0)
+            pa_csv.write_csv(log, file, options)
+    days = {"valid": "1970-02-27", "test": "1970-02-28"}
+    spec = _SPEC.format(names=json.dumps(["item"]), dense="", **days)
+    (root / "events.toml").write_text(spec + _LONG_EVENTS)
 
 
 def _make_ours(root: Path, rows: int, case: str) -> System:

@@ -25,6 +25,7 @@ from benchmarks.loader_worker import CPU_DECODING, DECODE, NPY, OURS, STOCK
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.histories import StoredHistory
+from nvt_torchrec.formats.vectors import StoredVectors
 
 METRICS = (
     Metric("samples_per_s", "M samples/s", ".2f", ratio=True, scale=1e-6),
@@ -40,6 +41,8 @@ METRICS = (
 BATCH_SIZES = (256, 2048, 16384, 65536)
 MULTI_HOT = ("cat_0", "cat_4", "cat_9", "cat_19")
 HISTORY = StoredHistory("recent", ("cat_0", "cat_4"))
+#: A vector of the data, as wide as those of small models of texts.
+TEXT = StoredVectors("text", 384)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     data = BUILD / "loader-data"
-    make_once(data, f"{settings.rows} rows, with histories", lambda: make_data(data, settings.rows))
+    contents = f"{settings.rows} rows, with histories and vectors"
+    make_once(data, contents, lambda: make_data(data, settings.rows))
     chosen = []
     for system in _list_systems(data, settings):
         if settings.cases in f"{system.name} {system.case}":
@@ -75,6 +79,7 @@ def make_data(root: Path, rows: int) -> None:
     write_rows(root / "int32" / "train", criteo_schema(), rows, npy=root / "npy")
     write_rows(root / "lists" / "train", criteo_schema(multi_hot=MULTI_HOT), rows // 2)
     write_rows(root / "histories" / "train", criteo_schema(histories=[HISTORY]), rows // 2)
+    write_rows(root / "vectors" / "train", criteo_schema(vectors=[TEXT]), rows // 2)
 
 
 def _list_systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
@@ -96,6 +101,7 @@ def _list_systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
     for name in names[:2]:
         yield make(name, "multi-hot B=2048", "--form", "lists")
     yield make(OURS, "shuffled histories of 2 columns", "--form", "histories", "--shuffle")
+    yield make(OURS, "shuffled vectors of 384 numbers", "--form", "vectors", "--shuffle")
 
 
 if __name__ == "__main__":

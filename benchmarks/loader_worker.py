@@ -41,7 +41,7 @@ def main() -> None:
     add = parser.add_argument
     add("system")
     add("--data", type=Path, required=True)
-    add("--form", choices=("int32", "lists", "histories"), default="int32")
+    add("--form", choices=("int32", "lists", "histories", "vectors"), default="int32")
     add("--batch_size", type=int, default=2048)
     add("--shuffle", action="store_true")
     add("--device", default="cpu")

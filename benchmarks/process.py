@@ -38,6 +38,7 @@ class Run:
             count in each.
         output: The JSON object it printed last, or what was read from its files; {} if it failed.
         error: Why it failed; empty if it did not.
+        peak_own_mb: As ``peak_rss_mb``, without pages of mapped files, which the system may drop.
     """
 
     wall_s: float
@@ -45,6 +46,7 @@ class Run:
     peak_rss_mb: float
     output: dict[str, Any]
     error: str = ""
+    peak_own_mb: float = 0.0
 
 
 def run(
@@ -94,7 +96,8 @@ def run(
         else:
             stdout.seek(0)
             value = json.loads(stdout.readlines()[-1])
-        return Run(wall, usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6, value, error)
+        cpu, peak = usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6
+        return Run(wall, cpu, peak, value, error, tree.peak_own_bytes / 1e6)
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float) -> tuple[int, Any]:
@@ -117,16 +120,20 @@ class _Tree:
         self._processes = {psutil.Process(pid)}
         self._searched = 0.0
         self.peak_bytes = 0
+        self.peak_own_bytes = 0
 
     def look(self) -> None:
         """Note the memory of every process; now and then look for new ones."""
         if time.perf_counter() - self._searched > _SEARCH_S:
             self._searched = time.perf_counter()
             self._find_descendants()
-        total = 0
+        total = own = 0
         for process in self._processes:
             with contextlib.suppress(psutil.Error, OSError):  # raised if it has ended
-                total += process.memory_info().rss
+                memory = process.memory_info()
+                total += memory.rss
+                own += memory.rss - memory.shared
+                self.peak_own_bytes = max(self.peak_own_bytes, own)
                 self.peak_bytes = max(self.peak_bytes, total, high_water(process.pid))
 
     def kill(self) -> None:

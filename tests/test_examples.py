@@ -142,6 +142,8 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     items = frame[["item"]].drop_duplicates()
     items.assign(shelf=np.arange(len(items)) % 7).to_csv(tmp_path / "items.csv", index=False)
     rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(len(items), 3)).tolist()
+    items.assign(text=vectors).to_parquet(tmp_path / "items.parquet")
     likes = {"user": rng.integers(0, 40, 1000), "item": rng.integers(0, 50, 1000)}
     pd.DataFrame({**likes, "time": range(1000)}).to_csv(tmp_path / "likes.csv", index=False)
     [spec] = _TOML.findall((ROOT / "docs/negatives.md").read_text(encoding="utf-8"))
@@ -158,6 +160,39 @@ def test_every_line_of_the_table(tmp_path: Path) -> None:
     assert re.search(r"test \(clicked\): AUROC 0\..*\n.*test \(bought\): AUROC 0\.", printed)
     # TorchRec itself may log a line between
     assert re.search(r"^1000 rows, dense columns .*\n(.*\n)?\w+: ids \[", printed, re.MULTILINE)
+
+
+def write_mind(directory: Path) -> list[str]:
+    """Write news and impressions in MIND's form; return the titles."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    words = [f'"word{i}"' for i in range(30)]  # quotes of a title are no quotes of the file
+    titles = [" ".join(rng.choice(words, 5)) for _ in range(40)]
+    news = [f"N{i}\tc{i % 3}\ts{i % 7}\t{title}\t\t\t[]\t[]" for i, title in enumerate(titles)]
+    (directory / "news.tsv").write_text("\n".join(news) + "\n")
+    lines = []
+    for i in range(200):
+        time = pd.Timestamp("2019-11-11") + pd.Timedelta(minutes=int(rng.integers(0, 6000)))
+        shown = " ".join(f"N{n}-{int(rng.random() < 0.3)}" for n in rng.integers(0, 40, 3))
+        lines.append(f"{i}\tU{i % 20}\t{time:%m/%d/%Y %I:%M:%S %p}\tN1 N2\t{shown}")
+    (directory / "behaviors.tsv").write_text("\n".join(lines) + "\n")
+    return titles
+
+
+def test_news(tmp_path: Path) -> None:
+    """The commands of docs/vectors.md, on files in MIND's form; news of one title, one vector."""
+    titles = write_mind(tmp_path / "MIND")
+    passed(
+        tmp_path,
+        f"python {EXAMPLES / 'news.py'} MIND RAW\n"
+        "nvt-etl run --spec RAW/spec.toml --input_path RAW/behaviors.csv --output_path OUT\n"
+        "nvt-etl check OUT",
+    )
+    splits = tmp_path / "OUT/criteo_binary/split"
+    assert sum(pq.read_metadata(f).num_rows for f in splits.glob("*/part.*.parquet")) == 600
+    vectors = np.load(splits / "_vectors/title/0/values.npy")
+    assert vectors.shape == (len(titles), 64)
+    assert (pq.read_table(splits / "train/part.0.parquet")["title.vector"].to_numpy() >= 0).all()
 
 
 def test_an_own_model_of_two_labels(tmp_path: Path) -> None:

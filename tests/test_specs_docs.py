@@ -55,6 +55,7 @@ def test_every_key_has_an_example() -> None:
     wanted |= {field.name for field in dataclasses.fields(Split)}
     wanted |= {"events", "aggregate", "of", "values", "window", "smoothing", "known"}
     wanted |= {"table", "path", "key", "input"}
+    wanted |= {"vector", "width", "dtype"}
     wanted |= {"negatives", "value"}
     wanted |= {field.name for field in dataclasses.fields(NegativesRule)} - {"table"}
     wanted |= {"source"}

@@ -20,6 +20,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.journal import refuse_changes
 from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
@@ -181,6 +182,7 @@ class Stages:
         spec = self.settings.spec
         with show_progress("events", 2 * plan.estimated_rows()) as bar:
             engine.count(counted, bar.update)
+            release_memory()  # blocks are large, and most of what is made of them is freed by now
             prepare(
                 plan,
                 spec,

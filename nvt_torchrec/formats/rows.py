@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from nvt_torchrec.base.arrays import to_arrow, to_offsets
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import WORD_BITS
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.given_vectors import GivenVectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +159,8 @@ class RawRows:
             each history, see :mod:`formats.histories`; None where nobody needs them.
         vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
             :mod:`formats.vectors`. None until tables were looked up, and of a spec without vectors.
-        dense_vectors: float32 [n, sum of (width + 1)], the vectors that the caller gives; None
-            where rows find them by the keys of tables.
+        given_vectors: By name, the vectors that rows to score hold themselves, in the place of
+            those of tables.
         has_aggregates: Whether the aggregates of the rows were added.
         waiting: Rows that were left out because their clicks may still come, see
             :mod:`etl.labels`.
@@ -191,7 +192,7 @@ class RawRows:
     label_keys: np.ndarray | None = None
     label_times: np.ndarray | None = None
     vector_rows: np.ndarray | None = None
-    dense_vectors: np.ndarray | None = None
+    given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
     has_aggregates: bool = False
     waiting: int = 0
     done: int = 0

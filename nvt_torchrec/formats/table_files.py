@@ -54,7 +54,7 @@ def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype
 
 def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
     """Return the dtypes of all arrays of a table, by the names of their files."""
-    arrays = {KEYS: np.dtype(np.int64)}
+    arrays: dict[str, np.dtype] = {KEYS: np.dtype(np.int64)}
     (rule,) = (rule for rule in spec.tables if rule.name == table)
     if rule.valid_from:
         arrays[STARTS] = np.dtype(np.int64)

@@ -262,21 +262,23 @@ class VectorStores:
         for store in self.stores:
             store.check()
 
-    def take(self, numbers: np.ndarray) -> np.ndarray:
+    def take(self, numbers: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return ``dense_vectors``, float32 [n, sum of (width + 1)].
 
         Args:
             numbers: int32 [vectors, n], the numbers of the vectors; -1 for none.
+            out: The memory of the result; by default it is new.
 
         Raises:
             SchemaError: A number is outside its store, or a value is not finite.
         """
-        taken = np.empty((numbers.shape[1], count_inputs(self.vectors)), np.float32)
+        if out is None:
+            out = np.empty((numbers.shape[1], count_inputs(self.vectors)), np.float32)
         end = 0
         for store, column in zip(self.stores, numbers, strict=True):
             begin, end = end, end + store.vectors.num_inputs
-            store.take(column, taken[:, begin:end])
-        return taken
+            store.take(column, out[:, begin:end])
+        return out
 
 
 def vector_files(name: str, files: Iterable[str]) -> list[str]:

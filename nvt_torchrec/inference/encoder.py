@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,13 @@ from nvt_torchrec.clicklog.in_memory.event_fields import EventFields
 from nvt_torchrec.clicklog.in_memory.frames import read_rows
 from nvt_torchrec.clicklog.in_memory.row_fields import DictRows, RowFields, open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, add_remedy
+from nvt_torchrec.clicklog.in_memory.vector_fields import VectorFields
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.inference.row_reader import RowReader
 from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.event_state import add_aggregates
 
 if TYPE_CHECKING:
@@ -46,13 +50,17 @@ class Encoder:
         self.workflow = workflow
         self._is_loaded = False
         spec = workflow.row_spec
-        self._reads = spec.drop_tables().read_plan(label=False).reads
+        self._vector_fields = VectorFields(spec.vectors)
+        reads = spec.drop_tables().read_plan(label=False).reads
+        self._reads = [*reads, *self._vector_fields.reads]
         self._event_fields = EventFields(spec, workflow.histories)
         # By column of a table: the fields of a row that it is read from if the row holds it itself.
         self._table_sources: dict[str, set[str]] = {}
         for column in spec.features:
             if column.table:
                 self._table_sources[column.name] = {*(column.reading.sources or (column.name,))}
+        for vector in spec.vectors:
+            self._table_sources[vector.name] = {vector.name}
         # The readers by the columns of tables that rows hold themselves. A functools.cache of
         # _find_reader would refer to this object, and so keep its files open until a collection.
         self._readers = {_NO_COLUMNS: RowReader(spec, workflow.histories)}
@@ -105,12 +113,40 @@ class Encoder:
             categorical columns and those of histories as keys.
 
         Raises:
-            SchemaError: A column is missing, or has a type that cannot hold its raw type.
+            SchemaError: A column is missing, or has a type that cannot hold its raw type; or the
+                workflow has vectors: call :meth:`encode_with_vectors`.
             InvalidRowError: A column cannot hold a value.
             UnsupportedStackError: TorchRec is not installed.
         """
-        jagged_tensor = import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
+        if self.workflow.vectors is not None:
+            names = ", ".join(vector.name for vector in self.spec.vectors)
+            raise SchemaError(
+                f"rows with the vectors {names}, which encode() does not return",
+                "call encode_with_vectors(), which returns (dense, ids, dense_vectors)",
+            )
+        return self._to_tensors(self.workflow.transform(self.read(rows)))
+
+    def encode_with_vectors(
+        self, rows: Any
+    ) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
+        """Return what :meth:`encode` does, and the vectors of a workflow that has some.
+
+        They are ``dense_vectors`` of the loader's batches, float32 [rows, sum of (width + 1)]:
+        :mod:`formats.vectors`.
+
+        Raises:
+            SchemaError, InvalidRowError, UnsupportedStackError: As :meth:`encode`.
+            BadInputError: A file of vectors was written to since it was opened.
+        """
         encoded = self.workflow.transform(self.read(rows))
+        vectors = np.empty((len(encoded), 0), np.float32)
+        if self.workflow.vectors is not None:
+            vectors = self.workflow.take_vectors(encoded)
+        return *self._to_tensors(encoded), torch.from_numpy(vectors)
+
+    def _to_tensors(self, encoded: EncodedRows) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+        """Return what :meth:`encode` returns. Raises UnsupportedStackError."""
+        jagged_tensor = import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
         sparse = make_untraced(
             jagged_tensor,
             list(self.workflow.row_spec.categorical_names),
@@ -139,6 +175,8 @@ class Encoder:
                 read = read_rows(fields, reader.spec, workflow.histories, workflow.max_events)
             if workflow.tables is not None:
                 read = workflow.tables.join(read, reader.spec)
+            if workflow.vectors is not None:
+                read = self._add_vectors(read, fields, reader.spec)
             return self._add_aggregates(read, fields)
         except InvalidRowError as error:
             raise add_remedy(error, self.spec) from None
@@ -149,6 +187,24 @@ class Encoder:
             return _NO_COLUMNS
         given = fields.names
         return frozenset(name for name, sources in self._table_sources.items() if sources <= given)
+
+    def _add_vectors(self, read: RawRows, fields: RowFields, spec: FeatureSpec) -> RawRows:
+        """Add the vectors that rows hold themselves.
+
+        Args:
+            read: The rows, with the numbers of the vectors that they found in tables.
+            fields: Their fields.
+            spec: By which they were read; it has the vectors that rows do not hold.
+        """
+        every = self.spec.vectors
+        numbers = np.full((len(every), len(read)), NO_VECTOR, np.int32)
+        if read.vector_rows is not None:
+            looked_up = [vector.name for vector in spec.vectors]
+            for j, vector in enumerate(every):
+                if vector.name in looked_up:
+                    numbers[j] = read.vector_rows[looked_up.index(vector.name)]
+        given = self._vector_fields.read(fields)
+        return dataclasses.replace(read, vector_rows=numbers, given_vectors=given)
 
     def _add_aggregates(self, read: RawRows, fields: RowFields) -> RawRows:
         """Add the aggregates to rows: the caller's values, or those of the workflow's own state."""

@@ -3,6 +3,7 @@
 Each column of the log that is read is a tensor [rows] of its name: strings as in the log, int64, or
 float64. Missing values are "", :data:`MISSING` and NaN. A column of lists is a tensor [rows, length
 of the longest] with anything after the end of a list, and their lengths are a tensor int64 [rows].
+A vector is a tensor float32 [rows, width], a row of NaN where it is missing.
 """
 
 from __future__ import annotations
@@ -25,31 +26,52 @@ OUTPUT = "probability"
 #: Represents a missing integer.
 MISSING = -(2**63)
 #: By kind, the value that represents a missing one.
-MISSING_OF: dict[str, Any] = {"string": "", "int64": MISSING, "float64": np.nan}
+MISSING_OF: dict[str, Any] = {
+    "string": "",
+    "int64": MISSING,
+    "float64": np.nan,
+    "float32": np.nan,
+}
 #: By kind, the NumPy type of tensors; from the widest to the narrowest.
-DTYPES: dict[str, Any] = {"string": object, "int64": np.int64, "float64": np.float64}
+DTYPES: dict[str, Any] = {
+    "string": object,
+    "int64": np.int64,
+    "float64": np.float64,
+    "float32": np.float32,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A column of the log as a tensor.
+    """A column of the log, or a vector, as a tensor.
 
     Attributes:
         name: The name of the column, and of the tensor.
-        kind: "string", "int64" or "float64".
+        kind: "string", "int64" or "float64"; of vectors "float32".
         multi_hot: Whether values are lists.
+        width: The numbers in a vector; 0 for a column of the log.
     """
 
     name: str
     kind: str
-    multi_hot: bool
+    multi_hot: bool = False
+    width: int = 0
 
     @property
     def tensors(self) -> dict[str, tuple[str, int]]:
         """The kind and the rank of its tensors, by name."""
+        if self.width:
+            return {self.name: (self.kind, 2)}
         if not self.multi_hot:
             return {self.name: (self.kind, 1)}
         return {self.name: (self.kind, 2), self.lengths: ("int64", 1)}
+
+    def second_size(self, name: str) -> int:
+        """Return the second size of one of its tensors as clients see it; -1 if it may be any."""
+        _, rank = self.tensors[name]
+        if self.width:
+            return self.width
+        return 1 if rank == 1 else -1
 
     @property
     def lengths(self) -> str:
@@ -75,13 +97,27 @@ def inputs_of(spec: FeatureSpec) -> list[Input]:
     return inputs
 
 
+def vector_inputs_of(spec: FeatureSpec) -> list[Input]:
+    """Return the vectors of the spec."""
+    return [Input(vector.name, "float32", width=vector.width) for vector in spec.vectors]
+
+
+def inputs_without_tables(spec: FeatureSpec) -> list[Input]:
+    """Return what a program without tables needs: columns, also those of tables, and vectors."""
+    return [*inputs_of(spec.drop_tables()), *vector_inputs_of(spec)]
+
+
 def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Convert rows whose values are as in the log, None where they are missing."""
     tensors = {}
     for column in inputs:
         missing, dtype = MISSING_OF[column.kind], DTYPES[column.kind]
         values = [row[column.name] for row in rows]
-        if column.multi_hot:
+        if column.width:
+            absent = [missing] * column.width
+            filled = [absent if value is None else value for value in values]
+            tensors[column.name] = np.array(filled, dtype).reshape(len(rows), column.width)
+        elif column.multi_hot:
             lists = [value or [] for value in values]
             lengths = [len(items) for items in lists]
             width = max(1, *lengths)
@@ -103,7 +139,11 @@ def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[s
     columns: dict[str, Any] = {}
     for column in inputs:
         values = tensors[column.name]
-        if column.multi_hot:
+        if column.width:
+            is_absent = np.isnan(values).all(axis=1)
+            vectors = zip(values, is_absent, strict=True)
+            columns[column.name] = [None if absent else vector for vector, absent in vectors]
+        elif column.multi_hot:
             lengths = tensors[column.lengths]
             if ((lengths < 0) | (lengths > values.shape[1])).any():
                 raise ValueError(f"{column.lengths} is not in 0 to {values.shape[1]}")

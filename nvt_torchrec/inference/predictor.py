@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import NO_TIME, RawRows
+from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.inference.encoder import Encoder, check_same_digest
 from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
@@ -27,15 +28,15 @@ from nvt_torchrec.inference.model.torch_threads import threads_for
 from nvt_torchrec.models.checkpoint.record import digest_of
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows, join_rows, split_rows
 from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
 #: How many rows the model scores at once, at most: it bounds the memory of the activations.
 MODEL_ROWS = 8192
-#: How many values of embeddings of lists the model takes at once, at most: 64 MiB.
-_MAX_LIST_VALUES = 1 << 24
+#: How many values of vectors, and of embeddings of lists, the model takes at once, at most: 64 MiB.
+_MAX_VALUES = 1 << 24
 #: Bytes of a file that are parsed at once.
 _BLOCK_BYTES = 16 << 20
 
@@ -61,10 +62,9 @@ class Predictor:
         self._has_warned = False
         #: The paths and options that `load` was called with; None if it was not.
         self._opened: tuple[Path, Path | None, dict[str, Any]] | None = None
-        self._rows_at_once = MODEL_ROWS
-        if config.lists:
-            values_of_row = len(config.lists) * config.max_events * config.embedding_dim
-            self._rows_at_once = min(MODEL_ROWS, max(1, _MAX_LIST_VALUES // values_of_row))
+        values_of_row = len(config.lists) * config.max_events * config.embedding_dim
+        values_of_row += count_inputs(config.dense_vectors)
+        self._rows_at_once = min(MODEL_ROWS, max(1, _MAX_VALUES // max(1, values_of_row)))
 
     @classmethod
     def load(
@@ -157,6 +157,8 @@ class Predictor:
                 values, the oldest first: columns ``NAME.COLUMN``, or in dicts ``{"NAME":
                 {"COLUMN": […]}}``. For rows without them, and for files, the workflow's own state
                 of the row's key is taken, if there is one.
+                A vector is a list or an array of numbers under its name; without it, that of the
+                row's key in a table is taken.
             shared: Values for all rows that have none of their own, such as the user whose
                 candidates they are, and the user's history. Rows are then dicts, or a dict of
                 columns.
@@ -197,8 +199,7 @@ class Predictor:
             InvalidRowError: A probability is not finite.
         """
         self._check_times(rows)
-        encoded = self.workflow.transform(rows)
-        scores = self.predict_encoded(encoded.dense, encoded.ids)
+        scores = self.predict_parts([self.workflow.transform(rows)])
         check_finite(scores, first + rows.line)
         return scores
 
@@ -219,12 +220,53 @@ class Predictor:
                 format_time((events.as_of - 1) // 1_000_000 * 1_000_000),  # to the second
             )
 
-    def predict_encoded(self, dense: np.ndarray, ids: Ids) -> NDArray[np.float32]:
+    def predict_parts(self, parts: Sequence[EncodedRows]) -> NDArray[np.float32]:
+        """Return the probabilities of encoded rows, those of one part after the other.
+
+        It does not check that they are finite.
+
+        Args:
+            parts: The rows, such as those of several requests.
+
+        Returns:
+            Float32 [rows of all parts, labels].
+
+        Raises:
+            BadInputError, SchemaError: A file of vectors or of the model is damaged.
+        """
+        together = [parts]
+        if sum(map(len, parts)) > self._rows_at_once:
+            # Vectors are gathered for a piece at a time: those of all rows may not fit into memory.
+            together = []
+            for part in parts:
+                together += [[piece] for piece in split_rows(part, self._rows_at_once)]
+        scored = []
+        for pieces in together:
+            dense, ids = join_rows(pieces)
+            scored.append(self.predict_encoded(dense, ids, self.take_vectors(pieces)))
+        return scored[0] if len(scored) == 1 else np.concatenate(scored)
+
+    def take_vectors(self, parts: Sequence[EncodedRows]) -> np.ndarray | None:
+        """Return the vectors of rows, as :meth:`predict_encoded` takes them.
+
+        Raises:
+            BadInputError, SchemaError: As :meth:`predict_parts`.
+        """
+        if not self.model.config.dense_vectors:
+            return None
+        gathered = [self.workflow.take_vectors(part) for part in parts]
+        return gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
+
+    def predict_encoded(
+        self, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None = None
+    ) -> NDArray[np.float32]:
         """Return the probabilities of encoded rows, without checking that they are finite.
 
         Args:
             dense: float32 [dense columns, rows], as in EncodedRows.
             ids: The ids, as in EncodedRows.
+            dense_vectors: float32 [rows, sum of (width + 1)], see :mod:`formats.vectors`; None for
+                a model that takes none.
 
         Returns:
             Float32 [rows, labels].
@@ -236,17 +278,18 @@ class Predictor:
         with torch.inference_mode():
             if num_rows <= size:
                 with threads_for(num_rows):
-                    return self._score(dense, ids)
+                    return self._score(dense, ids, dense_vectors)
             parts = []
             for begin in range(0, num_rows, size):
                 end = begin + size
-                parts.append(self._score(dense[:, begin:end], ids.slice(begin, end)))
+                vectors = None if dense_vectors is None else dense_vectors[begin:end]
+                parts.append(self._score(dense[:, begin:end], ids.slice(begin, end), vectors))
         return np.concatenate(parts)
 
-    def _score(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None) -> np.ndarray:
         """Return the probabilities of some rows, float32 [rows, labels]."""
         ids = self.model.fold(ids)
-        logits = self.model.logits(dense, self.model.lookup(ids), ids)
+        logits = self.model.logits(dense, self.model.lookup(ids), ids, dense_vectors=dense_vectors)
         return torch.sigmoid(logits).cpu().numpy()
 
     def _predict_file(self, path: Path | str) -> np.ndarray:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.ids import Ids
+from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.inference.predictor import Predictor, as_documented, check_finite
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Scorer:
         """Return what a copy is made of: its predictor, which says how that is copied."""
         return type(self), (self._predictor,)
 
-    def predict(self, dense: Any, ids: KeyedJaggedTensor | Any) -> NDArray[np.float32]:
+    def predict(
+        self, dense: Any, ids: KeyedJaggedTensor | Any, dense_vectors: Any = None
+    ) -> NDArray[np.float32]:
         """Return the probabilities of a click, float32 [rows]; of several labels [rows, labels].
 
         Args:
@@ -55,10 +58,14 @@ class Scorer:
                 [rows, categorical columns], in the schema's order: a tensor, an array, or lists of
                 them, in which a list stands for the ids of a list column. After them there may be
                 the columns of the model's histories, as in the batches of the training.
+            dense_vectors: The vectors of a model that takes some, a tensor or an array [rows, sum
+                of (width + 1)], as :meth:`inference.encoder.Encoder.encode_with_vectors` and the
+                batches of the training have them.
 
         Raises:
             SchemaError: A column is missing, or there are more or fewer than in the schema.
-            InvalidRowError: An id is outside of its table, or a probability is not finite.
+            InvalidRowError: An id is outside of its table, a value of a vector or a probability is
+                not finite.
         """
         schema = self.schema
         # A KeyedJaggedTensor, recognized without importing TorchRec.
@@ -80,9 +87,37 @@ class Scorer:
                 f"dense values of shape {list(values.T.shape)} with ids of {len(given)} rows",
                 f"pass {len(schema.dense)} dense values for each row",
             )
-        scores = self._predictor.predict_encoded(values, given)
+        vectors = self._check_vectors(dense_vectors, len(given))
+        scores = self._predictor.predict_encoded(values, given, vectors)
         check_finite(scores)
         return as_documented(scores)
+
+    def _check_vectors(self, values: Any, num_rows: int) -> np.ndarray | None:
+        """Return the vectors of rows, float32 [rows, inputs]; None for a model that takes none.
+
+        Raises:
+            SchemaError: There are none, more or fewer.
+            InvalidRowError: A value is not finite.
+        """
+        vectors = self._predictor.model.config.dense_vectors
+        num_inputs = count_inputs(vectors)
+        names = ", ".join(vector.name for vector in vectors)
+        remedy = f"pass the {num_inputs} inputs of {names} for each row"
+        if values is None:
+            if vectors:
+                raise SchemaError("no dense_vectors, which the model takes", remedy)
+            return None
+        array = np.array(_to_array(values), np.float32, order="C")
+        if array.shape != (num_rows, num_inputs):
+            what = f"dense_vectors of shape {list(array.shape)} with ids of {num_rows} rows"
+            raise SchemaError(what, remedy if vectors else "leave it out: the model takes none")
+        is_finite = np.isfinite(array)
+        if not is_finite.all():
+            row, column = np.argwhere(~is_finite)[0]
+            raise InvalidRowError(
+                int(row), "", f"input {column} of dense_vectors is {array[row, column]}", _ENCODE
+            )
+        return array
 
 
 def _to_array(values: Any) -> np.ndarray:

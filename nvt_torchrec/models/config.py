@@ -11,8 +11,14 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
 from nvt_torchrec.formats.schema import LARGEST_TABLE, check_vocabularies
-from nvt_torchrec.models.contract import MAX_BINS, Columns, find_raw_columns
+from nvt_torchrec.models.contract import (
+    MAX_BINS,
+    Columns,
+    find_raw_columns,
+    find_vector_columns,
+)
 from nvt_torchrec.models.registry import MAX_VECTOR_SCALE
 
 log = logging.getLogger(__name__)
@@ -27,6 +33,7 @@ class OwnModel:
 
     Attributes:
         id_columns, length_columns: The columns whose ids and lengths it takes.
+        vector_columns: The vectors of the data that it takes as they are.
         widest: The width of its widest layer, by which learning rates are chosen.
         digest: A digest of its operators (:func:`.onnx_head.digest_graph`); "" if unknown.
     """
@@ -35,6 +42,7 @@ class OwnModel:
     length_columns: tuple[str, ...] = ()
     widest: int = 1
     digest: str = ""
+    vector_columns: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +91,12 @@ class ModelConfig(Columns):
         unknown = set(self.features.values()) - set(self.categorical)
         if unknown:
             raise SchemaError(f"a history of {unknown}, which are not categorical columns")
+        names = [vectors.name for vectors in self.dense_vectors]
+        if len({*names}) < len(names) or len(names) > MAX_COLUMNS:
+            raise SchemaError(f"dense_vectors {', '.join(names):.80}: too many, or one is twice")
+        unknown = {*find_vector_columns(self.own)} - {*names}
+        if unknown:
+            raise SchemaError(f"vector_columns {unknown}, which are not vectors of the data")
         unknown = set(self.sequences) - {history.name for history in self.histories}
         if unknown:
             raise SchemaError(f"sequences {unknown}, which are not histories")
@@ -189,6 +203,10 @@ class ModelConfig(Columns):
             del value["vocabularies"]
         if not self.hash_indices:
             del value["hash_indices"]
+        if not self.dense_vectors:
+            del value["dense_vectors"]
+        if self.own and not self.own.vector_columns:
+            del value["own"]["vector_columns"]
         return value
 
     @classmethod
@@ -220,6 +238,7 @@ class ModelConfig(Columns):
         del value["settings"], value["own"]
         value["labels"] = len(self.labels)
         value["raw columns"] = find_raw_columns(self.own)
+        value["vector_columns"] = find_vector_columns(self.own)
         value["hash_indices"] = self.hash_indices
         return value
 

@@ -29,7 +29,9 @@ checkpoints record.
     times √max_events, because means are smaller. The embeddings are those of the categorical
     column;
   - for each dense column the vector of the row's value (:mod:`.piecewise`); none with
-    ``--dense_bins 0``.
+    ``--dense_bins 0``;
+  - for each vector of the data (``[[vector]]`` of the spec) a linear function of it
+    (:mod:`.dense_vectors`).
 
   With ``--table_precision`` their values have been stored, and with ``--amp`` they are computed,
   in 16 bits.
@@ -42,6 +44,11 @@ called with ``ids=`` or ``lengths=`` as well:
   column of lists may be among them. Rows that only pad a batch have 0.
 - ``lengths``, int64 [B, L]: the number of ids of each row in the columns of ``length_columns``, of
   a list 0 or more. Rows that only pad a batch have 0.
+
+A module with an attribute ``vector_columns``, names of vectors of the data, is called with
+``dense_vectors=`` as well, float32 [B, all their inputs]: of each of them the values as the data
+hold them, then 1, or zeros and 0 in a row without a vector. ``columns.dense_vectors`` says how many
+they are (``num_inputs``). Rows that only pad a batch have zeros.
 
 With ``--sequences``, names of histories, it is called with ``lists=`` and ``present=`` as well:
 
@@ -93,11 +100,14 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.histories import StoredHistory, list_features
+from nvt_torchrec.formats.vectors import StoredVectors, count_inputs
 
 #: The largest number of bins of a dense column.
 MAX_BINS = 1024
 #: Further arguments of ``forward``, and the attribute of a module that names their columns.
 RAW_COLUMNS = {"ids": "id_columns", "lengths": "length_columns"}
+#: The attribute of a module that names the vectors of the data which it takes as they are.
+VECTOR_COLUMNS = "vector_columns"
 #: The ids of each table that belong to no value: padding, null and unknown.
 RESERVED_IDS = 3
 #: A function ``build``.
@@ -120,6 +130,8 @@ class Columns:
         sequences: The histories whose events the module gets one by one.
         vocabularies: The name of the vocabulary of each categorical column; columns of one
             vocabulary share a table. Empty if each column has a table of its own.
+        dense_vectors: The vectors of the data (:mod:`nvt_torchrec.formats.vectors`), in the order
+            of their values in ``dense_vectors``.
     """
 
     dense: tuple[str, ...]
@@ -132,6 +144,7 @@ class Columns:
     max_events: int = dataclasses.field(default=0, kw_only=True)
     sequences: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
     vocabularies: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    dense_vectors: tuple[StoredVectors, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def features(self) -> dict[str, str]:
@@ -150,9 +163,24 @@ class Columns:
     @property
     def vectors(self) -> tuple[str, ...]:
         """The names of the columns in the order of ``vectors``."""
+        names = [*self.features]
         if self.dense_bins:
-            return (*self.features, *self.dense)
-        return tuple(self.features)
+            names += self.dense
+        return (*names, *(vectors.name for vectors in self.dense_vectors))
+
+    @property
+    def vector_inputs(self) -> int:
+        """The number of values of a row in ``dense_vectors``: those of all vectors of the data."""
+        return count_inputs(self.dense_vectors)
+
+    @property
+    def vector_bounds(self) -> dict[str, tuple[int, int]]:
+        """Where the values of each vector of the data begin and end in ``dense_vectors``."""
+        bounds, begin = {}, 0
+        for vectors in self.dense_vectors:
+            bounds[vectors.name] = begin, begin + vectors.num_inputs
+            begin += vectors.num_inputs
+        return bounds
 
     @property
     def width(self) -> int:
@@ -168,6 +196,11 @@ def find_raw_columns(module: object) -> dict[str, tuple[str, ...]]:
         if columns:
             taken[argument] = columns
     return taken
+
+
+def find_vector_columns(module: object) -> tuple[str, ...]:
+    """Return the vectors of the data that a module takes as they are."""
+    return tuple(getattr(module, VECTOR_COLUMNS, ()))
 
 
 def stack_raw_inputs(

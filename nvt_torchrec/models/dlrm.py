@@ -60,7 +60,7 @@ class Dlrm(nn.Module):
         num_vectors = len(columns.vectors)
         if has_dense:
             num_vectors += 1
-        num_piecewise = len(columns.vectors) - len(columns.features)
+        num_piecewise = len(columns.dense) if columns.dense_bins else 0
         self.sums_dense = num_piecewise > 0 and num_vectors > _MAX_VECTORS
         if self.sums_dense:
             num_vectors -= num_piecewise - 1

@@ -1,5 +1,5 @@
-"""The head of a model, which follows the lookup: vectors of dense values, a linear term, and a
-module."""
+"""The head of a model, which follows the lookup: vectors of dense values and those that the data
+bring, a linear term, and a module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.contract import Build, find_raw_columns
+from nvt_torchrec.models.contract import Build, find_raw_columns, find_vector_columns
+from nvt_torchrec.models.dense_vectors import DenseVectors, locate_vectors, take_inputs
 from nvt_torchrec.models.piecewise import PiecewiseLinear
 from nvt_torchrec.models.registry import MODELS, load_model
 
@@ -25,8 +26,9 @@ class FirstOrder(nn.Module):
     It is the wide part of Wide & Deep (Cheng et al. 2016, arXiv:1606.07792) and the linear one of
     DeepFM (Guo et al. 2017, arXiv:1703.04247). The weights of the ids have no tables of their own:
     those for label t are coordinate t of the ids' embeddings, times a factor, and the module does
-    not see these coordinates. The vectors of dense values are divided in the same way; a dense
-    feature has one more weight, for the value itself.
+    not see these coordinates. The vectors of dense values are divided in the same way, and so are
+    the results of the layers of the data's vectors; a dense feature has one more weight, for the
+    value itself.
 
     Attributes:
         weight: The weights of the dense features, [T, their number]; None without any.
@@ -39,7 +41,7 @@ class FirstOrder(nn.Module):
         labels: The number of labels, T.
         scale: The factor of the other coordinates, ``ModelConfig.vector_scale``.
         coordinates: The coordinate at which the weights of each feature begin; of vectors of
-            dense values it is 0.
+            dense values, and of the data's vectors, it is 0.
     """
 
     others: torch.Tensor
@@ -72,9 +74,10 @@ class FirstOrder(nn.Module):
         """Return the term [B, T], and the vectors [B, V, D] with 0 in the coordinates it takes."""
         if len(self.runs) > 1:
             counts = [count for count, _ in self.runs]
-            # Vectors of dense values follow those of the features; their weights begin at 0.
-            num_dense = vectors.shape[1] - sum(counts)
-            parts = vectors.split([*counts, num_dense], 1)
+            # Vectors of dense values, and the data's own, follow those of the features; their
+            # weights begin at 0.
+            num_others = vectors.shape[1] - sum(counts)
+            parts = vectors.split([*counts, num_others], 1)
             coordinates = [coordinate for _, coordinate in self.runs] + [0]
             weights = []
             for part, coordinate in zip(parts, coordinates, strict=True):
@@ -98,9 +101,12 @@ class Head(nn.Module):
         module: The module of the contract (:mod:`.contract`).
         labels: The number of labels, T.
         raw_columns: The columns whose ids and lengths the module takes.
+        dense_vectors: The layers of the data's vectors, or None.
 
     Args:
         factors: The factor of each vector before the module gets it, [V, 1]; None if all are 1.
+        given: Where the inputs of the vectors that the module takes as they are begin and end, in
+            the order of its ``vector_columns``.
     """
 
     factors: torch.Tensor | None
@@ -112,10 +118,13 @@ class Head(nn.Module):
         module: nn.Module,
         labels: int,
         factors: torch.Tensor | None,
+        dense_vectors: DenseVectors | None = None,
+        given: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         self.piecewise, self.first_order = piecewise, first_order
         self.module, self.labels = module, labels
+        self.dense_vectors, self._given = dense_vectors, given
         self.raw_columns = find_raw_columns(module)
         self.register_buffer("factors", factors, persistent=False)
 
@@ -124,6 +133,7 @@ class Head(nn.Module):
         dense: torch.Tensor,
         vectors: torch.Tensor,
         more: Mapping[str, torch.Tensor] | None = None,
+        dense_vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the logits of some rows.
 
@@ -131,13 +141,27 @@ class Head(nn.Module):
             dense: The dense values [B, N].
             vectors: The embeddings [B, F, D].
             more: The inputs ``ids``, ``lengths``, ``lists`` and ``present`` that the module takes.
+            dense_vectors: The vectors of the data [B, all inputs], each followed by its indicator;
+                None if the data have none.
 
         Returns:
             The logits [B, T].
+
+        Raises:
+            ValueError: The model takes vectors, and none are given.
         """
         more = more or {}
+        parts = [vectors]
         if self.piecewise is not None:
-            vectors = torch.cat([vectors, self.piecewise(dense)], 1)
+            parts.append(self.piecewise(dense))
+        if self.dense_vectors is not None:
+            if dense_vectors is None:
+                raise ValueError("the model takes dense_vectors, and none are given")
+            parts.append(self.dense_vectors(dense_vectors))
+            if self._given:
+                more = {**more, "dense_vectors": take_inputs(dense_vectors, self._given)}
+        if len(parts) > 1:
+            vectors = torch.cat(parts, 1)
         term = None
         if self.first_order is not None:
             term, vectors = self.first_order(dense, vectors)
@@ -189,8 +213,14 @@ def build_head(
             piecewise = PiecewiseLinear(
                 len(config.dense), config.dense_bins, dim, weights, summed=summed
             )
+        dense_vectors = None
+        if config.dense_vectors:
+            weights = labels if config.first_order else 0
+            dense_vectors = DenseVectors([*config.vector_bounds.values()], dim, weights)
         factors = _scale_histories(config, piecewise) if config.histories else None
-    return Head(piecewise, first_order, module, labels, factors).to(device)
+        given = locate_vectors(config, find_vector_columns(module))
+        head = Head(piecewise, first_order, module, labels, factors, dense_vectors, given)
+    return head.to(device)
 
 
 def _scale_histories(config: ModelConfig, piecewise: PiecewiseLinear | None) -> torch.Tensor:
@@ -202,6 +232,7 @@ def _scale_histories(config: ModelConfig, piecewise: PiecewiseLinear | None) -> 
     num_vectors = len(config.features)
     if piecewise is not None:
         num_vectors += 1 if piecewise.summed else len(config.dense)
+    num_vectors += len(config.dense_vectors)
     factors = torch.ones(num_vectors, 1)
     factors[len(config.categorical) : len(config.features)] = math.sqrt(config.max_events)
     return factors

@@ -40,6 +40,8 @@ _EXPORT_ROWS = 3
 _ONE_THREAD_ROWS = 128
 #: The name of the file's only output.
 _OUTPUT = "logits"
+#: The name of the input that holds the data's vectors.
+DENSE_VECTORS = "dense_vectors"
 
 
 class _ListHead(nn.Module):
@@ -50,8 +52,9 @@ class _ListHead(nn.Module):
         self.head, self.names = head, names
 
     def forward(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-        dense, vectors, *more = inputs
-        return self.head(dense, vectors, dict(zip(self.names, more, strict=True)))
+        dense, vectors, *rest = inputs
+        more = dict(zip(self.names, rest, strict=True))
+        return self.head(dense, vectors, more, more.pop(DENSE_VECTORS, None))
 
 
 def make_example_inputs(
@@ -61,7 +64,7 @@ def make_example_inputs(
 
     Returns:
         ``dense`` [rows, dense columns], ``vectors`` [rows, vectors, embedding dim], and the further
-        inputs of ``forward`` by name.
+        inputs of ``forward`` by name, except for ``dense_vectors``.
 
     Raises:
         ValueError: The module takes ids or lengths of a column that is not categorical.
@@ -85,7 +88,8 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
     """Export what follows the lookup.
 
     The file takes ``dense``, ``vectors``, which are the embeddings of ``config.features`` alone,
-    and the further inputs of the module. It returns ``logits`` [rows, labels].
+    the further inputs of the module, and ``dense_vectors`` [rows, all inputs] if the data have
+    vectors. It returns ``logits`` [rows, labels].
 
     Raises:
         NotImplementedError: The module needs an operator that the exporter cannot convert.
@@ -96,6 +100,8 @@ def export_head(head: Head, config: ModelConfig) -> bytes:
     to_proto = import_name("onnx_ir", "to_proto")
     import_name("onnxscript", "opset20")  # the exporter imports it; here its absence has a remedy
     dense, vectors, more = make_example_inputs(head.module, config, _EXPORT_ROWS)
+    if config.dense_vectors:
+        more[DENSE_VECTORS] = torch.zeros(_EXPORT_ROWS, config.vector_inputs)
     inputs = [dense, vectors[:, : len(config.features)], *more.values()]
     rows = torch.export.Dim("rows", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
@@ -249,6 +255,8 @@ class OnnxHead(nn.Module):
         self.inputs: tuple[str, ...] = ("dense", "vectors", *self.raw_columns)
         if config.lists:
             self.inputs += ("lists", "present")
+        if config.dense_vectors:
+            self.inputs += (DENSE_VECTORS,)
         self._one_thread = _open_session(content, 1)
         self._all_threads: Any = None  # opened when many rows are computed first
         self._names = [value.name for value in self._one_thread.get_inputs()]
@@ -261,13 +269,18 @@ class OnnxHead(nn.Module):
         dense: torch.Tensor,
         vectors: torch.Tensor,
         more: Mapping[str, torch.Tensor] | None = None,
+        dense_vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return logits [B, T] of dense values [B, N], embeddings [B, F, D], and further inputs.
+
+        ``dense_vectors`` are the data's vectors [B, all inputs], if the model takes any.
 
         Raises:
             BadInputError: ONNX Runtime cannot compute them.
         """
         given = {"dense": dense, "vectors": vectors, **(more or {})}
+        if dense_vectors is not None:
+            given[DENSE_VECTORS] = dense_vectors
         # ONNX Runtime reads no strides.
         inputs = {name: np.ascontiguousarray(given[name].cpu().numpy()) for name in self._names}
         try:

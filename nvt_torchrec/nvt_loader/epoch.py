@@ -17,6 +17,7 @@ from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
 from nvt_torchrec.nvt_loader.cpu.history_lists import add_events
+from nvt_torchrec.nvt_loader.cpu.stored_vectors import add_vectors
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowGroupSlice, ShardReader
@@ -94,6 +95,8 @@ def produce_blocks(
         yield from _compare_first_block(epoch, builder, builder.host, fall_back)
         return
     blocks = epoch.build_blocks(builder, epoch.open_readers(builder))
+    if dataset.vectors is not None:
+        blocks = add_vectors(dataset, blocks, builder.tensors)
     if dataset.stores:
         blocks = add_events(dataset, blocks, builder.tensors)
     yield from blocks

@@ -48,7 +48,8 @@ class KJTLoader:
       events before the row, oldest first;
     - ``labels``: float32 [B], from 0 to 1, or [B, labels] if several are read; numbers outside are
       refused;
-    - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
+    - ``weights``: float32 [B], the weights of the rows; None if the data have no such column;
+    - ``dense_vectors``: float32 [B, all inputs], see :mod:`nvt_torchrec.formats.vectors`, or None.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
     rank. B is ``batch_size`` except in the last step: its rows are split evenly over the ranks, so
@@ -77,8 +78,7 @@ class KJTLoader:
             a copy, such as a frame of pandas or Polars; or a
             :class:`nvt_loader.parquet.sources.Source`.
         batch_size: Rows of a batch *of this rank*.
-        rank: Number of this rank.
-        world_size: Number of ranks.
+        rank, world_size: Number of this rank, and of ranks.
         shuffle: "none" (False), "row_groups" or "rows" (True); another order in every epoch.
         seed: Seed of the permutations; the same on all ranks.
         drop_last: Leave out the last step if it is not full.
@@ -98,17 +98,17 @@ class KJTLoader:
             windows; by default 256 MiB, or 1 GiB where libcudf decodes, and up to four times that
             if large batches or rows of many columns take more. Row groups in use are not counted.
         decode_threads: Threads that decode; by default two where there are two processors.
-        transforms: Functions of a batch, applied in order before those of :meth:`map`.
-        label: The label that ``labels`` holds, if the data have several; by default the main one.
-            Several names give [B, names].
+        transforms: Functions of a batch, applied before those of :meth:`map`.
+        label: The label of ``labels``, by default the main one; several names give [B, names].
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
             If they differ, raise an error, instead of a warning and decoding on the CPU.
         cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
         max_events: The largest number of events of a history in a row; 0 leaves histories out.
             Their memory comes on top of ``loader_memory``: four blocks of up to 10 MiB, or four
             batches if these are larger.
-        histories: The directory that ``_histories`` is in (:mod:`nvt_torchrec.formats.histories`);
-            by default the one above that of the files.
+        histories: The directory that ``_histories`` is in; by default the one above the files'.
+        vectors: The directory that ``_vectors`` is in, likewise. Vectors take memory as events do.
+        read_vectors: Whether batches get the data's vectors.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
@@ -145,6 +145,8 @@ class KJTLoader:
         cpu_decoding: bool = False,
         max_events: int = 50,
         histories: Path | str | None = None,
+        vectors: Path | str | None = None,
+        read_vectors: bool = True,
     ) -> None:
         # All arguments by name, to check them and to make a copy of the loader by pickle.
         arguments = dict(locals())
@@ -156,7 +158,8 @@ class KJTLoader:
         self._arguments = arguments
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        dataset = read_dataset(data, schema, label, table_sizes, max_events, histories)
+        given = schema, label, table_sizes, max_events, histories, vectors
+        dataset = read_dataset(data, *given, read_vectors=read_vectors)
         options.check_manifest(dataset)
         if undersampling_rate is not None:
             dataset = count_kept(dataset, undersampling_rate, seed)

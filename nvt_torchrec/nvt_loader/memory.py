@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 
@@ -135,6 +136,9 @@ def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device:
         # Blocks are divided until their events take BLOCK_BYTES, or one step is left.
         event_columns = sum(len(store.sizes) for store in dataset.stores)
         block_bytes += max(BLOCK_BYTES, demand.batch * 4 * dataset.max_events * event_columns)
+    if dataset.schema.vectors:
+        # Likewise.
+        block_bytes += max(BLOCK_BYTES, demand.batch * 4 * count_inputs(dataset.schema.vectors))
     return int(HELD_BLOCKS * block_bytes)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import nvt_torchrec.nvt_compat  # noqa: F401
 
+import numpy as np
 import torch
 from merlin.dataloader.torch import Loader
 from merlin.io import Dataset as MerlinDataset
@@ -29,9 +30,11 @@ from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import VectorStores, count_inputs
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, FlatBlock, JaggedBlock, empty_block
+from nvt_torchrec.nvt_loader.cpu.stored_vectors import take_vectors
 from nvt_torchrec.nvt_loader.cuda.builders import PinnedBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceChecker, DeviceRows, arrange_rows
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
@@ -54,7 +57,8 @@ _PUT_SECONDS = 0.01
 class MerlinLoader:
     """The batches of one rank, read by Merlin's Loader.
 
-    They are those of :class:`nvt_loader.KJTLoader`, without histories. Each ``iter()`` is an epoch
+    They are those of :class:`nvt_loader.KJTLoader`, without histories, and without vectors if the
+    caller has made the Loader. Each ``iter()`` is an epoch
     of its own, which delivers every row once over all ranks, in the same number of steps on each.
     Ranks get whole partitions, so that some may get smaller batches than others in the last steps,
     or empty ones. There is no state and no seed.
@@ -121,6 +125,7 @@ class MerlinLoader:
         table_sizes: Iterable[int] | None = None,
         limit_batches: int | None = None,
         label: str | Sequence[str] | None = None,
+        read_vectors: bool = True,
     ) -> MerlinLoader:
         """Make a Loader of parquet files, with a partition for each row group.
 
@@ -130,7 +135,7 @@ class MerlinLoader:
         Raises:
             BadInputError, SchemaError, SettingsError: As ``KJTLoader``.
         """
-        dataset = datasets.read_dataset(data, None, label, table_sizes)
+        dataset = datasets.read_dataset(data, None, label, table_sizes, read_vectors=read_vectors)
         options.check_manifest(dataset)
         files = dataset.files
         assert files is not None
@@ -204,6 +209,10 @@ class MerlinLoader:
     def _blocks(self) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
         """Yield a block for each step: the iterator's thread calls Merlin's conversions."""
         empty = empty_block(self._dataset, 1, self._device)
+        if self._dataset.vectors is not None:
+            inputs = count_inputs(self._dataset.schema.vectors)
+            vectors = torch.empty(1, 0, inputs, device=self._device)
+            empty = dataclasses.replace(empty, dense_vectors=vectors)
         with self._start() as batches:  # leaving it ends Merlin's thread
             for step in range(len(self)):
                 if self.step_rows(step)[self._rank]:
@@ -249,7 +258,27 @@ class MerlinLoader:
         # After the copies, and a check that waits for them, Merlin's memory may be freed.
         rows = self._checker.check(self._copy({**features, **labels}), self._dataset.source.name)
         order = torch.arange(rows.rows, device=rows.ids.device).view(1, -1)
-        return arrange_rows(self._dataset, [rows], order)
+        block = arrange_rows(self._dataset, [rows], order)
+        if self._dataset.vectors is None:
+            return block
+        vectors = self._gather_vectors(self._dataset.vectors, features)
+        return dataclasses.replace(block, dense_vectors=vectors)
+
+    def _gather_vectors(
+        self, stores: VectorStores, columns: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the vectors of a batch, float32 [1, rows, all inputs], on its device.
+
+        Raises:
+            SchemaError: A number leads outside its store, or a value is not finite.
+            BadInputError: A file of a store was written to.
+        """
+        stores.check()
+        numbers = []
+        for vectors in stores.vectors:
+            numbers.append(self._find_ids(columns, vectors.pointer).cpu().numpy())
+        taken = take_vectors(self._dataset, np.stack(numbers))
+        return torch.from_numpy(taken).unsqueeze(0).to(self._source)
 
     def _copy(self, columns: dict[str, torch.Tensor]) -> DeviceRows:
         """Copy the tensors of a batch."""
@@ -318,6 +347,7 @@ def _describe(loader: Loader) -> datasets.Dataset:
     """Return the columns and table sizes of a Loader's batches; its files are not known."""
     schema = loader.output_schema + loader.input_schema.select_by_tag(Tags.TARGET)
     value = json.loads(TensorflowMetadata.from_merlin_schema(schema).to_json())
-    stored = dataclasses.replace(TableSchema.from_dict(value, _UNKNOWN), histories=())
+    stored = TableSchema.from_dict(value, _UNKNOWN)
+    stored = dataclasses.replace(stored, histories=(), vectors=())
     read = datasets.columns_to_read(stored)
     return datasets.Dataset(ParquetFiles(_UNKNOWN, read), stored, read)

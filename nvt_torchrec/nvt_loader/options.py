@@ -38,6 +38,7 @@ _RULES: dict[str, tuple[Any, str, int]] = {
     "label": (str | Sequence | None, "the name of a label, or a list of names", 0),
     "max_events": (Integral, "an integer", 0),
     "histories": (str | Path | None, "a directory", 0),
+    "vectors": (str | Path | None, "a directory", 0),
 }
 #: The version of a loader's state. It changes with the order of the rows, because a state only
 #: counts the steps that were trained.

@@ -352,16 +352,6 @@ class FoundSums:
     distinct: np.ndarray
     last: np.ndarray | None
 
-    def take(self, rows: slice) -> FoundSums:
-        """Return what was found for some of the rows."""
-        return FoundSums(
-            self.sums[..., rows],
-            self.totals[..., rows],
-            self.picks[..., rows],
-            self.distinct[..., rows],
-            None if self.last is None else self.last[rows],
-        )
-
 
 def aggregate_values(
     group: GroupSums, rates: EarlierRates, found: FoundSums, cuts: np.ndarray

@@ -288,7 +288,7 @@ class EventState:
             has_own = own_counts.max(axis=0) > 0
             if has_own.all():
                 columns += own
-                lengths += own_counts
+                lengths += list(own_counts)  # of an array, += would add numbers
                 continue
             newest, counts = self.newest(history.name, groups, ~has_own, maximum, cuts)
             for i, name in enumerate(history.columns):

@@ -24,6 +24,7 @@ from nvt_torchrec.clicklog.synthetic.click_model import (
 )
 from nvt_torchrec.clicklog.synthetic.event_log import draw_events
 from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
+from nvt_torchrec.clicklog.synthetic.table_log import draw_tables
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
@@ -141,6 +142,33 @@ def test_a_log_with_tables(tmp_path: Path) -> None:
     assert roc_auc_score(joined["click"], -joined["price"]) > 0.65
     with pytest.raises(SettingsError, match="--tables and --events are both set"):
         SyntheticSettings(events=True, tables=True)
+
+
+def test_a_log_with_vectors(tmp_path: Path) -> None:
+    """Its clicks follow the texts of items, also of those that no earlier day has."""
+    settings = SyntheticSettings(days=3, rows_per_day=2000, tables=True, vectors=True)
+    check_log_with_spec(tmp_path, settings)
+    texts = pd.read_parquet(tmp_path / "raw" / "texts.parquet").set_index("item")["embedding"]
+    assert len(texts) == 600
+    assert 10 < texts.isna().sum() < 60
+    assert {len(text) for text in texts.dropna()} == {16}
+    with pytest.raises(SettingsError, match="--vectors without --tables"):
+        SyntheticSettings(vectors=True)
+
+    _, seconds, log, tables = draw_tables(60_000, 3, 0, vectors=True)
+    items, clicks = log["item"].to_numpy(), log["click"].to_numpy()
+    vectors = np.zeros((6000, 16))  # 0 where there is none
+    embeddings = tables["texts"]["embedding"].combine_chunks()
+    vectors[embeddings.is_valid().to_numpy(zero_copy_only=False)] = np.stack(
+        embeddings.drop_null().to_numpy(zero_copy_only=False)
+    )
+    assert {*np.linalg.norm(vectors, axis=1).round(6).tolist()} == {0.0, 1.0}
+    last_day = seconds >= 2 * 86_400
+    is_new = last_day & ~np.isin(items, items[~last_day])
+    inputs = np.column_stack([vectors[items], np.ones(len(items))])
+    weights = np.linalg.lstsq(inputs[~last_day], clicks[~last_day], rcond=None)[0]
+    assert is_new.sum() > 1500
+    assert roc_auc_score(clicks[is_new], inputs[is_new] @ weights) > 0.6
 
 
 @pytest.mark.parametrize("kind", ["events", "tables"])

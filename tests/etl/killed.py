@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nvt_torchrec.etl.run
+from nvt_torchrec.etl.events import partitions
 from nvt_torchrec.etl.units.unit_plan import make_plan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.negatives import NegativesRule
@@ -33,6 +34,7 @@ OPTIONS = {**QUARANTINE, "workers": 2}
 ROWS = {0: 40, 1: 25, 2: 60}
 BLOCK_BYTES = 800  # several blocks in a file
 EVENT_BLOCK_BYTES = 4000
+PARTITION_EVENTS = 30  # several ranges of keys
 SPEC_OF_FEW = """
 [input]
 format = "csv"
@@ -75,6 +77,10 @@ key = "user"
 names = "city"
 raw = "string"
 table = "users"
+[[vector]]
+name = "taste"
+table = "users"
+width = 2
 [[source]]
 name = "purchases"
 path = "purchases*.csv"
@@ -86,7 +92,7 @@ source = "purchases"
 values = ["count", "last(amount)", "distinct(amount)"]
 """
 PURCHASES = "at,user,amount\n3600,u1,5\n90000,u2,7\n150000,u1,5\n"
-USERS = "user,city\nu1,Wien\nu2,Graz\nu3,Linz\n"
+USERS = "user,city,taste\nu1,Wien,1|2\nu2,Graz,\nu3,Linz,0.5|3\n"
 NEGATIVES = NegativesRule(item="item", user="user", per_positive=2)
 
 
@@ -209,6 +215,7 @@ def main(directory: Path) -> None:
         return make_plan(*arguments, **{**options, "block_bytes": size})
 
     nvt_torchrec.etl.stages.make_plan = small_blocks
+    partitions.PARTITION_EVENTS = PARTITION_EVENTS
     seen: dict[str, dict] = {}
     tried: list[str] = []
     for name, (log, spec) in logs.items():

@@ -126,6 +126,7 @@ def main(directory: Path) -> None:
     base = make_base(raw, directory / "base", spec)
     one_day = raw.with_name(ONE_DAY)
     for log in (raw, one_day):  # what the base has not taken
+        (log / "users.csv").write_text(USERS.replace("1|2", "7|8"))
         (log / "purchases_3.csv").write_text("at,user,amount\n270000,u1,3\n280000,u3,4\n")
     # imports and compiles, here, before any fork
     whole = {

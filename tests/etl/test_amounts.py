@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nvt_torchrec.base.errors import BadRowError, SettingsError
-from nvt_torchrec.etl.events import timeline, window_picks
+from nvt_torchrec.etl.events import partitions, timeline, window_picks
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
@@ -45,6 +45,7 @@ EVENTS = {
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of events, and queues that grow."""
     monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 40)
     monkeypatch.setattr(window_picks, "_FIRST_NODES", 8)
 
 

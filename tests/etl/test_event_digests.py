@@ -16,7 +16,7 @@ from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import read_bundle, save_bundle, write_bundle
-from nvt_torchrec.training.data.choices import check_histories
+from nvt_torchrec.training.data.choices import check_stores
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.workflows.__main__ import main as workflows
 from nvt_torchrec.workflows.description import inspect
@@ -152,12 +152,12 @@ def test_a_store_of_histories_is_compared_before_it_is_read(
     output = tmp_path / "out"
     shutil.copytree(event_outputs[1], output)
     settings = parse_settings([f"--binary_path={output / 'criteo_binary/split'}"])
-    check_histories(settings)
+    check_stores(settings)
     store = next((output / "criteo_binary/split/_histories/recent").iterdir())
     np.save(store / "item.npy", np.load(store / "item.npy")[::-1])
     day = write_day(event_outputs[0], tmp_path)
     readers = {
-        "training": lambda: check_histories(settings),
+        "training": lambda: check_stores(settings),
         "extend": lambda: extend_by(output, day),
     }
     with pytest.raises(BadInputError, match=r"item.npy: not the file that was written") as caught:

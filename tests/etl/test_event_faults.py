@@ -13,6 +13,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.etl.events import partitions
 from nvt_torchrec.etl.events.prepare import EarlierDays
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -98,16 +99,24 @@ def test_events_of_earlier_days_of_another_shape_are_refused(
     [
         ("nvt_torchrec.etl.events.extract.write_array", 3),
         ("nvt_torchrec.etl.events.running_sums._sum_rows", 1),
+        ("nvt_torchrec.etl.events.partitioned_sums.create_array", 2),
+        ("nvt_torchrec.etl.events.partitioned_sums.sum_partition", 3),
         ("nvt_torchrec.etl.events.prepare.add_hours", 0),
         ("nvt_torchrec.etl.events.history_store.write_array", 1),
+        ("nvt_torchrec.etl.events.history_store.sort_by_key", 2),
         ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
         ("nvt_torchrec.etl.stages.write_json", 0),
         ("nvt_torchrec.etl.finish.accounting.pq.read_metadata", 2),
     ],
 )
 def test_a_run_that_fails_anywhere_goes_on_to_the_same_bytes(
-    tmp_path: Path, function: str, after: int, event_outputs: tuple[Path, Path]
+    tmp_path: Path,
+    function: str,
+    after: int,
+    event_outputs: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 20)
     log, done = event_outputs
     spec = load_spec(log.parent / "spec.toml")
     error = OSError(errno.EIO, "Input/output error")

@@ -23,7 +23,7 @@ from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.engines import host, kept_rows
-from nvt_torchrec.etl.events import extract, history_store, timeline
+from nvt_torchrec.etl.events import extract, partitions, timeline
 from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -79,7 +79,7 @@ def test_aggregates_are_of_strictly_earlier_events(
     tmp_path: Path, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "CHUNK_ROWS", 40)  # several partitions
-    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 50)
     rows = make_rows(300, 3)
     (tmp_path / "log").mkdir()
     write(tmp_path / "log/day_0.csv", rows[:170])  # a file ends anywhere
@@ -115,7 +115,7 @@ def test_workers_and_blocks_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dask_client
 ) -> None:
     monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 50)
     rows = make_rows(400, 2, seed=1)
     for name, cuts in {"one": [0, 250, 400], "many": [0, 7, 120, 250, 300, 400]}.items():
         (tmp_path / name).mkdir()
@@ -146,7 +146,7 @@ def test_days_that_are_added_give_the_values_of_a_run_at_once(
 ) -> None:
     """Also of a window that reaches into the days before, and of events that are known late."""
     monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(history_store, "PARTITION_EVENTS", 50)
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 50)
     rows = make_rows(500, 5, seed=2)
     for name, days in {"all": 5, "first": 2}.items():
         (tmp_path / name).mkdir()

@@ -17,6 +17,8 @@ def test_killed_before_any_kind_of_write(tmp_path: Path) -> None:
         "os.rename .work/#/events/_histories/recent/*",
         "os.link .work/#/next/criteo_binary/split/#/*.parquet",
         "os.link .work/#/next/criteo_binary/split/_histories/recent/#/*.npy",
+        "os.link .work/#/next/criteo_binary/split/_vectors/taste/#/*.npy",
+        "os.link .work/#/next/workflow/vectors/taste/#/*.npy",
         "os.rename .work/#/next/workflow/events/*.npy",
         "os.rename *.json",
     } <= {*seen["kinds"]}

@@ -76,6 +76,44 @@ def test_memory_does_not_grow_with_the_columns(tmp_path: Path) -> None:
     assert peaks[30] < peaks[2] + 224, peaks
 
 
+#: Prints the peak in KiB; that of getrusage would be one of this process, too.
+_STORE_VECTORS = """
+import re, sys
+from pathlib import Path
+from tests.etl.test_large_tables import store
+store(Path(sys.argv[1]))
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+_VECTORS = """
+input = {{format = "csv"}}
+label = {{name = "y"}}
+table = [{{name = "items", path = "items.parquet", key = "item"}}]
+vector = [{{name = "text", table = "items", width = {width}}}]
+[[categorical]]
+names = "item"
+raw = "int"
+"""
+
+
+def test_memory_does_not_grow_with_the_width_of_vectors(tmp_path: Path) -> None:
+    """250,000 vectors of 256 numbers, in one group of rows, are 256 MB."""
+    peaks = {}
+    for width in (2, 256):
+        directory = tmp_path / str(width)
+        directory.mkdir()
+        (directory / "spec.toml").write_text(_VECTORS.format(width=width))
+        values = np.random.default_rng(0).random(250_000 * width, np.float32)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(values), width)
+        table = pa.table({"item": np.arange(250_000), "text": lists})
+        pq.write_table(table, directory / "items.parquet")
+        done = python("-c", _STORE_VECTORS, directory)
+        assert done.returncode == 0, done.stderr
+        peaks[width] = int(done.stdout) >> 10
+        stored = np.load(directory / "stored/vectors/text/0/values.npy", mmap_mode="r")
+        np.testing.assert_array_equal(stored, values.reshape(-1, width))
+    assert peaks[256] < peaks[2] + 128, peaks
+
+
 def test_many_keys_are_found_as_few_are(tmp_path: Path) -> None:
     """Many are looked for in small buckets of the table."""
     keys = write_table(tmp_path / "table", 20_000, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nvt_torchrec.etl.events import source_events, timeline, window_picks
+from nvt_torchrec.etl.events import partitions, source_events, timeline, window_picks
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
@@ -43,6 +43,7 @@ EVENTS = {"at once": "", "by the day": 'cut = "day"'}
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of events, queues that grow, and several blocks of a file."""
     monkeypatch.setattr(timeline, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(partitions, "PARTITION_EVENTS", 40)
     monkeypatch.setattr(window_picks, "_FIRST_NODES", 8)
     monkeypatch.setattr(source_events, "_BLOCK_BYTES", 2000)
 

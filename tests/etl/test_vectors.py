@@ -529,3 +529,21 @@ def test_codes_that_lead_outside_are_refused_when_vectors_are_taken(output: Path
     numbers = np.stack([table.take_vectors("text", rows), table.take_vectors("image", rows)])
     with pytest.raises(SchemaError, match="vector -7 of text"):
         loaded.vectors.take(numbers)
+
+
+def test_rows_whose_clicks_are_in_another_file_have_vectors(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    rows, items = make_rows(300, 3), make_items(versions=3)
+    write_days(raw, rows)
+    write_items(raw / "items.csv", items)
+    clicks = ["at,row", *(f"{row.time + 60},{row.row}" for row in rows if row.clicked)]
+    (raw / "clicks.csv").write_text("\n".join(clicks) + "\n")
+    label = (
+        'from = "clicks.csv"\nkey = ["row"]\nwithin = "1h"\ntime = "at"\n'
+        'time_format = "epoch_s"\nlog_time = "time"\nlog_time_format = "epoch_s"'
+    )
+    run(settings(raw, tmp_path / "out", load_vector_spec(tmp_path, versions=VERSIONS, label=label)))
+    found = read_rows(tmp_path / "out")
+    expected = expected_vectors(items, rows[: len(found)], delay=HOUR)  # others wait
+    np.testing.assert_array_equal(read_vectors(tmp_path / "out", found), expected)
+    assert 0 < found["clicked"].mean() < 1

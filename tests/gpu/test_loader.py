@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from nvt_torchrec.formats.vectors import StoredVectors
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
-from tests.nvt_loader.data import row_numbers, write_split
+from tests.nvt_loader.data import add_vector, row_numbers, write_split
 from tests.nvt_loader.helper import assert_same
 from tests.nvt_loader.weighted import write_weighted
 
@@ -49,6 +50,17 @@ def test_batches(loader_on, device: torch.device, tmp_path: Path, lists, shuffle
     assert {batch.labels.device.type for batch in found} == {device.type}
     assert {batch.sparse_features.lengths().device.type for batch in found} == {device.type}
     expected = KJTLoader(tmp_path / "train", 64, device="cpu", shuffle=shuffle)
+    assert_same([batch.to(torch.device("cpu")) for batch in found], list(expected))
+
+
+@pytest.mark.parametrize("lists", [(), ("cat_0",)])
+def test_vectors(device: torch.device, tmp_path: Path, lists) -> None:
+    """They are gathered in pinned memory and copied, in blocks of a few steps."""
+    schema = write_split(tmp_path, {"train": [5000, 0, 300]}, multi_hot=lists)
+    add_vector(tmp_path, schema, StoredVectors("text", 384), keys=900)
+    found = list(KJTLoader(tmp_path / "train", 64, shuffle=True, device=device))
+    assert {batch.dense_vectors.device.type for batch in found} == {device.type}
+    expected = KJTLoader(tmp_path / "train", 64, device="cpu", shuffle=True)
     assert_same([batch.to(torch.device("cpu")) for batch in found], list(expected))
 
 

@@ -136,13 +136,13 @@ def serving(directory: Path, *flags: str) -> Iterator[Server]:
 
 def request_of(tensors: dict[str, np.ndarray]) -> dict:
     """The JSON of a request of the Open Inference Protocol."""
-    kinds = {"O": "BYTES", "i": "INT64", "f": "FP64"}
+    kinds = {"object": "BYTES", "int64": "INT64", "float64": "FP64", "float32": "FP32"}
     return {
         "inputs": [
             {
                 "name": name,
                 "shape": list(values.shape),
-                "datatype": kinds[values.dtype.kind],
+                "datatype": kinds[values.dtype.name],
                 "data": json.loads(json.dumps(values.tolist()).replace("NaN", "null")),
             }
             for name, values in tensors.items()

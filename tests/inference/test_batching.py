@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from nvt_torchrec.inference.server.batching import Batcher, RequestBatch
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
-from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows, join_rows
 
 _NONE = np.zeros(1, np.int64)
 
@@ -40,7 +41,8 @@ class Model:
         self.go = threading.Semaphore(0)
         self.sizes: list[int] = []
 
-    def __call__(self, dense: np.ndarray, ids: Ids) -> np.ndarray:
+    def __call__(self, parts: Sequence[EncodedRows]) -> np.ndarray:
+        dense, ids = join_rows(parts)
         assert self.go.acquire(timeout=600)
         self.sizes.append(dense.shape[1])
         lists, single = ids.columns
@@ -181,9 +183,9 @@ def busy(shop_predictor: Predictor):
     services, go = [], threading.Event()
 
     class Busy(Predictor):
-        def predict_encoded(self, dense: np.ndarray, ids: list) -> np.ndarray:
+        def predict_parts(self, parts: Sequence[EncodedRows]) -> np.ndarray:
             assert go.wait(600)
-            return super().predict_encoded(dense, ids)
+            return super().predict_parts(parts)
 
     def make(**limits: float) -> tuple[Service, threading.Event]:
         predictor = Busy(shop_predictor.workflow, shop_predictor.model)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.formats.histories import StoredHistory, write_history
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.vectors import VECTORS, StoredVectors, write_vectors
 
 #: Step of the row numbers in dense column 0: small, so that models train on it undisturbed, and a
 #: power of two, so that float32 holds row numbers below 2**24 exactly.
@@ -178,6 +179,46 @@ def add_history(
                 ids = np.array(of_key, np.int32).reshape(-1, len(history.columns)).T
                 writer.add([len(of_key)], dict(zip(history.columns, ids, strict=True)))
     schema = dataclasses.replace(schema, histories=(*schema.histories, history))
+    for directory in (root, *(root / split for split in SPLITS if (root / split).is_dir())):
+        schema.write(directory)
+    write_metadata(root)
+    return schema
+
+
+def add_vector(
+    root: Path,
+    schema: TableSchema,
+    vectors: StoredVectors,
+    *,
+    keys: int,
+    seed: int = 0,
+    offset: float = 0.0,
+    scale: float = 1.0,
+    click: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> TableSchema:
+    """Give the rows of :func:`write_split` a vector, of which there are ``keys``.
+
+    The number of a row is random, and none in a tenth of them; the last third of the vectors lies
+    in a directory of its own, as after a day was added. Values are ``offset + scale`` times those
+    of a normal distribution. ``click`` gives the probabilities of a click after these, [rows,
+    width] (zeros for none), by which rows get labels anew.
+    """
+    rng = np.random.default_rng([seed, 11])
+    drawn = rng.normal(size=(keys, vectors.width))
+    for path in [path for split in SPLITS for path in _parts(root / split)]:
+        table = pq.read_table(path)
+        numbers = rng.integers(0, keys, table.num_rows).astype(np.int32)
+        numbers[rng.random(table.num_rows) < 0.1] = -1
+        if click:
+            seen = np.where(numbers[:, None] < 0, 0, drawn[numbers])
+            labels = (rng.random(table.num_rows) < click(seen)).astype(np.float32)
+            table = table.set_column(0, "label", pa.array(labels))
+        table = table.append_column(vectors.pointer, pa.array(numbers))
+        pq.write_table(without_nulls(table), path, row_group_size=64, **WRITER)
+    for first, end in ((0, keys * 2 // 3), (keys * 2 // 3, keys)):
+        with write_vectors(root / VECTORS, vectors, first) as writer:
+            writer.append(offset + scale * drawn[first:end])
+    schema = dataclasses.replace(schema, vectors=(*schema.vectors, vectors))
     for directory in (root, *(root / split for split in SPLITS if (root / split).is_dir())):
         schema.write(directory)
     write_metadata(root)

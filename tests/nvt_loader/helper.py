@@ -13,6 +13,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.nvt_loader import KJTLoader, memory
+from nvt_torchrec.nvt_loader.cpu.blocks import LoaderBatch
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader.data import row_numbers
 
@@ -39,6 +40,8 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
         assert torch.equal(a.sparse_features.offsets(), b.sparse_features.offsets())
         assert a.sparse_features.length_per_key() == b.sparse_features.length_per_key()
         assert torch.equal(a.labels, b.labels)
+        if getattr(a, "dense_vectors", None) is not None:
+            assert torch.equal(a.dense_vectors, b.dense_vectors)
 
 
 def embeddings() -> EmbeddingBagCollection:
@@ -77,7 +80,11 @@ def _joined(ranks: tuple[Batch, ...]) -> Batch:
     lengths = torch.cat([part.lengths() for part in joined])
     dense = torch.cat([batch.dense_features for batch in ranks])
     labels = torch.cat([batch.labels for batch in ranks])
-    return Batch(dense, KeyedJaggedTensor(keys, values, lengths=lengths), labels)
+    vectors = None
+    if getattr(ranks[0], "dense_vectors", None) is not None:
+        vectors = torch.cat([batch.dense_vectors for batch in ranks])
+    ids = KeyedJaggedTensor(keys, values, lengths=lengths)
+    return LoaderBatch(dense, ids, labels, dense_vectors=vectors)
 
 
 def read_rows(path: Path) -> dict[int, dict[str, float]]:

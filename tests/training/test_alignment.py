@@ -50,9 +50,9 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     """Also compiled, and if the run is resumed without padding, as on a CPU."""
     original = build.set_up_dense
 
-    def aligned(module, device, settings):
-        module.align_inputs()
-        original(module, device, settings)
+    def aligned(head, device, settings):
+        head.module.align_inputs()
+        original(head, device, settings)
 
     common = [*EXAMPLE, f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
     common += ["--adagrad", "--interaction_type=dcn", "--dcn_low_rank_dim=4"]

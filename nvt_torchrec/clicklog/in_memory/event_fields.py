@@ -64,7 +64,9 @@ class EventFields:
         self._aggregates = {column.name: column for column in spec.aggregates}
         self._rules = {c.name: c.aggregate for c in spec.aggregates if c.aggregate is not None}
         objects = {name.partition(".")[0] for name in sources} - self._histories.keys()
-        self._known = frozenset({*spec.labels, spec.weight, *sources, *objects, *self._aggregates})
+        vectors = {vector.name for vector in spec.vectors}
+        known = {*spec.labels, spec.weight, *sources, *objects, *self._aggregates}
+        self._known = frozenset(known | vectors)
         self._find_meant = functools.lru_cache(1024)(self._find_meant_field)
 
     def check(self, fields: RowFields) -> None:

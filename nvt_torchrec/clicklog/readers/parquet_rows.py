@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
 from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
-from nvt_torchrec.clicklog.readers.table_rows import Rows, Table, TableFormat
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows
+from nvt_torchrec.clicklog.readers.table_rows import (
+    Rows,
+    Table,
+    TableFormat,
+    check_columns,
+    table_to_rows,
+)
+from nvt_torchrec.formats.rows import RawRows
 
 #: Bytes of a column that are read at once, where groups of rows are too large to be held.
 _PAGE_BYTES = 1 << 20
+#: Bytes of a number of a vector, once it is parsed.
+_VALUE_BYTES = 8
 
 
 class _ParquetTable(Table):
@@ -49,6 +62,31 @@ class _ParquetTable(Table):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class DecodedRows(UnparsedRows):
+    """Rows that have been decoded, and not checked.
+
+    Attributes:
+        rows: The columns of the spec.
+    """
+
+    rows: pa.Table
+
+    def parse_all(self, *, max_bad_rows: int) -> RawRows:
+        """See :meth:`UnparsedRows.parse_all`."""
+        return table_to_rows(
+            self.rows, self.path, self.spec, label=self.label, max_bad_rows=max_bad_rows
+        )
+
+    def names(self) -> Sequence[str]:
+        """See :meth:`UnparsedRows.names`."""
+        return self.rows.schema.names
+
+    def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
+        """See :meth:`UnparsedRows.columns`."""
+        return {name: self.rows.column(name).take(to_arrow(lines)) for name in names}
+
+
 class Parquet(TableFormat):
     """Files of parquet."""
 
@@ -60,7 +98,13 @@ class Parquet(TableFormat):
     @classmethod
     @contextlib.contextmanager
     def opened(cls, path: str, source: str, *, in_pages: bool = False) -> Iterator[Table]:
-        """See :meth:`TableFormat.opened`."""
+        """See :meth:`TableFormat.opened`.
+
+        Args:
+            path: Of the file.
+            source: Names it in errors.
+            in_pages: Hold no more of a group of rows in memory than the pages in work.
+        """
         try:
             with open_input(path) as file:
                 footer = footer_of(file)
@@ -77,3 +121,23 @@ class Parquet(TableFormat):
                 f"{source}: cannot be read as parquet: {error}",
                 "fetch it again, or set its format in the spec's [input]",
             ) from error
+
+    def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
+        """See :meth:`LogFormat.stream`.
+
+        Rows with vectors are decoded one after the other: a group of them may have gigabytes, and
+        one that is cut would be decoded as a whole for each of its pieces.
+        """
+        width = sum(read.width for read in self.spec.read_plan(label=False).reads)
+        if not width:
+            yield from super().stream(path, block_bytes)
+            return
+        chunk_rows = max(1, block_bytes // (width * _VALUE_BYTES))
+        first = 0
+        with self.opened(path, path, in_pages=True) as table:
+            names = check_columns(table.schema, path, self.spec, label=False)
+            for rows in table.read(0, sum(table.rows), names, chunk_rows):
+                yield DecodedRows(self, path, first, False, pa.table(rows))
+                first += rows.num_rows
+        if not first:
+            raise BadInputError(f"{path}: no rows", "there is nothing to read")

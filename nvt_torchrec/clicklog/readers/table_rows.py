@@ -121,32 +121,6 @@ class TableRows(UnparsedRows):
         return {name: rows.column(name) for name in names}
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodedRows(UnparsedRows):
-    """Rows of a table that have been read, and not checked.
-
-    Attributes:
-        rows: The columns of the spec.
-    """
-
-    format: TableFormat
-    rows: pa.Table
-
-    def parse_all(self, *, max_bad_rows: int) -> RawRows:
-        """See :meth:`UnparsedRows.parse_all`."""
-        return table_to_rows(
-            self.rows, self.path, self.spec, label=self.label, max_bad_rows=max_bad_rows
-        )
-
-    def names(self) -> Sequence[str]:
-        """See :meth:`UnparsedRows.names`."""
-        return self.rows.schema.names
-
-    def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
-        """See :meth:`UnparsedRows.columns`."""
-        return {name: self.rows.column(name).take(to_arrow(lines)) for name in names}
-
-
 class TableFormat(LogFormat):
     """Tables, which a subclass opens."""
 
@@ -154,15 +128,8 @@ class TableFormat(LogFormat):
 
     @classmethod
     @abc.abstractmethod
-    def opened(
-        cls, path: str, source: str, *, in_pages: bool = False
-    ) -> contextlib.AbstractContextManager[Table]:
-        """Open a table.
-
-        Args:
-            path: Of the file.
-            source: Names it in errors.
-            in_pages: Hold no more of a group of rows in memory than the pages in work.
+    def opened(cls, path: str, source: str) -> contextlib.AbstractContextManager[Table]:
+        """Open a table; ``source`` names it in errors.
 
         Raises:
             BadInputError: It cannot be read, now or later.
@@ -244,10 +211,6 @@ class TableFormat(LogFormat):
 
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
         """See :meth:`LogFormat.stream`."""
-        width = sum(read.width for read in self.spec.read_plan(label=False).reads)
-        if width:
-            yield from self._stream_decoded(path, max(1, block_bytes // (width * _VALUE_BYTES)))
-            return
         with self.opened(path, path) as table:
             label, names = self._check_table(table, path)
             cuts = table.cut(names, 0, sum(table.rows), block_bytes)
@@ -255,22 +218,6 @@ class TableFormat(LogFormat):
             raise BadInputError(f"{path}: no rows", "there is nothing to read")
         for begin, end in cuts:
             yield TableRows(self, path, begin, label, Block(path, begin, end, path))
-
-    def _stream_decoded(self, path: str, chunk_rows: int) -> Iterator[UnparsedRows]:
-        """Yield rows that are read one after the other.
-
-        Groups of rows with vectors may have gigabytes; those that are cut would be decoded whole
-        for each of their pieces.
-        """
-        with self.opened(path, path, in_pages=True) as table:
-            _, names = self._check_table(table, path)
-            num_rows = sum(table.rows)
-            if not num_rows:
-                raise BadInputError(f"{path}: no rows", "there is nothing to read")
-            first = 0
-            for rows in table.read(0, num_rows, names, chunk_rows):
-                yield DecodedRows(self, path, first, False, pa.table(rows))
-                first += rows.num_rows
 
     def check_head(self, day: DayFile, *, reject: bool) -> None:
         """See :meth:`LogFormat.check_head`; a table is read when it is decompressed."""

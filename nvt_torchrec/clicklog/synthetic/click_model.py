@@ -116,6 +116,10 @@ class SyntheticSettings(Settings):
         "brand, and the user's segment, which are in items.csv and users.csv beside the log", False,
         excludes=("events", "cardinality_scale", "base_rate")
     )
+    vectors: bool = flag(
+        "with --tables: many items, and clicks that also depend on their texts, whose embeddings "
+        "of 16 numbers are in texts.parquet", False
+    )
     late_clicks: bool = flag(
         "with --events or --tables: clicks in files of their own, clicks_0.csv …, up to 6 hours "
         "after the row that they belong to", False
@@ -126,6 +130,8 @@ class SyntheticSettings(Settings):
         super().__post_init__()
         if self.late_clicks and not (self.events or self.tables):
             raise SettingsError("--late_clicks without --events or --tables", "add one of them")
+        if self.vectors and not self.tables:
+            raise SettingsError("--vectors without --tables", "add --tables")
 
     @property
     def cardinalities(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.base.files.atomic import new_directory, write_json, write_text
@@ -42,7 +43,11 @@ from nvt_torchrec.clicklog.synthetic.event_log import (
     format_seconds,
 )
 from nvt_torchrec.clicklog.synthetic.late_clicks import FILE_LABEL, take_clicks
-from nvt_torchrec.clicklog.synthetic.table_log import TABLES_AND_COLUMNS, draw_tables
+from nvt_torchrec.clicklog.synthetic.table_log import (
+    TABLES_AND_COLUMNS,
+    VECTORS,
+    draw_tables,
+)
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
 #: Written last, beside the days.
@@ -161,11 +166,15 @@ def _write_drawn(
     """
     rows = settings.days * settings.rows_per_day
     if settings.tables:
-        columns = TABLES_AND_COLUMNS
-        drawn = draw_tables(rows, settings.days, settings.seed, advance=bar.update)
-        logits, seconds, log, tables = drawn
+        columns = TABLES_AND_COLUMNS + (VECTORS if settings.vectors else "")
+        logits, seconds, log, tables = draw_tables(
+            rows, settings.days, settings.seed, bar.update, vectors=settings.vectors
+        )
         for name, table in tables.items():
-            pa_csv.write_csv(table, directory / f"{name}.csv")
+            if name == "texts":  # lists, which CSV has only as texts
+                pq.write_table(table, directory / f"{name}.parquet")
+            else:
+                pa_csv.write_csv(table, directory / f"{name}.csv")
     else:
         columns = COLUMNS + EVENTS
         logits, seconds, log = draw_events(rows, settings.days, settings.seed, advance=bar.update)

@@ -308,8 +308,6 @@ def take(rows: RawRows, mask: np.ndarray) -> RawRows:
             # [:, mask] would give an array that is not contiguous: it is slower to read, and of
             # another type, for which Numba would compile kernels again
             kept[name] = np.compress(mask, values, axis=-1)
-    if rows.dense_vectors is not None:
-        kept["dense_vectors"] = rows.dense_vectors[mask]
     categorical = rows.categorical
     if isinstance(categorical, np.ndarray):
         categorical = np.compress(mask, categorical, axis=1)

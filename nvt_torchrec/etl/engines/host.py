@@ -23,6 +23,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.files.atomic import Written, will_read
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.etl.engines import kept_rows
 from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.kept_rows import KeptRows
 from nvt_torchrec.etl.engines.runs import SortedRun
@@ -96,11 +97,11 @@ def count_block(
     # histories need the values themselves
     categories = history_columns(spec) if events else ()
     pieces = _read_rows(block, spec, max_bad_rows, additions, tables, categories)
-    if kept:
-        pieces = kept.keep(block, pieces)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
     if extractor:
         pieces = extractor.take(pieces)
+    if kept:
+        pieces = kept.keep(block, pieces)
     for (rows,) in divide_rows(pieces, block, ["train"]):
         rows_read += len(rows)
         missing += count_missing(rows.categorical_missing, len(spec.categorical))
@@ -228,7 +229,8 @@ class Threads(Engine):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._kept = KeptRows()
+        # what is made of a block's events takes memory, too
+        self._kept = KeptRows(kept_rows.MAX_BYTES // 2 if job.spec.events else kept_rows.MAX_BYTES)
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """See :meth:`Engine.count`; counts become durable while other blocks are counted."""

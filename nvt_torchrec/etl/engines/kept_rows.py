@@ -9,14 +9,19 @@ from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.formats.rows import RawRows, count_bytes
 
 #: The most bytes of rows that are kept: three million rows in Criteo's format. A larger log takes
-#: no more memory; the rest of it is parsed twice.
+#: no more memory; the rest of it is parsed twice. With events it is half of that.
 MAX_BYTES = 512 << 20
 
 
 class KeptRows:
-    """The rows of blocks that were counted, until they are encoded. Thread-safe."""
+    """The rows of blocks that were counted, until they are encoded. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        max_bytes: The most bytes of rows that are kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._blocks: dict[Block, list[RawRows]] = {}
         self._num_bytes = 0
         self._lock = threading.Lock()
@@ -50,7 +55,7 @@ class KeptRows:
         """Count rows as kept; return whether there was room for them."""
         with self._lock:
             self._num_bytes += num_bytes
-            return self._num_bytes <= MAX_BYTES
+            return self._num_bytes <= self._max_bytes
 
     def _release(self, rows: Iterable[RawRows]) -> None:
         """Count rows as kept no longer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,67 +41,69 @@ class EventValues:
         self, spec: FeatureSpec, directory: Path, rates: LabelRates, first_keys: Mapping[str, int]
     ) -> None:
         self._spec, self._files, self._rates = spec, EventFiles(directory), rates
-        self._groups = sums_of_groups(spec)
-        # of each history, by the number of a key in its group, that in the store; -1 for none
-        self._numbers = [
-            self._number_stored(spec.groups.index(rule.group), first_keys[rule.name])
-            for rule in spec.histories
-        ]
+        self._groups, self._first_keys = sums_of_groups(spec), first_keys
 
-    def _number_stored(self, group: int, first: int) -> np.ndarray:
-        keys, row_keys = self._files.keys(group), self._files.row_keys(group)
-        index = np.searchsorted(map_array(row_keys), map_array(keys))
-        return np.append(index + first, -1).astype(np.int32)
+    def _read_rows(self, block: Block, read: Callable[[str, int], Path]) -> list[np.ndarray]:
+        """Return of each group an array of a block's rows, in their order."""
+        name, files = block_name(block), self._files
+        return [files.read(name, read(name, number)) for number in range(len(self._groups))]
 
-    def _read_sums(self, block: Block) -> list[FoundSums]:
-        """Return of each group what the events before a block's rows sum up to, in their order."""
-        name, files, found = block_name(block), self._files, []
-        for number, group in enumerate(self._groups):
-            sums = files.read(name, files.sums(name, number))
-            totals = np.empty((0, 2, sums.shape[1]))
+    def _read_sums(self, positions: Sequence[np.ndarray], rows: slice) -> list[FoundSums]:
+        """Return of each group what the events before some rows of a block sum up to.
+
+        Args:
+            positions: Of each group, where the sums of the block's rows are, int64 [n].
+            rows: The rows.
+        """
+        files, found = self._files, []
+        for number, (group, of_group) in enumerate(zip(self._groups, positions, strict=True)):
+            index = of_group[rows]
+            sums = map_array(files.sums(number))[:, index]
+            totals = np.empty((0, 2, len(index)))
             if group.totals:
-                totals = files.read(name, files.totals(name, number))
-            picks = np.empty((0, sums.shape[1]))
+                totals = map_array(files.totals(number))[..., index]
+            picks = np.empty((0, len(index)))
             if group.picks:
-                picks = files.read(name, files.picks(name, number))
+                picks = map_array(files.picks(number))[:, index]
             distinct = sums[:0]
             if group.distinct:
-                distinct = files.read(name, files.distinct(name, number))
-            last = files.read(name, files.last(name, number)) if group.has_last else None
+                distinct = map_array(files.distinct(number))[:, index]
+            last = map_array(files.last(number))[index] if group.has_last else None
             found.append(FoundSums(sums, totals, picks, distinct, last))
         return found
 
-    def _read_numbers(self, block: Block) -> list[np.ndarray]:
-        """Return of each group the numbers of the keys of a block's rows, int32 [n]."""
-        name, files = block_name(block), self._files
-        return [files.read(name, files.numbers(name, i)) for i in range(len(self._groups))]
-
-    def _aggregate(self, found: list[FoundSums], rows: slice, cuts: np.ndarray) -> list[np.ndarray]:
+    def _aggregate(self, found: list[FoundSums], cuts: np.ndarray) -> list[np.ndarray]:
         """Return the values of each aggregate for some rows of a block, float64 [n] each."""
         values: dict[str, np.ndarray] = {}
         for group, sums in zip(self._groups, found, strict=True):
-            values |= aggregate_values(group, self._rates, sums.take(rows), cuts)
+            values |= aggregate_values(group, self._rates, sums, cuts)
         return [values[column.name] for column in self._spec.aggregates]
 
     def _point(self, found: list[FoundSums], numbers: list[np.ndarray], rows: slice) -> np.ndarray:
         """Return ``RawRows.pointers`` of some rows of a block."""
         spec = self._spec
         pointers = np.empty((2 * len(spec.histories), rows.stop - rows.start), np.int32)
-        for group, sums, of_group in zip(self._groups, found, numbers, strict=True):
-            for history in group.histories:
-                count = group.place(history_bit(spec, history))
-                pointers[2 * history] = self._numbers[history][of_group[rows]]
-                pointers[2 * history + 1] = sums.sums[count, rows]
+        for group, (sums, of_group) in enumerate(zip(found, numbers, strict=True)):
+            for history in self._groups[group].histories:
+                keys, first = of_group[rows], self._first_keys[spec.histories[history].name]
+                has_key = keys >= 0
+                stored = np.full(len(keys), -1, np.int32)
+                stored[has_key] = first + map_array(self._files.row_indices(group))[keys[has_key]]
+                count = self._groups[group].place(history_bit(spec, history))
+                pointers[2 * history] = stored
+                pointers[2 * history + 1] = sums.sums[count]
         return pointers
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
         """Yield rows of a block, which come in their order, with what happened before them."""
-        found, numbers = self._read_sums(block), self._read_numbers(block)
+        positions = self._read_rows(block, self._files.positions)
+        numbers = self._read_rows(block, self._files.numbers)
         begin = 0
         for piece in pieces:
             assert piece.times is not None
             rows = slice(begin, begin + len(piece))
-            values = self._aggregate(found, rows, cut_times(self._spec, piece.times[0]))
+            found = self._read_sums(positions, rows)
+            values = self._aggregate(found, cut_times(self._spec, piece.times[0]))
             pointers = self._point(found, numbers, rows)
             added = add_aggregates(piece, self._spec, values)
             yield dataclasses.replace(
@@ -111,13 +113,15 @@ class EventValues:
 
     def iterate_trained(self, block: Block) -> Iterator[RawRows]:
         """Yield the rows for training of a block, with their aggregates as the only columns."""
-        found, files, name = self._read_sums(block), self._files, block_name(block)
+        files, name = self._files, block_name(block)
+        positions = self._read_rows(block, files.positions)
         times = files.read(name, files.times(name))[0]
         train = files.read(name, files.flags(name)) >> TRAIN & 1 == 1
         aggregates = dataclasses.replace(self._spec, dense=tuple(self._spec.aggregates))
         for begin, end in itertools.pairwise(map_array(files.pieces(name)).tolist()):
             piece = slice(begin, end)
-            values = self._aggregate(found, piece, cut_times(self._spec, times[piece]))
+            found = self._read_sums(positions, piece)
+            values = self._aggregate(found, cut_times(self._spec, times[piece]))
             every = np.array(values).reshape(len(values), end - begin)
             chosen = np.compress(train[piece], every, axis=1)
             nothing = np.zeros((len(chosen), chosen.shape[1]))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow, to_numpy
-from nvt_torchrec.base.files.atomic import atomic_path, together
+from nvt_torchrec.base.arrays import mark_begins, mask_to_arrow, to_arrow, to_numpy
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, together
 from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
@@ -66,7 +67,7 @@ class EventFiles:
         return self.directory / f"{name}.pieces.npy"
 
     def block_keys(self, name: str, group: int) -> Path:
-        """Int64 [keys], the different keys of a block, 0 for none."""
+        """Int64 [keys], the different keys of a block, rising; 0 for none."""
         return self.directory / f"{name}.{group}.keys.npy"
 
     def codes(self, name: str, group: int) -> Path:
@@ -77,25 +78,41 @@ class EventFiles:
         """Int32 [n], the number of each event's key in the group; -1 without a key."""
         return self.directory / f"{name}.{group}.numbers.npy"
 
-    def sums(self, name: str, group: int) -> Path:
-        """Integers [sums, n], what the events before each event sum up to."""
-        return self.directory / f"{name}.{group}.sums.npy"
+    def positions(self, name: str, group: int) -> Path:
+        """Int64 [n], where the sums of each row of a block are in those of the group."""
+        return self.directory / f"{name}.{group}.positions.npy"
 
-    def totals(self, name: str, group: int) -> Path:
-        """Float64 [totals, 2, n]: of each, how many numbers and their sum; only where wanted."""
-        return self.directory / f"{name}.{group}.totals.npy"
+    def sums(self, group: int) -> Path:
+        """Integers [sums, rows], what the events before each row sum up to; by partition, time."""
+        return self.directory / f"{group}.sums.npy"
 
-    def picks(self, name: str, group: int) -> Path:
-        """Float64 [picks, n], numbers of the events before; only where wanted."""
-        return self.directory / f"{name}.{group}.picks.npy"
+    def totals(self, group: int) -> Path:
+        """Float64 [totals, 2, rows]: of each, how many numbers and their sum; where wanted."""
+        return self.directory / f"{group}.totals.npy"
 
-    def distinct(self, name: str, group: int) -> Path:
-        """Integers [distinct, n], how many values the events before have; only where wanted."""
-        return self.directory / f"{name}.{group}.distinct.npy"
+    def picks(self, group: int) -> Path:
+        """Float64 [picks, rows], numbers of the events before; only where wanted."""
+        return self.directory / f"{group}.picks.npy"
 
-    def last(self, name: str, group: int) -> Path:
-        """Int64 [n], the time of the last event before; only where it is wanted."""
-        return self.directory / f"{name}.{group}.last.npy"
+    def distinct(self, group: int) -> Path:
+        """Integers [distinct, rows], how many values the events before have; where wanted."""
+        return self.directory / f"{group}.distinct.npy"
+
+    def last(self, group: int) -> Path:
+        """Int64 [rows], the time of the last event before; only where it is wanted."""
+        return self.directory / f"{group}.last.npy"
+
+    def tail(self, history: str, name: str) -> Path:
+        """An array of the newest events of a history, see :class:`.HistoryTail`."""
+        return self.directory / f"tail.{history}.{name}.npy"
+
+    def summed(self, group: int, name: str) -> Path:
+        """An array of a group's :class:`workflows.event_sums.GroupEvents`."""
+        return self.directory / f"{group}.summed.{name}.npy"
+
+    def scratch(self, group: int, name: str) -> Path:
+        """An array of a group that is deleted before its sums are read."""
+        return self.directory / f".{group}.{name}.npy{TEMPORARY}"
 
     def values(self, name: str) -> Path:
         """The columns of the histories, as dictionaries of values, in the order of the rows."""
@@ -116,6 +133,10 @@ class EventFiles:
     def row_keys(self, group: int) -> Path:
         """Int64 [keys], the keys of a group's rows, rising."""
         return self.directory / f"{group}.row_keys.npy"
+
+    def row_indices(self, group: int) -> Path:
+        """Int32 [keys], of each key the number of smaller keys of rows: its index among these."""
+        return self.directory / f"{group}.row_indices.npy"
 
     def read_order(self, name: str) -> slice | np.ndarray:
         """Return the rows of a block's events; a slice of all if they are in the same order."""
@@ -227,10 +248,10 @@ class BlockExtractor:
         self._values: dict[str, list[pa.Array]] = {name: [] for name in names}
 
     def take(self, pieces: Iterable[RawRows]) -> Iterator[RawRows]:
-        """Take the events of rows, and yield the rows without what only events need."""
+        """Take the events of rows, and yield the rows without keys and amounts."""
         for rows in pieces:
             self.add(rows)
-            yield dataclasses.replace(rows, times=None, groups=None, amounts=None)
+            yield dataclasses.replace(rows, groups=None, amounts=None)
 
     def add(self, rows: RawRows) -> None:
         """Take the events of the next rows."""
@@ -269,6 +290,9 @@ class BlockExtractor:
         """Write the events; return how many there are. Raises :class:`OutputError`."""
         name, spec, files = self._name, self._spec, self._files
         times, flags = np.concatenate(self._times, axis=1), np.concatenate(self._flags)
+        self._times.clear()
+        self._flags.clear()
+        release_memory()  # of the pieces, or that of a whole block would come on top
         with together():
             order: slice | np.ndarray = slice(None)
             if not is_rising(times[-1]):
@@ -279,11 +303,13 @@ class BlockExtractor:
                 by_time = np.argsort(times[0], kind="stable")
                 write_array(files.time_order(name), np.stack([times[0, by_time], by_time]))
             for group, keys in enumerate(self._keys):
-                coded = _join(keys)
-                write_array(files.block_keys(name, group), to_numpy(coded.dictionary))
-                write_array(files.codes(name, group), to_numpy(coded.indices)[order])
+                distinct, codes = code_keys(keys)
+                write_array(files.block_keys(name, group), distinct)
+                write_array(files.codes(name, group), codes[order])
+                keys.clear()  # or the next group's would come on top
             if self._values:
                 _write_values(files.values(name), self._values)
+                self._values.clear()
             happened = flags >> EVENT != 0
             known, of_events = times[-1, happened], flags[happened]
             labels = [of_events >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
@@ -294,7 +320,31 @@ class BlockExtractor:
             write_array(files.flags(name), flags)
             write_array(files.pieces(name), np.array(self._rows))
             write_array(files.times(name), times)  # the last one in place
+        release_memory()
         return len(flags)
+
+
+def code_keys(pieces: Sequence[pa.DictionaryArray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different keys of some pieces, and of each value the index of its key.
+
+    Returns:
+        int64 [keys], rising; int32 [n].
+    """
+    dictionaries = [to_numpy(piece.dictionary) for piece in pieces]
+    every = np.concatenate([np.empty(0, np.int64), *dictionaries])
+    every.sort()  # np.unique would copy them, and these are most of a block's memory
+    keys = every[mark_begins(every)]
+    del every
+    codes = np.empty(sum(map(len, pieces)), np.int32)
+    begin = 0
+    for piece, dictionary in zip(pieces, dictionaries, strict=True):
+        # sorted ones are found much faster, as each is near the one before
+        order = np.argsort(dictionary)
+        code_of_index = np.empty(len(dictionary), np.int32)
+        code_of_index[order] = np.searchsorted(keys, dictionary[order])
+        codes[begin : begin + len(piece)] = code_of_index[to_numpy(piece.indices)]
+        begin += len(piece)
+    return keys, codes
 
 
 def has_delay(spec: FeatureSpec) -> bool:

@@ -1,17 +1,25 @@
-"""Number the keys of all events."""
+"""Number the keys of all events: by rising hash, so that a range of numbers is one of hashes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.files.atomic import delete
+from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents
 from nvt_torchrec.etl.events.timeline import EventLog
+
+#: About how many keys of all blocks are merged at once.
+MERGED_KEYS = 1 << 20
+#: One key of so many is looked at to find where ranges end.
+_SAMPLED = 1 << 8
 
 
 def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
@@ -22,31 +30,16 @@ def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -
         earlier: Of each group, the events of days before.
         threads: How many blocks are in work at once.
     """
-    keys_before: list[list[np.ndarray]] = [[] for _ in log.spec.event_keys]
-    for group, before in enumerate(earlier):
-        keys_before[group].append(before.key)
-        for key, pairs in zip(log.pair_keys[group], before.pairs, strict=True):
-            keys_before[key].append(pairs)
-    keys_by_group = []
     groups_by_block: dict[str, list[int]] = {}
-    num_row_keys = len(log.spec.row_keys)
-    for group, known_before in enumerate(keys_before):
-        names = log.names if group < num_row_keys else []
-        row_keys = _merge_keys(map_array(log.files.block_keys(name, group)) for name in names)
-        # a row looks up what events of its key sum up to, wherever these are
-        source = log.spec.event_keys[group].source
-        of_source = log.event_names(source) if source else []
-        others = (map_array(log.files.block_keys(name, group)) for name in of_source)
-        keys = _merge_keys(itertools.chain([row_keys], others, known_before))
-        keys_by_group.append(keys)
-        for name in (*names, *of_source):
+    for group, key in enumerate(log.spec.event_keys):
+        of_source = log.event_names(key.source) if key.source else []
+        for name in (*_row_blocks(log, group), *of_source):
             groups_by_block.setdefault(name, []).append(group)
-        write_array(log.files.row_keys(group), row_keys)
-        write_array(log.files.keys(group), keys)
+        _write_keys(log, group, earlier)
 
     def number_block(name: str) -> None:
         for group in groups_by_block[name]:
-            keys = keys_by_group[group]
+            keys = map_array(log.files.keys(group))
             block_keys = map_array(log.files.block_keys(name, group))
             numbers = np.searchsorted(keys, block_keys).astype(np.int32)
             numbers[block_keys == 0] = -1  # no key
@@ -58,37 +51,75 @@ def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -
         pass
 
 
-def _merge_keys(several: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the different keys, rising, but for 0."""
-    merged, waiting, size = np.empty(0, np.int64), list[np.ndarray](), 0
-    for keys in several:
-        waiting.append(keys)
-        size += len(keys)
-        # Merged when as many wait as there are: so a key is sorted a few times only, and what waits
-        # takes no more memory than what is kept.
-        if size > max(len(merged), 1 << 20):
-            merged, waiting, size = np.unique(np.concatenate([merged, *waiting])), [], 0
-    merged = np.unique(np.concatenate([merged, *waiting]))
-    return merged[merged != 0]
+def _row_blocks(log: EventLog, group: int) -> Sequence[str]:
+    """Return the blocks whose rows have keys of a group; none if only events have such keys."""
+    return log.names if group < len(log.spec.row_keys) else []
 
 
-def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
-    """Return the indices of events that have a key, by rising key; ties keep their order.
+def _write_keys(log: EventLog, group: int, earlier: Sequence[EarlierEvents]) -> None:
+    """Write the different keys of a group, and those of its rows, rising, but for 0."""
+    files = log.files
+    source = log.spec.event_keys[group].source
+    of_source = log.event_names(source) if source else []
+    before = [earlier[group].key] if group < len(earlier) else []
+    for other, pair_keys in enumerate(log.pair_keys):
+        if group in pair_keys:
+            pairs = earlier[other].pairs[pair_keys.index(group)]
+            before += _sort_pieces(files.scratch(group, "pairs"), pairs)
 
-    Args:
-        numbers: int32 [n], those of their keys; negative without one.
-        keys: How many keys there are.
+    def row_keys() -> Iterator[np.ndarray]:
+        for name in _row_blocks(log, group):
+            yield log.map(files.block_keys(name, group))
+
+    def other_keys() -> Iterator[np.ndarray]:
+        # a row looks up what events of its key sum up to, wherever these are
+        for name in of_source:
+            yield log.map(files.block_keys(name, group))
+        yield from before
+
+    num_rows = 0
+    with contextlib.ExitStack() as stack:
+        written = stack.enter_context(GrowingArray(files.keys(group), np.int64))
+        written_rows = stack.enter_context(GrowingArray(files.row_keys(group), np.int64))
+        indices = stack.enter_context(GrowingArray(files.row_indices(group), np.int32))
+        for begin, end in _cut_hashes(itertools.chain(row_keys(), other_keys())):
+            of_rows = _merge_keys(row_keys(), begin, end)
+            keys = _merge_keys(itertools.chain([of_rows], other_keys()), begin, end)
+            written.append(keys)
+            written_rows.append(of_rows)
+            indices.append(num_rows + np.searchsorted(of_rows, keys))
+            num_rows += len(of_rows)
+    delete(files.scratch(group, "pairs"))
+
+
+def _sort_pieces(path: Path, values: np.ndarray) -> list[np.ndarray]:
+    """Return pieces of some values, each sorted, in a file."""
+    target = create_array(path, values.shape, np.int64)
+    pieces = []
+    for begin in range(0, len(values), MERGED_KEYS):
+        piece = target[begin : begin + MERGED_KEYS]
+        piece[:] = np.sort(values[begin : begin + MERGED_KEYS])
+        pieces.append(piece)
+    return pieces
+
+
+def _cut_hashes(arrays: Iterable[np.ndarray]) -> list[tuple[int | None, int | None]]:
+    """Return ranges of hashes, each with about :data:`MERGED_KEYS` of some sorted arrays.
+
+    A range ends where the next one begins; the first one has no begin, and the last one no end.
     """
-    counts = np.bincount(numbers[numbers >= 0], minlength=keys)
-    order = np.empty(counts.sum(), np.int64)
-    _write_order(numbers, np.cumsum(counts) - counts, order)
-    return order
+    sampled = [np.empty(0, np.int64), *(keys[::_SAMPLED] for keys in arrays)]
+    sample = np.sort(np.concatenate(sampled))
+    cuts: list[int | None] = [*np.unique(sample[:: max(1, MERGED_KEYS // _SAMPLED)]).tolist()]
+    return [*itertools.pairwise([None, *cuts[1:], None])]
 
 
-@compiled()
-def _write_order(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
-    # a counting sort: begins[key] is where the next event of a key goes
-    for event in range(len(numbers)):
-        if numbers[event] >= 0:
-            order[begins[numbers[event]]] = event
-            begins[numbers[event]] += 1
+def _merge_keys(arrays: Iterable[np.ndarray], begin: int | None, end: int | None) -> np.ndarray:
+    """Return the different keys of sorted arrays in a range of hashes, but for 0."""
+    pieces = [np.empty(0, np.int64)]
+    for keys in arrays:
+        first = 0 if begin is None else np.searchsorted(keys, begin)
+        last = len(keys) if end is None else np.searchsorted(keys, end)
+        pieces.append(keys[first:last])
+    merged = np.unique(np.concatenate(pieces))
+    return merged[merged != 0]

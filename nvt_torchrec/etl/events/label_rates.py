@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from nvt_torchrec.base.arrays import mark_begins
+from nvt_torchrec.base.files.atomic import delete
+from nvt_torchrec.base.files.growing import GrowingArray
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 
 #: The bounds of the weight of the rate of all events.
@@ -53,21 +57,51 @@ class LabelRates:
         }
 
 
-def sum_keys(counts: np.ndarray) -> np.ndarray:
-    """Return, for each label, the sums over keys that :func:`fit_smoothing` takes.
+class KeyMoments:
+    """The sums over keys that :func:`fit_smoothing` takes, of keys that are added.
+
+    NumPy rounds sums by halves of the array, so that only a single array of all keys gives the same
+    bits whatever the partitions are. It is in a file.
 
     Args:
-        counts: int64 [1 + labels, keys], how many events each key has, and how many with each
-            label; keys without events do not count.
-
-    Returns:
-        float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of events n
-        and of events with the label p.
+        path: The file.
+        labels: How many labels there are.
     """
-    n, *positives = np.compress(counts[0] > 0, counts, axis=1).astype(np.float64)
-    return np.array(
-        [[len(n), n.sum(), (n * n).sum(), p.sum(), (p * p / n).sum()] for p in positives]
-    )
+
+    def __init__(self, path: Path, labels: int) -> None:
+        self._path, self._labels = path, labels
+        self._terms = GrowingArray(path, np.float64, rows=2 + 2 * labels)
+
+    def add(self, counts: np.ndarray) -> None:
+        """Add keys; those without events do not count.
+
+        Args:
+            counts: int64 [1 + labels, keys], how many events each key has, and how many with each
+                label.
+        """
+        n, *positives = np.compress(counts[0] > 0, counts, axis=1).astype(np.float64)
+        terms = [n, n * n]
+        for p in positives:
+            terms += [p, p * p / n]
+        self._terms.append(np.array(terms))
+
+    def sum(self) -> np.ndarray:
+        """Return the sums, and delete the file.
+
+        Returns:
+            float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of
+            events n and of events with the label p.
+        """
+        with self._terms:
+            pass
+        n, squares, *of_labels = map_array(self._path)
+        moments = np.empty((self._labels, 5))
+        for label in range(self._labels):
+            positives, weighted = of_labels[2 * label : 2 * label + 2]
+            sums = n.sum(), squares.sum(), positives.sum(), weighted.sum()
+            moments[label] = len(n), *sums
+        delete(self._path)
+        return moments
 
 
 def fit_smoothing(moments: np.ndarray) -> float:
@@ -77,7 +111,7 @@ def fit_smoothing(moments: np.ndarray) -> float:
     variance of the keys' rates beyond that of their events. Without such variance it is the most.
 
     Args:
-        moments: float64 [5], see :func:`sum_keys`.
+        moments: float64 [5], see :meth:`KeyMoments.sum`.
     """
     keys, n, squares, positives, weighted = moments.tolist()
     if not n or not 0 < positives < n:

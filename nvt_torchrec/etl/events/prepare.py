@@ -12,8 +12,10 @@ further days need::
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
@@ -31,10 +34,12 @@ from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import EventFiles, extract
 from nvt_torchrec.etl.events.history_store import write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
-from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing, sum_keys
+from nvt_torchrec.etl.events.label_rates import KeyMoments, LabelRates, fit_smoothing
 from nvt_torchrec.etl.events.late_rows import warn_of_late_rows
+from nvt_torchrec.etl.events.partitioned_sums import sum_up
+from nvt_torchrec.etl.events.partitions import cut_by_key
 from nvt_torchrec.etl.events.source_events import check_keys, list_blocks
-from nvt_torchrec.etl.events.sums import end_of, sum_up
+from nvt_torchrec.etl.events.sums import end_of
 from nvt_torchrec.etl.events.timeline import EventLog
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS
@@ -45,7 +50,7 @@ from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
+from nvt_torchrec.workflows.event_groups import GroupSums, LaterRates, sums_of_groups
 from nvt_torchrec.workflows.event_state import write_event_state
 from nvt_torchrec.workflows.event_sums import GroupEvents
 from nvt_torchrec.workflows.history_tail import HistoryTail
@@ -139,7 +144,7 @@ def prepare(
         work: The directory of the run's state.
         earlier: The days before, of an extension.
         tails: Of each history, the newest events of the days before.
-        threads: How many blocks, or windows of a group, are in work at once.
+        threads: How many blocks, or partitions of a group, are in work at once.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows done since the last call: read, or summed up.
 
@@ -181,24 +186,27 @@ def prepare(
         warn_of_late_rows(blocks, spec, files, late_from, newest)
     newest = max(newest, earlier.record.newest if earlier else newest)
     entries: dict[str, FileEntry] = {}
-
-    def write(name: str, array: np.ndarray) -> None:
-        write_array(directory / name, array)
-        entries[name] = FileEntry.from_file(directory / name)
-
     number_keys(log, kept, threads)
     if earlier is None:  # a day may have other users
         check_keys(spec, files, sources)
     moments, next_keys = [], {}
-    for group, summed in enumerate(sum_up(log, kept, tails or [], newest, threads, report)):
+    partitions = sum_up(log, kept, tails or [], newest, threads, report)
+    for group, summed in itertools.groupby(partitions, key=lambda result: result.group):
         for number in groups[group].histories:
             name = spec.histories[number].name
             before = earlier.record.next_keys[name] if earlier else 0
             next_keys[name] = before + len(map_array(files.row_keys(group)))
-        write(_kept_file(group), summed.kept.to_rows())
-        moments.append(sum_keys(summed.trained))
+        file = directory / _kept_file(group)
+        of_keys = KeyMoments(files.scratch(group, "moments"), groups[group].labels)
+        with GrowingArray(file, np.int64, EarlierEvents.count_rows(groups[group])) as written:
+            for result in summed:
+                written.append(result.kept.to_rows())
+                of_keys.add(result.trained)
+        entries[file.name] = FileEntry.from_file(file)
+        moments.append(of_keys.sum())
     hours = [np.load(files.hours(name)) for name in names]
-    write(_HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
+    write_array(directory / _HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
+    entries[_HOURS] = FileEntry.from_file(directory / _HOURS)
     smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
     record = EventRecord(newest, smoothing, next_keys, entries)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
@@ -273,6 +281,40 @@ def _later_rates(rates: LabelRates, end: int) -> LaterRates:
     return LaterRates(rates.smoothing, hours, by_label)
 
 
+def _collect_events(
+    spec: FeatureSpec,
+    group: GroupSums,
+    end: int,
+    kept: EarlierEvents,
+    path_of: Callable[[str], Path],
+) -> GroupEvents:
+    """Collect the events of a group for inference, a range of keys at a time, in mapped files.
+
+    Args:
+        spec: The columns.
+        group: What is summed up.
+        end: The time from which rows can be scored.
+        kept: What is kept of the events of all days.
+        path_of: Returns the path of an array by its name.
+    """
+    names = GroupEvents.array_names(group)
+    kinds = {"sums": group.measures + len(group.compared), "picks": len(group.picked)}
+    kinds["previous"] = len(group.compared)
+    with contextlib.ExitStack() as stack:
+        arrays = {}
+        for name in names:
+            kind = np.float64 if name == "picks" else np.int64
+            arrays[name] = stack.enter_context(GrowingArray(path_of(name), kind, kinds.get(name)))
+        arrays["offsets"].append(np.zeros(1, np.int64))
+        for events in cut_by_key(kept.key):
+            part = GroupEvents.collect(spec, group, end, **vars(kept.take(events)))
+            arrays["offsets"].append(arrays["known"].length + part.offsets[1:])
+            for name in names:
+                if name != "offsets":
+                    arrays[name].append(getattr(part, name))
+    return GroupEvents(**{name: map_array(path_of(name)) for name in names})
+
+
 def write_kept(
     work: Path,
     description: WorkflowDescription,
@@ -293,10 +335,11 @@ def write_kept(
     directory, spec, workflow = work / EVENTS, description.spec, description.path
     days = EarlierDays.read(directory, spec)
     files, end = EventFiles(directory), end_of(spec, days.record.newest)
-    groups = [
-        GroupEvents.collect(spec, group, end, **vars(kept))
-        for group, kept in zip(sums_of_groups(spec), days.groups, strict=True)
-    ]
+    groups = []
+    for number, (group, kept) in enumerate(zip(sums_of_groups(spec), days.groups, strict=True)):
+        groups.append(
+            _collect_events(spec, group, end, kept, functools.partial(files.summed, number))
+        )
     newest: list[HistoryTail] = []
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import read_json, together, write_json
 from nvt_torchrec.base.files.mapping import map_array, write_array
@@ -21,7 +21,7 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
-from nvt_torchrec.etl.events.extract import EventFiles, flag_type, is_rising
+from nvt_torchrec.etl.events.extract import EventFiles, code_keys, flag_type, is_rising
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.keyed_rows import format_rejected
 from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
@@ -216,9 +216,9 @@ class _SourceReader:
                     continue
                 own_key = EventKey(rule.own_names(key.columns))
                 hashes = rows.groups[self.source_spec.event_keys.index(own_key)]
-                coded = to_arrow(hashes).dictionary_encode()
-                write_array(files.block_keys(name, index), to_numpy(coded.dictionary))
-                write_array(files.codes(name, index), to_numpy(coded.indices)[order])
+                distinct, codes = code_keys([to_arrow(hashes).dictionary_encode()])
+                write_array(files.block_keys(name, index), distinct)
+                write_array(files.codes(name, index), codes[order])
             if rows.amounts is not None and len(rows.amounts):
                 write_array(files.amounts(name), rows.amounts[:, order])
             write_array(files.flags(name), flags)
@@ -255,4 +255,6 @@ def check_keys(spec: FeatureSpec, files: EventFiles, blocks: dict[str, list[str]
 def _count_found(keys: np.ndarray, row_keys: np.ndarray) -> tuple[int, int]:
     """Return how many of some keys are none that is missing, and how many rows have, too."""
     there = keys[keys != 0]
-    return len(there), int(np.isin(there, row_keys).sum())
+    index = np.searchsorted(row_keys, there)
+    inside = index < len(row_keys)
+    return len(there), int((row_keys[index[inside]] == there[inside]).sum())

@@ -1,29 +1,34 @@
-"""Sum up the events before each row, in the order of time.
+"""Sum up the events before each row, in the order of time, for some keys at a time.
 
-The sums of all keys are in memory; events and rows pass by in chunks. An event is added once it is
-known before the next row, and, of a sum with a window, subtracted once it has left the window.
-:mod:`.running_sums` does that; here is what is summed up, written and kept.
+The sums of the keys of a partition are in memory; its events and rows pass by in chunks. An event
+is added once it is known before the next row, and, of a sum with a window, subtracted once it has
+left the window. :mod:`.running_sums` does that; here is what is summed up, written and kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from nvt_torchrec.base.exact_sums import join_sums, split_terms
-from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents
-from nvt_torchrec.etl.events.extract import flag_type
-from nvt_torchrec.etl.events.key_numbers import sort_by_key
+from nvt_torchrec.etl.events.extract import EventFiles, flag_type
+from nvt_torchrec.etl.events.partitions import (
+    PartitionFiles,
+    sort_by_key,
+)
 from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
-from nvt_torchrec.etl.events.timeline import EventBlock, EventChunk, EventLog
+from nvt_torchrec.etl.events.timeline import (
+    NO_EVENTS,
+    EventBlock,
+    list_pair_keys,
+    merge_events,
+)
 from nvt_torchrec.etl.events.window_picks import WindowPicks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
@@ -32,7 +37,6 @@ from nvt_torchrec.workflows.event_groups import (
     EVENT,
     FIRST_LABEL,
     PARTS,
-    GroupSums,
     WindowParts,
     cut_times,
     history_bit,
@@ -44,16 +48,47 @@ from nvt_torchrec.workflows.history_tail import HistoryTail
 
 @dataclasses.dataclass(frozen=True)
 class Summed:
-    """The result of a group.
+    """The result of a partition.
 
     Attributes:
+        group: The number of the group.
+        rows: How many rows there are.
         trained: int64 [1 + labels, keys], how many rows for training these have, and with each
             label.
         kept: What is kept for further days.
     """
 
+    group: int
+    rows: int
     trained: np.ndarray
     kept: EarlierEvents
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Some keys of a group, whose events are summed up apart.
+
+    Attributes:
+        spec: The columns.
+        files: The files of a run's events.
+        group: The number of the group.
+        keys: The numbers of the keys.
+        rows: Where the rows are among those of the group.
+        events: Where the events are among those of the group.
+        earlier: The events of days before.
+        tails: By history, the newest events of days before; none without such days.
+        newest: The time of the newest row that is not late, also of earlier days.
+    """
+
+    spec: FeatureSpec
+    files: EventFiles
+    group: int
+    keys: slice
+    rows: slice
+    events: slice
+    earlier: EarlierEvents
+    tails: dict[int, HistoryTail]
+    newest: int
 
 
 def end_of(spec: FeatureSpec, newest: int) -> int:
@@ -65,91 +100,49 @@ def end_of(spec: FeatureSpec, newest: int) -> int:
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
 
 
-def sum_up(
-    log: EventLog,
-    earlier: Sequence[EarlierEvents],
-    tails: Sequence[HistoryTail],
-    newest: int,
-    threads: int,
-    report: Callable[[float], object] = lambda rows: None,
-) -> Iterator[Summed]:
-    """Write what the events before each row sum up to, beside each block; yield each group's sums.
-
-    Args:
-        log: The events.
-        earlier: Of each group, the events of days before.
-        tails: Of each history, the newest events of days before; none without such days.
-        newest: The time of the newest row that is not late, also of earlier days.
-        threads: How many windows are summed up at once.
-        report: Called with the number of rows done since the last call, counting a row once.
-    """
-    groups = [
-        GroupSummer(log, number, wanted, earlier[number], tails, newest)
-        for number, wanted in enumerate(sums_of_groups(log.spec))
-    ]
-    tasks = [work for group in groups for work in group.tasks()]
-    done = map_in_order(lambda work: work(), tasks, threads, "events")
-    for group in groups:
-        kept, *states = (next(done) for _ in group.tasks())
-        report(log.rows / len(groups))
-        yield Summed(states[0].trained.T, kept)
-    log.sync(path for group in groups for path in group.outputs)
+def sum_partition(partition: Partition) -> Summed:
+    """Write what the events before each row of a partition sum up to; return its sums."""
+    return PartitionSummer(partition).sum_up()
 
 
-class GroupSummer:
-    """Sums up the events of a group.
+class PartitionSummer:
+    """Sums up the events of a partition."""
 
-    Args:
-        log: The events.
-        group: The number of the group.
-        wanted: What is summed up.
-        earlier: The events of days before.
-        tails: Of each history, the newest events of days before; none without such days.
-        newest: The time of the newest row that is not late, also of earlier days.
-
-    Attributes:
-        outputs: The files that are written.
-    """
-
-    def __init__(
-        self,
-        log: EventLog,
-        group: int,
-        wanted: GroupSums,
-        earlier: EarlierEvents,
-        tails: Sequence[HistoryTail],
-        newest: int,
-    ) -> None:
-        self._log, self._group, self._wanted, self._newest = log, group, wanted, newest
-        self._keys = map_array(log.files.keys(group))
-        self._pair_keys = [map_array(log.files.keys(key)) for key in log.pair_keys[group]]
+    def __init__(self, partition: Partition) -> None:
+        spec, files, group = partition.spec, partition.files, partition.group
+        self._spec, self._files, self._group = spec, files, group
+        self._partition, self._newest = partition, partition.newest
+        self._wanted = wanted = sums_of_groups(spec)[group]
+        self._keys = map_array(files.keys(group))[partition.keys]
+        earlier, self._arrays = partition.earlier, PartitionFiles(files, group)
+        self._events = self._arrays.read_events(partition.events)
+        self._pair_keys: list[np.ndarray] = []
+        self._number_pairs()
         is_old = earlier.known == BEFORE_ALL
         is_pair = (earlier.pairs != 0).any(axis=0)
         self._old, self._old_pairs = earlier.take(is_old & ~is_pair), earlier.take(is_old & is_pair)
         self._recent = [self._restore_recent(earlier.take(~is_old))]
         self._of_histories = []
-        for number in wanted.histories if tails else ():
-            self._of_histories.append(self._restore_history(number, tails[number]))
-        kind = np.int32 if log.count_events(group) + earlier.counts[0].sum() < 2**31 else np.int64
-        self.outputs: list[Path] = []
-        files = log.files
-        for name in log.names:
-            (rows,) = log.map(files.flags(name)).shape
-            self._create(files.sums(name, group), (len(wanted.sums), rows), kind)
-            if wanted.totals:
-                self._create(files.totals(name, group), (len(wanted.totals), 2, rows), np.float64)
-            if wanted.picks:
-                self._create(files.picks(name, group), (len(wanted.picks), rows), np.float64)
-            if wanted.distinct:
-                self._create(files.distinct(name, group), (len(wanted.distinct), rows), kind)
-            if wanted.has_last:
-                self._create(files.last(name, group), (rows,), np.int64)
+        for number in wanted.histories:
+            if number in partition.tails:
+                history = self._restore_history(number, partition.tails[number])
+                self._of_histories.append(history)
 
-    def _create(self, path: Path, shape: tuple[int, ...], kind: type) -> None:
-        write_array(path, np.empty((*shape[:-1], 0), kind))  # checks that it can be written
-        if shape[-1]:
-            np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
-        self.outputs.append(path)
+    def _number_pairs(self) -> None:
+        """Number the pairs of keys and values of the partition alone."""
+        events = self._events[0] if self._events else NO_EVENTS
+        numbers = np.array(events.pairs)
+        for column, key in enumerate(list_pair_keys(self._spec)[self._group]):
+            all_keys = map_array(self._files.keys(key))
+            hashes = self._partition.earlier.pairs[column]
+            used = np.searchsorted(all_keys, hashes[hashes != 0])
+            if len(numbers):
+                of_events = numbers[column]
+                used = np.union1d(used, of_events[of_events >= 0])
+                numbers[column] = np.where(of_events < 0, -1, np.searchsorted(used, of_events))
+            self._pair_keys.append(all_keys[np.unique(used)])
+        if self._events:
+            self._events = [dataclasses.replace(events, pairs=numbers)]
 
     def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
         """Return the events of earlier days that are kept one by one."""
@@ -171,7 +164,7 @@ class GroupSummer:
     def _restore_history(self, number: int, tail: HistoryTail) -> EventBlock:
         """Return the events that a history keeps of earlier days, which no aggregate counts."""
         key, known = tail.expand()
-        flag = 1 << history_bit(self._log.spec, number)
+        flag = 1 << history_bit(self._spec, number)
         block = self._make_block(key, known, np.full(len(key), NEVER), flag)
         return block.take(np.argsort(known, kind="stable"))
 
@@ -182,16 +175,17 @@ class GroupSummer:
         return EventBlock(
             known=known,
             happened=happened,
-            flags=np.full(len(keys), flag, flag_type(self._log.spec)),
+            flags=np.full(len(keys), flag, flag_type(self._spec)),
             numbers=np.searchsorted(self._keys, keys).astype(np.int32),
             amounts=np.full((len(self._wanted.amounts), len(keys)), np.nan),
             pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
         )
 
-    def tasks(self) -> list[Callable[[], Any]]:
-        """Return what is to be done: what is kept, and the state of each window."""
-        windows = self._wanted.windows
-        return [self._keep, *(functools.partial(self._sum, window) for window in windows)]
+    def sum_up(self) -> Summed:
+        """Write what the events before each row sum up to; return the sums."""
+        trained = [self._sum(window).trained for window in self._wanted.windows]
+        rows = self._partition.rows
+        return Summed(self._group, rows.stop - rows.start, trained[0].T, self._keep())
 
     def _start(self, window: int, parts: WindowParts) -> KeySums:
         """Return the sums of all keys before the first event.
@@ -235,77 +229,49 @@ class GroupSummer:
 
     def _sum(self, window: int) -> KeySums:
         """Write what the events within a window sum up to before each row."""
-        log, group, files = self._log, self._group, self._log.files
+        files, group = self._files, self._group
         parts = self._wanted.select_window(window)
-        before = [*self._recent, *self._of_histories]
+        blocks = [*self._recent, *self._of_histories, *self._events]
         summer = RunningSums(
             window=window,
             bits=[*parts.sums.values()],
             columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
             state=self._start(window, parts),
-            added=log.iterate_events(group, before),
-            dropped=log.iterate_events(group, before),
+            added=merge_events(blocks),
+            dropped=merge_events(blocks),
         )
         # one of the windows writes the time of the last event, which is the same for all
         writes_last = self._wanted.has_last and window == self._wanted.windows[0]
-        for chunk in log.iterate_rows():
-            blocks = [log.rows_of(group, number) for number in chunk.blocks]
-            rows = RowSums(
-                cuts=cut_times(log.spec, chunk.take([block.happened for block in blocks])),
-                numbers=chunk.take([block.numbers for block in blocks]),
-                flags=chunk.take([block.flags for block in blocks]),
-                parts=parts,
-            )
+        for piece, cuts, numbers, flags in self._arrays.read_rows(self._partition.rows):
+            rows = RowSums(cuts, numbers, flags, parts)
             summer.go_on(rows)
-            self._write(chunk, files.sums, parts.sums, rows.sums)
-            self._write(chunk, files.totals, parts.totals, rows.totals.reshape(-1, 2, len(rows)))
-            self._write(chunk, files.picks, parts.picks, rows.picks)
-            self._write(chunk, files.distinct, parts.distinct, rows.distinct)
+            _write(files.sums(group), piece, parts.sums, rows.sums)
+            totals = rows.totals.reshape(-1, 2, len(rows))
+            _write(files.totals(group), piece, parts.totals, totals)
+            _write(files.picks(group), piece, parts.picks, rows.picks)
+            _write(files.distinct(group), piece, parts.distinct, rows.distinct)
             if writes_last:
-                outputs = [files.last(log.names[number], group) for number in chunk.blocks]
-                chunk.put(rows.last, [map_array(output, write=True) for output in outputs])
-        return summer.finish(end_of(log.spec, self._newest))
-
-    def _write(
-        self,
-        chunk: EventChunk,
-        file_of: Callable[[str, int], Path],
-        numbers: Iterable[int],
-        values: np.ndarray,
-    ) -> None:
-        """Write values of a chunk of rows to the files of their blocks.
-
-        Args:
-            chunk: The rows.
-            file_of: Returns the file of a block and a group.
-            numbers: Of each value the number in the group, which is its index in the file.
-            values: [numbers, .., n].
-        """
-        if not len(values):
-            return
-        names = [self._log.names[number] for number in chunk.blocks]
-        outputs = [map_array(file_of(name, self._group), write=True) for name in names]
-        for number, of_number in zip(numbers, values, strict=True):
-            chunk.put(of_number, [output[number] for output in outputs])
+                map_array(files.last(group), write=True)[piece] = rows.last
+        return summer.finish(end_of(self._spec, self._newest))
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
-        log, wanted = self._log, self._wanted
-        horizon = int(cut_times(log.spec, np.array([self._newest]))[0]) - max(wanted.windows)
+        wanted = self._wanted
+        horizon = int(cut_times(self._spec, np.array([self._newest]))[0]) - max(wanted.windows)
         parts = wanted.select_kept()
         summer = RunningSums(
             window=0,
             bits=[*parts.sums.values()],
             columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
             state=self._start(0, parts),
-            added=log.iterate_events(self._group, self._recent),
+            added=merge_events([*self._recent, *self._events]),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
         kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
         for left in summer.iterate_left():
             if len(left.known):  # before the first event there are not even its columns
-                kept.append(self._keep_events(left.take(left.numbers >= 0)))
+                kept.append(self._keep_events(left))
         together = EarlierEvents.concatenate(kept)
         numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
         return together.take(sort_by_key(numbers, len(self._keys)))
@@ -359,3 +325,19 @@ class GroupSummer:
             picked=events.amounts[[columns.index(column) for column, _ in wanted.picked]],
             pairs=hashes,
         )
+
+
+def _write(path: Path, rows: slice, numbers: Iterable[int], values: np.ndarray) -> None:
+    """Write values of some rows to the sums of their group.
+
+    Args:
+        path: The file.
+        rows: Where the rows are.
+        numbers: Of each value the number in the group, which is its index in the file.
+        values: [numbers, .., n].
+    """
+    if not len(values):
+        return
+    output = map_array(path, write=True)
+    for number, of_number in zip(numbers, values, strict=True):
+        output[number, ..., rows] = of_number

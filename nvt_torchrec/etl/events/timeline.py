@@ -70,6 +70,15 @@ NO_EVENTS = EventBlock(
 )
 
 
+def list_pair_keys(spec: FeatureSpec) -> list[list[int]]:
+    """Return, of each group, the numbers of the keys that are pairs of its key and a value."""
+    pair_keys = []
+    for group in sums_of_groups(spec):
+        pairs = [EventKey((*group.key, column), group.source) for column in group.compared]
+        pair_keys.append([spec.event_keys.index(pair) for pair in pairs])
+    return pair_keys
+
+
 @dataclasses.dataclass(frozen=True)
 class EventChunk:
     """Events of several blocks.
@@ -121,6 +130,8 @@ def cut_chunks(blocks: int, read: Callable[[int], np.ndarray]) -> Iterator[Event
     # Chunks end at times that divide a sample of all times into equal parts: blocks may overlap in
     # time by any amount, and a chunk shall have about CHUNK_ROWS events whatever they do.
     step = max(1, CHUNK_ROWS // _SAMPLES_OF_CHUNK)
+    if not blocks:
+        return
     sample = np.sort(np.concatenate([read(number)[::step] for number in range(blocks)]))
     bounds = np.unique(sample[:: CHUNK_ROWS // step])[1:]
     cuts = []
@@ -163,12 +174,8 @@ class EventLog:
         # a log of many blocks has more files than a process may open
         self.map = functools.lru_cache(_OPEN)(map_array)
         self._exists = functools.cache(Path.exists)
-        # of each group the numbers of the keys that are pairs of its key and a value
-        self.pair_keys = []
+        self.pair_keys = list_pair_keys(spec)
         self._groups = sums_of_groups(spec)
-        for group in self._groups:
-            pairs = [EventKey((*group.key, column), group.source) for column in group.compared]
-            self.pair_keys.append([spec.event_keys.index(pair) for pair in pairs])
 
     @functools.cached_property
     def rows(self) -> int:
@@ -262,32 +269,47 @@ class EventLog:
                 pieces.append((number, rows))
             yield dataclasses.replace(chunk, pieces=pieces)
 
-    def iterate_events(
-        self, group: int, before: Sequence[EventBlock], *, with_ids: bool = False
-    ) -> Iterator[EventBlock]:
+    def iterate_events(self, group: int, *, with_ids: bool = False) -> Iterator[EventBlock]:
         """Yield the events in the order in which they are known; ties keep the order of the log.
 
         Args:
             group: The group.
-            before: Events of earlier days, which come first.
             with_ids: Whether the ids of the columns of histories are read.
         """
-        first, names = len(before), self.event_names(self._groups[group].source)
+        names = self.event_names(self._groups[group].source)
 
         def read(number: int) -> EventBlock:
-            if number < first:
-                return before[number]
-            return self._events_of(group, names[number - first], with_ids=with_ids)
+            return self._events_of(group, names[number], with_ids=with_ids)
 
         def read_known(number: int) -> np.ndarray:
-            if number < first:
-                return before[number].known
-            return self.map(self.files.times(names[number - first]))[-1]
+            return self.map(self.files.times(names[number]))[-1]
 
-        for chunk in cut_chunks(first + len(names), read_known):
-            blocks = [read(number).columns for number in chunk.blocks]
-            # each column of the chunk is made of that column of its blocks
-            events = EventBlock(*(chunk.take(column) for column in zip(*blocks, strict=True)))
+        for events in _merge_blocks(len(names), read, read_known):
             if self.spec.negatives:  # a row that was drawn has no flag but that of training
-                events = events.take(np.flatnonzero(events.flags >> EVENT))
-            yield events
+                yield events.take(np.flatnonzero(events.flags >> EVENT))
+            else:
+                yield events
+
+
+def merge_events(blocks: Sequence[EventBlock]) -> Iterator[EventBlock]:
+    """Yield the events of blocks in the order in which they are known, a chunk at a time.
+
+    Ties keep the order of the blocks.
+    """
+    return _merge_blocks(len(blocks), lambda i: blocks[i], lambda i: blocks[i].known)
+
+
+def _merge_blocks(
+    blocks: int, read: Callable[[int], EventBlock], read_known: Callable[[int], np.ndarray]
+) -> Iterator[EventBlock]:
+    """Yield the events of blocks in order; see :func:`cut_chunks`.
+
+    Args:
+        blocks: How many blocks there are.
+        read: Returns a block.
+        read_known: Returns from when its events are known.
+    """
+    for chunk in cut_chunks(blocks, read_known):
+        columns = zip(*(read(number).columns for number in chunk.blocks), strict=True)
+        # each column of the chunk is made of that column of its blocks
+        yield EventBlock(*(chunk.take(column) for column in columns))

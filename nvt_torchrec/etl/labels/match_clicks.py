@@ -101,6 +101,7 @@ def read_keys_alone(spec: FeatureSpec) -> FeatureSpec:
         histories=(),
         event_sources=(),
         tables=(),
+        vectors=(),
         label_files=files,
     )
 

@@ -28,6 +28,7 @@ from nvt_torchrec.etl.tables.vector_writer import RowOrder, VectorNumbers, Vecto
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
+from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 from nvt_torchrec.formats.rows import (
     NO_TIME,
     CategoryValues,
@@ -37,7 +38,7 @@ from nvt_torchrec.formats.rows import (
     repeat_lists,
 )
 from nvt_torchrec.formats.table_files import KEYS, STARTS
-from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore, link_vectors
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
 log = logging.getLogger(__name__)
@@ -119,10 +120,10 @@ def store_table(
         columns = spec.columns_of(rule.name)
         on_disk = ColumnsOnDisk(temporary / _UNORDERED)
         (temporary / _UNORDERED).mkdir()
-        vectors = {
-            vector.name: VectorsOnDisk(temporary / _UNORDERED / f"{vector.name}.bin", vector.stored)
-            for vector in spec.vectors_of(rule.name)
-        }
+        vectors: dict[str, VectorsOnDisk] = {}
+        for vector in spec.vectors_of(rule.name):
+            file_name = temporary / _UNORDERED / f"{vector.name}.bin"
+            vectors[vector.name] = VectorsOnDisk(file_name, vector.stored)
         read: list[RowKeys] = []
         rejected: list[bytes] = []
         for file in files:
@@ -130,9 +131,7 @@ def store_table(
                 for column in columns:
                     on_disk.append(column.name, *find_column(piece.rows, piece.spec, column.name))
                 for name, of_vector in vectors.items():
-                    lists, missing = find_column(piece.rows, piece.spec, name)
-                    assert isinstance(lists, Jagged)
-                    of_vector.append(lists, missing)
+                    of_vector.append(*find_column(piece.rows, piece.spec, name))
                 read.append(piece.row_keys)
                 rejected += bad
                 report(piece.rows.lines)
@@ -155,17 +154,37 @@ def store_table(
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
         for vector in spec.vectors_of(rule.name):
-            before = None
-            if earlier is not None and earlier_vectors is not None:
-                link_vectors(earlier_vectors, temporary / IN_WORKFLOW, vector.name)
-                before = earlier, VectorStore(earlier_vectors, vector.stored)
-            numbers = VectorNumbers(vector.stored, ordered, vectors[vector.name], before)
-            codes = numbers.write(temporary / IN_WORKFLOW)
-            save_array(temporary / f"{vector.name}.codes.npy", codes)
-            save_array(temporary / f"{vector.name}.missing.npy", numbers.missing.astype(np.uint8))
+            of_rows = vectors[vector.name]
+            _store_vectors(vector, ordered, of_rows, temporary, earlier, earlier_vectors)
         shutil.rmtree(temporary / _UNORDERED)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
+
+
+def _store_vectors(
+    vector: VectorColumn,
+    order: RowOrder,
+    read: VectorsOnDisk,
+    directory: Path,
+    earlier: StoredTable | None,
+    earlier_vectors: Path | None,
+) -> None:
+    """Store the vectors of a table's rows, and their numbers.
+
+    Args:
+        vector: The vector.
+        order: The rows.
+        read: The vectors of those that were read.
+        directory: The directory of the table.
+        earlier: See :func:`store_table`; so is ``earlier_vectors``.
+    """
+    before = None
+    if earlier is not None and earlier_vectors is not None:
+        link_vectors(earlier_vectors, directory / IN_WORKFLOW, vector.name)
+        before = earlier, earlier_vectors
+    numbers = VectorNumbers(vector.stored, order, read, before)
+    save_array(directory / f"{vector.name}.codes.npy", numbers.write(directory / IN_WORKFLOW))
+    save_array(directory / f"{vector.name}.missing.npy", numbers.missing.astype(np.uint8))
 
 
 def read_table_file(

@@ -7,12 +7,13 @@ were read, and are compared and copied in blocks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.rows import CategoryValues, flat_values
 from nvt_torchrec.formats.vectors import StoredVectors, VectorStore, write_vectors
 from nvt_torchrec.workflows.stored_tables import StoredTable
 
@@ -35,14 +36,14 @@ class VectorsOnDisk:
         self._stored = stored
         self._missing: list[np.ndarray] = []
 
-    def append(self, values: Jagged, missing: np.ndarray) -> None:
-        """Write the vectors of the next rows, zeros where they are missing, bool [n].
+    def append(self, values: CategoryValues, missing: np.ndarray) -> None:
+        """Write the vectors of the next rows, lists; zeros where they are missing, bool [n].
 
         Raises:
             OSError: The file cannot be written.
         """
         rows = np.zeros((len(missing), self._stored.width), self._stored.dtype)
-        rows[~missing] = np.asarray(values.values).reshape(-1, self._stored.width)
+        rows[~missing] = np.asarray(flat_values(values)).reshape(-1, self._stored.width)
         self._missing.append(missing)
         with open(self._file, "ab") as file:
             file.write(rows.data)
@@ -99,7 +100,8 @@ class VectorNumbers:
         stored: The form of the vectors.
         order: The rows.
         read: The vectors of the rows that were read.
-        earlier: The table as of the days before, and the vectors that it has; None of a run.
+        earlier: The table as of the days before, and the directory of the vectors that it has;
+            None of a run.
     """
 
     def __init__(
@@ -107,12 +109,14 @@ class VectorNumbers:
         stored: StoredVectors,
         order: RowOrder,
         read: VectorsOnDisk,
-        earlier: tuple[StoredTable, VectorStore] | None,
+        earlier: tuple[StoredTable, Path] | None,
     ) -> None:
         self._stored = stored
         self._order = order
         self._read = read
-        self._table, self._store = earlier or (None, None)
+        self._table = earlier[0] if earlier else None
+        self._directory = earlier[1] if earlier else None
+        self._num_earlier = self._open_earlier().count if earlier else 0
         self._block = max(1, _BLOCK_BYTES // stored.row_bytes)
         self._is_new = order.positions < order.num_read
         self._numbers = self._find_earlier(np.where(self._is_new, -1, order.positions))
@@ -133,7 +137,7 @@ class VectorNumbers:
         self._match_replaced()
         is_repeated = self._match_versions()
         to_store = self._is_new & ~self.missing & ~is_repeated & (numbers < 0)
-        first = self._store.count if self._store else 0
+        first = self._num_earlier
         in_file_order = np.sort(self._order.positions[to_store])
         numbers[to_store] = first + np.searchsorted(in_file_order, self._order.positions[to_store])
         # A version that repeats the one before has its number, which that one may have likewise.
@@ -163,9 +167,7 @@ class VectorNumbers:
     def _match_replaced(self) -> None:
         """Number rows with the vector of the row whose place they take."""
         replaced = self._find_earlier(self._order.replaced)
-        rows = np.flatnonzero(self._is_new & ~self.missing & (replaced >= 0))
-        for begin in range(0, len(rows), self._block):
-            of_block = rows[begin : begin + self._block]
+        for of_block in self._divide(self._is_new & ~self.missing & (replaced >= 0)):
             now = self._read.take(self._order.positions[of_block])
             same = of_block[_are_equal(now, self._take_stored(replaced[of_block]))]
             self._numbers[same] = replaced[same]
@@ -176,13 +178,22 @@ class VectorNumbers:
         may_repeat = self._is_new & ~self.missing & (self._numbers < 0)
         may_repeat[:1] = False
         may_repeat[1:] &= (keys[1:] == keys[:-1]) & ~self.missing[:-1]
-        rows = np.flatnonzero(may_repeat)
         is_repeated = np.zeros(len(keys), np.bool_)
-        for begin in range(0, len(rows), self._block):
-            of_block = rows[begin : begin + self._block]
+        for of_block in self._divide(may_repeat):
             now = self._read.take(self._order.positions[of_block])
             is_repeated[of_block] = _are_equal(now, self._take_rows(of_block - 1))
         return is_repeated
+
+    def _divide(self, chosen: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the rows where ``chosen``, bool [rows], is set, in blocks.
+
+        They are in the order of the files, in which the next day may have them as well, so that a
+        block reads few pages.
+        """
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.argsort(self._order.positions[rows])]
+        for begin in range(0, len(rows), self._block):
+            yield rows[begin : begin + self._block]
 
     def _take_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the vectors of rows, each of which has one, [n, width]."""
@@ -196,8 +207,12 @@ class VectorNumbers:
 
     def _take_stored(self, numbers: np.ndarray) -> np.ndarray:
         """Return earlier vectors, [n, width]."""
-        assert self._store is not None
-        return self._store.take_values(numbers.astype(np.int32))
+        return self._open_earlier().take_values(numbers.astype(np.int32))
+
+    def _open_earlier(self) -> VectorStore:
+        """Map the earlier vectors anew, so that what was read is not counted as memory."""
+        assert self._directory is not None
+        return VectorStore(self._directory, self._stored)
 
     def _copy(self, directory: Path, first: int, positions: np.ndarray) -> None:
         """Write vectors that were read, at rising positions."""

@@ -15,8 +15,16 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.inference.named_tensors import DTYPES, MISSING_OF, OUTPUT, inputs_of, to_columns
+from nvt_torchrec.inference.named_tensors import (
+    DTYPES,
+    MISSING_OF,
+    OUTPUT,
+    inputs_of,
+    inputs_without_tables,
+    to_columns,
+)
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 from nvt_torchrec.workflows.compiled.dense import normalization
@@ -62,13 +70,13 @@ def check_file(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    inputs = inputs_of(predictor.row_spec)
+    inputs = inputs_without_tables(predictor.row_spec)
     probes = _make_probes(predictor, description, known)
     # A single row as well: an exporter may take a size of 1 for a constant.
     for num_rows in (1, _ROWS):
         rows = {name: values[:num_rows] for name, values in probes.items()}
         encoded = predictor.workflow.transform(predictor.read(to_columns(inputs, rows)))
-        expected = predictor.predict_encoded(encoded.dense, encoded.ids)
+        expected = predictor.predict_parts([encoded])
         got = np.stack(session.run(name_by_label(OUTPUT, predictor.labels), rows), axis=1)
         differences = np.abs(got - expected)
         allowed = _TOLERANCE + _estimate_rounding(predictor, encoded, expected)
@@ -101,6 +109,7 @@ def _estimate_rounding(
     largest = np.zeros_like(expected)
     ids = model.fold(encoded.ids)
     embedded = model.lookup(ids)
+    vectors = predictor.take_vectors([encoded])
     generator = torch.Generator().manual_seed(0)
 
     def disturb(values: torch.Tensor) -> torch.Tensor:
@@ -118,7 +127,10 @@ def _estimate_rounding(
                 weight.copy_(disturb(weight))
         dense = disturb(torch.from_numpy(encoded.dense)).numpy()
         disturbed = dataclasses.replace(model, head=head)
-        logits = disturbed.logits(dense, disturb(embedded), ids)
+        dense_vectors = None
+        if vectors is not None:
+            dense_vectors = disturb(torch.from_numpy(vectors)).numpy()
+        logits = disturbed.logits(dense, disturb(embedded), ids, dense_vectors)
         differences = np.abs(torch.sigmoid(logits).numpy() - expected)
         largest = np.maximum(largest, differences)
     return _ROUNDING_FACTOR * largest
@@ -134,7 +146,7 @@ def _make_probes(
         description: Its workflow.
         known: A few values of each categorical column's vocabulary.
     """
-    spec = predictor.row_spec
+    spec = predictor.row_spec.drop_tables()
     plan = spec.read_plan(label=False)
     usual = _find_usual_numbers(spec, description)
     known_of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
@@ -169,6 +181,13 @@ def _make_probes(
         if column.kind != "string" and usual.get(column.name):
             choices = np.array(usual[column.name], DTYPES[column.kind])
             tensors[column.name][:_USUAL_ROWS] = rng.choice(choices, _USUAL_ROWS)
+    if predictor.workflow.vectors is not None:
+        for store in predictor.workflow.vectors.stores:
+            numbers = rng.integers(NO_VECTOR, store.count, _ROWS, np.int32)
+            vectors = np.empty((_ROWS, store.vectors.num_inputs), np.float32)
+            store.take(numbers, vectors)
+            vectors[numbers == NO_VECTOR] = np.nan
+            tensors[store.vectors.name] = np.ascontiguousarray(vectors[:, :-1])
     return tensors
 
 

@@ -33,7 +33,13 @@ from nvt_torchrec.inference.export.onnx_operators import (
     label_encoder,
     murmur3,
 )
-from nvt_torchrec.inference.named_tensors import MISSING, MISSING_OF, inputs_of, kind_of
+from nvt_torchrec.inference.named_tensors import (
+    MISSING,
+    MISSING_OF,
+    inputs_of,
+    kind_of,
+    vector_inputs_of,
+)
 
 #: The version of the domain ai.onnx.ml; LabelEncoder takes tensors of keys since version 4.
 ML_OPSET = 4
@@ -45,6 +51,7 @@ _TYPES = {
     "string": ir.DataType.STRING,
     "int64": ir.DataType.INT64,
     "float64": ir.DataType.DOUBLE,
+    "float32": ir.DataType.FLOAT,
 }
 #: Why columns are refused.
 _NO_ONNX = "derived by a class that does not say how ONNX computes it (compute_onnx)"
@@ -64,6 +71,7 @@ class Encoded:
         singles: Ids, int64 [rows, columns without lists].
         lists: Ids, int64 [rows, length] for each column of lists.
         lengths: Int64 [rows] for each column of lists.
+        vectors: Float [rows, width] for each vector, a row of NaN where it is missing.
         known: A few values of each categorical column's vocabulary.
     """
 
@@ -72,13 +80,14 @@ class Encoded:
     singles: ir.Value | None
     lists: list[ir.Value]
     lengths: list[ir.Value]
+    vectors: list[ir.Value]
     known: dict[str, list]
 
     @property
     def columns(self) -> list[ir.Value]:
         """What the model takes, in order."""
         tables = [value for value in (self.dense, self.singles) if value is not None]
-        return [*tables, *self.lists, *self.lengths]
+        return [*tables, *self.lists, *self.lengths, *self.vectors]
 
 
 def encode(
@@ -90,11 +99,18 @@ def encode(
         graph: The graph to which the nodes are added.
         description: What the workflow says of itself.
         path: The directory of the workflow, which has the vocabularies.
-        spec: The columns, and the values of histories as columns of lists.
+        spec: The columns, the values of histories as columns of lists, and the vectors. All of
+            them are inputs.
 
     Raises:
         SettingsError: There are columns that ONNX cannot encode.
     """
+    vectors = []
+    for vector in vector_inputs_of(spec):
+        vector_type = ir.TensorType(_TYPES[vector.kind])
+        vector_shape = ir.Shape(["rows", vector.width])
+        vectors.append(ir.Value(name=vector.name, type=vector_type, shape=vector_shape))
+    spec = spec.drop_tables()
     _check_columns(spec)
     plan = spec.read_plan(label=False)
     columns = inputs_of(spec)
@@ -126,11 +142,12 @@ def encode(
         for source in spec.sources_of(category.name):
             lengths.append(inputs[f"{source}.length"])
     return Encoded(
-        inputs=list(inputs.values()),
+        inputs=[*inputs.values(), *vectors],
         dense=_join_dense(graph, spec, dense),
         singles=_join_columns(graph, singles),
         lists=lists,
         lengths=lengths,
+        vectors=vectors,
         known=known,
     )
 

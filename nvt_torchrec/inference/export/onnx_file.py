@@ -29,7 +29,7 @@ from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
 from nvt_torchrec.inference.named_tensors import OUTPUT
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
-from nvt_torchrec.models.onnx_head import OPSET, OnnxHead, transpose_gather
+from nvt_torchrec.models.onnx_head import DENSE_VECTORS, OPSET, OnnxHead, transpose_gather
 from nvt_torchrec.workflows.compiled.dense import normalization
 from nvt_torchrec.workflows.description import inspect
 
@@ -84,6 +84,7 @@ class Scores(nn.Module):
         self.num_plain_lists = len(self.first_lists) - len(predictor.workflow.optional)
         self.max_events = config.max_events
         self.lists = config.lists
+        self.vectors = config.dense_vectors
 
     def forward(self, columns: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the probabilities [rows] of each label.
@@ -92,6 +93,8 @@ class Scores(nn.Module):
             columns: Those of :attr:`.graph.Encoded.columns`.
         """
         columns = list(columns)
+        num_columns = len(columns) - len(self.vectors)
+        columns, given_vectors = columns[:num_columns], columns[num_columns:]
         dense = columns.pop(0) if self.transforms else None
         embedded: list[torch.Tensor] = []
         singles: tuple[torch.Tensor, ...] = ()
@@ -127,10 +130,29 @@ class Scores(nn.Module):
         if self.lists:
             more["lists"] = torch.stack([newest[name][0] for name in self.lists], 1)
             more["present"] = torch.stack([newest[name][1] for name in self.lists], 1)
+        dense_vectors = None
+        if given_vectors:
+            dense_vectors = self._add_indicators(given_vectors)
         normalized = self._normalize(dense, vectors)
         if self.head_inputs:
+            if dense_vectors is not None:
+                more[DENSE_VECTORS] = dense_vectors
             return normalized, vectors, *(more[name] for name in self.head_inputs[2:])
-        return torch.sigmoid(self.head(normalized, vectors, more)).unbind(1)
+        return torch.sigmoid(self.head(normalized, vectors, more, dense_vectors)).unbind(1)
+
+    def _add_indicators(self, given: list[torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of rows as the model takes them, [rows, sum of (width + 1)].
+
+        A row of NaN stands for a missing vector. If a part of it is NaN, so is the probability.
+        """
+        parts = []
+        for values, vector in zip(given, self.vectors, strict=True):
+            is_missing = values.isnan().all(1, keepdim=True)
+            # as the workflow stores them
+            rounded = values.to(getattr(torch, vector.dtype)).to(torch.float32)
+            parts.append(torch.where(is_missing, 0.0, rounded))
+            parts.append(1 - is_missing.to(torch.float32))
+        return torch.cat(parts, 1)
 
     def _fold(self, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return fold_ids(ids, rows) if self.hash_indices else ids
@@ -207,8 +229,12 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     predictor, description = Predictor.load(bundle, check=True), inspect(bundle / WORKFLOW)
     # A file of ONNX has no log and no tables: callers pass what they know of events and tables.
     spec = description.spec.drop_events().drop_tables()
+    workflow = dataclasses.replace(predictor.workflow, events=None, tables=None, vectors=None)
+    if predictor.model.config.dense_vectors:
+        spec = dataclasses.replace(spec, vectors=description.spec.vectors)
+        workflow = dataclasses.replace(workflow, vectors=predictor.workflow.vectors)
     description = dataclasses.replace(description, spec=spec)
-    workflow = dataclasses.replace(predictor.workflow, spec=spec, events=None, tables=None)
+    workflow = dataclasses.replace(workflow, spec=spec)
     predictor = Predictor(workflow, predictor.model)
 
     graph = Graph()
@@ -271,6 +297,8 @@ def _export_scores(scores: Scores, encoded: Encoded) -> ir.Graph:
     first_list = len(examples)
     examples += [torch.zeros(2, 3, dtype=torch.int64) for _ in encoded.lists]
     examples += [torch.zeros(2, dtype=torch.int64) for _ in encoded.lengths]
+    for vector in scores.vectors:
+        examples.append(torch.zeros(2, vector.width))
 
     rows = torch.export.Dim("rows", min=1)
     shapes = [{0: rows} for _ in examples]

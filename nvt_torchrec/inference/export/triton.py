@@ -15,13 +15,18 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
-from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, inputs_of
+from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, inputs_without_tables
 from nvt_torchrec.inference.predictor import name_by_label
 
 #: The most rows that Triton puts into one batch.
 _MAX_BATCH = 4096
 #: Triton's names of the kinds of tensors.
-_TYPES = {"string": "TYPE_STRING", "int64": "TYPE_INT64", "float64": "TYPE_FP64"}
+_TYPES = {
+    "string": "TYPE_STRING",
+    "int64": "TYPE_INT64",
+    "float64": "TYPE_FP64",
+    "float32": "TYPE_FP32",
+}
 
 
 def export_triton(bundle: Path, output: Path) -> None:
@@ -46,12 +51,13 @@ def export_triton(bundle: Path, output: Path) -> None:
 def config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
     """Return the text of ``config.pbtxt``."""
     tensors = []
-    for column in inputs_of(spec):
+    for column in inputs_without_tables(spec):
         for name, (kind, rank) in column.tensors.items():
-            tensors.append(_describe_tensor(name, _TYPES[kind], rank))
+            size = column.second_size(name)
+            tensors.append(_describe_tensor(name, _TYPES[kind], rank, size))
     inputs = ",\n".join(tensors)
     names = name_by_label(OUTPUT, labels)
-    outputs = ",\n".join(_describe_tensor(name, "TYPE_FP32", 1) for name in names)
+    outputs = ",\n".join(_describe_tensor(name, "TYPE_FP32", 1, 1) for name in names)
     return f"""name: "{MODEL_NAME}"
 backend: "onnxruntime"
 max_batch_size: {_MAX_BATCH}
@@ -66,11 +72,13 @@ instance_group [ {{ kind: KIND_CPU, count: 1 }} ]
 """
 
 
-def _describe_tensor(name: str, kind: str, rank: int) -> str:
+def _describe_tensor(name: str, kind: str, rank: int, size: int) -> str:
     """Return the description of a tensor. Its ``dims`` are those after the batch.
 
     Triton allows no empty ``dims``: a tensor [rows] of the file is [rows, 1] to clients.
     """
     quoted = json.dumps(name, ensure_ascii=False)
-    shape = "dims: [ 1 ], reshape: { shape: [ ] }" if rank == 1 else "dims: [ -1 ]"
+    shape = f"dims: [ {size} ]"
+    if rank == 1:
+        shape += ", reshape: { shape: [ ] }"
     return f"  {{ name: {quoted}, data_type: {kind}, {shape} }}"

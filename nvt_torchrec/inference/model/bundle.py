@@ -5,7 +5,7 @@ Layout::
     bundle.json            the model, digest and generation of the workflow, where the weights come
                            from (:class:`.served_checkpoint.Origin`); size and SHA-256 of every
                            other file, and its own BLAKE2b digest. Written last
-    workflow/              the saved workflow, with its compiled form
+    workflow/              the saved workflow, with its compiled form, tables and vectors
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
@@ -144,8 +144,8 @@ def _is_made_from(
         return False
     if bundle.workflow_digest != workflow.digest:
         return workflow.ancestor(bundle.workflow_digest) is not None
-    # A further day may change the files of events and of tables and leave the workflow's digest as
-    # it is, which stands for what encodes.
+    # A further day may change the files of events, tables and vectors, and leave the workflow's
+    # digest as it is, which stands for what encodes.
     vectors = select_vectors(workflow.files)
     for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")

@@ -25,6 +25,8 @@ FOLDER = "reference"
 _NUM_ROWS = 64
 #: The longest list, and the longest history, that is made up.
 _MAX_LENGTH = 4
+#: The share of the rows for which no vector is made up.
+_MISSING_SHARE = 1 / 4
 #: By how much a probability may differ on another machine, or with other threads.
 _TOLERANCE = 1e-4
 _REMEDY = "make the bundle again from the checkpoint: python -m inference bundle"
@@ -33,8 +35,8 @@ _REMEDY = "make the bundle again from the checkpoint: python -m inference bundle
 def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[str, np.ndarray]:
     """Return rows and their scores: rows of the valid set, if that lies beside the workflow.
 
-    The events of histories are always drawn at random; so are all rows, if the output of the ETL is
-    elsewhere or valid has too few.
+    The events of histories, and vectors, are always drawn at random; so are all rows, if the output
+    of the ETL is elsewhere or valid has too few.
 
     Args:
         workflow: ``OUT/workflow``, or a copy elsewhere.
@@ -43,7 +45,8 @@ def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[
 
     Returns:
         ``dense`` float32 [dense columns, n]; ``ids`` int64 [all ids], feature by feature;
-        ``lengths`` int64 [features, n]; ``scores`` float32 [n, labels].
+        ``lengths`` int64 [features, n]; ``dense_vectors`` float32 [n, ``config.vector_inputs``], if
+        the model takes any; ``scores`` float32 [n, labels].
     """
     config, generator = model.config, np.random.default_rng(0)
     sizes = dict(zip(config.categorical, config.num_embeddings, strict=True))
@@ -60,9 +63,25 @@ def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[
     for part in sorted((EtlOutput(workflow.absolute().parent).splits / "valid").glob("*.parquet")):
         if _take_rows(part, config, dense, ids, lengths):
             break
-    scores = _score(model, dense, Ids.from_lengths(ids, lengths))
+    dense_vectors = _draw_vectors(config, generator) if config.dense_vectors else None
+    scores = _score(model, dense, Ids.from_lengths(ids, lengths), dense_vectors)
     every_id = np.concatenate(ids).astype(np.int64)
-    return {"dense": dense, "ids": every_id, "lengths": lengths, "scores": scores}
+    rows: dict[str, np.ndarray] = {"dense": dense, "ids": every_id, "lengths": lengths}
+    rows["scores"] = scores
+    if dense_vectors is not None:
+        rows["dense_vectors"] = dense_vectors
+    return rows
+
+
+def _draw_vectors(config: ModelConfig, generator: np.random.Generator) -> np.ndarray:
+    """Return vectors of rows, each followed by its indicator; one of four rows has none."""
+    drawn = []
+    for vectors in config.dense_vectors:
+        values = generator.standard_normal((_NUM_ROWS, vectors.num_inputs), np.float32)
+        values[:, -1] = 1
+        values[generator.random(_NUM_ROWS) < _MISSING_SHARE] = 0
+        drawn.append(values)
+    return np.concatenate(drawn, axis=1)
 
 
 def _take_rows(
@@ -98,10 +117,13 @@ def _take_rows(
 
 
 @torch.inference_mode()
-def _score(model: ServingModel, dense: np.ndarray, ids: Ids) -> np.ndarray:
+def _score(
+    model: ServingModel, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None
+) -> np.ndarray:
     """Return probabilities, float32 [n, labels]."""
     ids = model.fold(ids)
-    return torch.sigmoid(model.logits(dense, model.lookup(ids), ids)).cpu().numpy()
+    logits = model.logits(dense, model.lookup(ids), ids, dense_vectors)
+    return torch.sigmoid(logits).cpu().numpy()
 
 
 def check_scores(bundle: Path, model: ServingModel) -> None:
@@ -112,8 +134,11 @@ def check_scores(bundle: Path, model: ServingModel) -> None:
     """
     try:
         dense, ids, lengths, expected = _read_rows(bundle / FOLDER, model.config)
+        dense_vectors = None
+        if model.config.dense_vectors:
+            dense_vectors = _read_vectors(bundle / FOLDER, model.config, len(expected))
         columns = np.split(ids, lengths.sum(1).cumsum()[:-1])
-        scores = _score(model, dense, Ids.from_lengths(columns, lengths))
+        scores = _score(model, dense, Ids.from_lengths(columns, lengths), dense_vectors)
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{bundle / FOLDER}: damaged: {reason}", _REMEDY) from error
@@ -149,3 +174,13 @@ def _read_rows(
     if not num_rows or lengths.min(initial=0) < 0 or lengths.sum() != len(ids):
         raise ValueError("lengths that are not those of the ids")
     return dense, ids, lengths, scores
+
+
+def _read_vectors(folder: Path, config: ModelConfig, num_rows: int) -> np.ndarray:
+    """Read the vectors of the rows. Raises ValueError, OSError."""
+    path = folder / "dense_vectors.npy"
+    # Writable, as PyTorch requires of memory that it shares.
+    values = MappedArray(path, np.float32, 2, writable=True).values
+    if values.shape != (num_rows, config.vector_inputs):
+        raise ValueError(f"vectors of the shape {values.shape}")
+    return values

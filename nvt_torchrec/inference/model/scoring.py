@@ -163,6 +163,8 @@ class ServingModel:
             num_rows += rows
         first = torch.tensor([begins[config.table_of[own]] for own in config.features.values()])
         head.eval().requires_grad_(False)
+        if isinstance(head, Head) and head.dense_vectors is not None:
+            head.dense_vectors.fold()
         # nn.Module finds parameters and modules by __getattr__, which Python calls last. As plain
         # attributes they are found in a third of the time, and a row needs dozens of them.
         for module in head.modules():
@@ -292,14 +294,27 @@ class ServingModel:
         exists = torch.from_numpy(present).to(self.device)
         return (embedded * exists.unsqueeze(3)).transpose(0, 1), exists.transpose(0, 1)
 
-    def logits(self, dense: np.ndarray, embedded: torch.Tensor, ids: Ids) -> torch.Tensor:
+    def logits(
+        self,
+        dense: np.ndarray,
+        embedded: torch.Tensor,
+        ids: Ids,
+        dense_vectors: np.ndarray | None = None,
+    ) -> torch.Tensor:
         """Return logits, float32 [n, labels].
 
-        ``dense`` is float32 [dense columns, n]; ``embedded`` is what :meth:`lookup` returns of
-        ``ids``.
+        Args:
+            dense: The dense values, float32 [dense columns, n].
+            embedded: What :meth:`lookup` returns of ``ids``.
+            ids: The ids of the rows.
+            dense_vectors: The vectors of the rows, each followed by its indicator, float32
+                [n, ``config.vector_inputs``]; needed if the model takes any.
         """
         values = torch.from_numpy(dense).to(self.device).T
-        return self.head(values, embedded, self.read_more_inputs(ids))
+        more = self.read_more_inputs(ids)
+        if dense_vectors is None:
+            return self.head(values, embedded, more)
+        return self.head(values, embedded, more, torch.from_numpy(dense_vectors).to(self.device))
 
 
 def _quantize(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

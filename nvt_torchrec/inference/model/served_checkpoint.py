@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import StoredVectors
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.models.config import ModelConfig
@@ -187,6 +189,12 @@ def check_pair(
         )
     # A schema checks that histories have columns of its own: it raises where these have others.
     dataclasses.replace(schema, histories=config.histories)
+    if config.dense_vectors and config.dense_vectors != schema.vectors:
+        raise SchemaError(
+            f"vectors of {workflow}: {_list_vectors(schema.vectors)}; of {model}: "
+            f"{_list_vectors(config.dense_vectors)}",
+            remedy,
+        )
     if config.own:
         for name in sorted(config.own.id_columns):
             if name in schema.multi_hot:
@@ -203,6 +211,12 @@ def check_pair(
                 f"{model} has {rows} rows",
                 remedy,
             )
+
+
+def _list_vectors(vectors: Sequence[StoredVectors]) -> str:
+    """Return the names and forms of some vectors."""
+    listed = [f"{vector.name} ({vector.width} of {vector.dtype})" for vector in vectors]
+    return ", ".join(listed) or "none"
 
 
 def check_same_interface(
@@ -243,5 +257,6 @@ def _list_columns(spec: FeatureSpec) -> list[tuple]:
     """Return what clients have to know of the columns of a spec."""
     columns: list[tuple] = [("dense", c.name, c.raw) for c in spec.dense]
     columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
+    columns += [("vector", vector.name, vector.width) for vector in spec.vectors]
     reads = {("read", read.source, repr(read)) for read in spec.read_plan(label=False).reads}
     return columns + sorted(reads)

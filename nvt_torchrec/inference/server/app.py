@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import logging
 import time
@@ -21,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec.base import __version__
 from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.inference.predictor import Predictor, check_finite
 from nvt_torchrec.inference.server import protocol
@@ -137,12 +137,10 @@ class Service:
 
     async def _set_gauges(self) -> None:
         """Set gauges every second, and give memory back after large bodies."""
-        # glibc keeps what is freed for the process. Other C libraries lack the function.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         while True:
-            if trim and self._trim_due and not self._body_bytes:
+            if self._trim_due and not self._body_bytes:
                 self._trim_due = False
-                trim(0)
+                release_memory()
             self.metrics.queue_rows.set(self.batcher.waiting_rows)
             await asyncio.sleep(_GAUGES_S)
 
@@ -229,7 +227,7 @@ class Service:
             return parsed
         rows, respond = parsed
         self._check_queue(len(rows))
-        model = now.predictor.predict_encoded
+        model = now.predictor.predict_parts
         probabilities = await self.batcher.score(model, rows, at_once=now.is_quick)
         try:
             check_finite(probabilities)

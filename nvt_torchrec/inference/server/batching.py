@@ -28,8 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nvt_torchrec.base.errors import ClickLogError
-from nvt_torchrec.formats.ids import Ids
-from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
+from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows, split_rows
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,8 @@ BATCH_ROWS = 1024
 #: Requests of up to this many rows are small: even 16 of them make one batch.
 SMALL_ROWS = 64
 
-#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n, labels].
-Model: TypeAlias = Callable[[np.ndarray, Ids], np.ndarray]
+#: Takes the rows of requests, returns the probabilities of all of them, float32 [n, labels].
+Model: TypeAlias = Callable[[Sequence[EncodedRows]], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +105,10 @@ class Batcher:
             at_once: Whether the event loop may score small requests.
         """
         if not len(rows):
-            return model(rows.dense, rows.ids)
+            return model([rows])
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         parts = []
-        for part in split(rows, self._batch_rows):
+        for part in split_rows(rows, self._batch_rows):
             parts.append(_Waiting(model, part, loop.create_future(), now))
         is_small = len(rows) <= SMALL_ROWS
         if is_small and at_once:
@@ -190,7 +189,7 @@ class Batcher:
         begin = time.perf_counter()
         answers: list[np.ndarray | Exception]
         try:
-            probabilities = model(*join(requests))
+            probabilities = model(requests)
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
             self._observe(RequestBatch(requests, probabilities, waited, done - begin))
@@ -215,35 +214,3 @@ def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> Non
             part.future.set_exception(answer)
         else:
             part.future.set_result(answer)
-
-
-def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
-    """Split rows into parts of up to ``size`` rows.
-
-    The first part keeps the counts of missing and unknown values of all rows, so that each value is
-    counted once.
-    """
-    if len(rows) <= size:
-        return [rows]
-    zeros = np.zeros_like(rows.null)
-    parts = []
-    for begin in range(0, len(rows), size):
-        end = begin + size
-        parts.append(
-            EncodedRows(
-                rows.labels[:, begin:end],
-                rows.dense[:, begin:end],
-                rows.ids.slice(begin, end),
-                rows.null if begin == 0 else zeros,
-                rows.oov if begin == 0 else zeros,
-            )
-        )
-    return parts
-
-
-def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
-    """Concatenate the rows of requests: dense float32 [columns, n] and ids."""
-    if len(requests) == 1:
-        return requests[0].dense, requests[0].ids
-    dense = np.concatenate([rows.dense for rows in requests], axis=1)
-    return dense, Ids.concatenate([rows.ids for rows in requests])

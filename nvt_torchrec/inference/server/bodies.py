@@ -219,8 +219,11 @@ def check_shared(
         RefusedError: They would take too much memory.
     """
     workflow = predictor.workflow
+    vectors = {vector.name for vector in workflow.spec.vectors}
     row_size = 0
     for name, value in shared.items():
+        if name in vectors:  # rows refer to one copy of it
+            continue
         fields = {name: value}
         if isinstance(value, Mapping):
             fields = {f"{name}.{inner}": item for inner, item in value.items()}

@@ -24,6 +24,7 @@ from nvt_torchrec.inference.named_tensors import (
     OUTPUT,
     Input,
     inputs_of,
+    inputs_without_tables,
     kind_of,
     to_columns,
 )
@@ -43,7 +44,7 @@ BINARY_HEADER = "inference-header-content-length"
 #: The only version of the model, as in the repository of :mod:`inference.export.triton`.
 _VERSION = "1"
 #: The protocol's names of the kinds of tensors.
-_DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64"}
+_DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64", "float32": "FP32"}
 
 
 def routes(service: Any) -> list[Route]:
@@ -94,8 +95,8 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
     """Return the description of the model: its inputs and its outputs."""
     inputs = []
     for column in _list_inputs(predictor):
-        for name, (kind, rank) in column.tensors.items():
-            shape = [-1, 1 if rank == 1 else -1]
+        for name, (kind, _) in column.tensors.items():
+            shape = [-1, column.second_size(name)]
             inputs.append({"name": name, "datatype": _DATATYPES[kind], "shape": shape})
     outputs = []
     for name in name_by_label(OUTPUT, predictor.labels):
@@ -127,7 +128,8 @@ def parse_tensors(
         tensors: dict[str, np.ndarray] = {}
         for column in columns:
             for name, (kind, rank) in column.tensors.items():
-                tensors[name] = _read_tensor(name, kind, rank, *given[name])
+                size = column.second_size(name)
+                tensors[name] = _read_tensor(name, kind, rank, size, *given[name])
         num_rows = max(map(len, tensors.values()))
         check_count(num_rows, limits.max_rows)
         own, shared = _to_rows(columns, tensors, num_rows)
@@ -210,7 +212,8 @@ def _list_inputs(predictor: Predictor) -> list[Input]:
 def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     """Return what a request may leave out.
 
-    These are the time of rows, if no column is made of it; aggregates; and the columns of tables.
+    These are the time of rows, if no column is made of it; aggregates; and the columns and vectors
+    of tables.
     """
     spec = predictor.spec
     optional = []
@@ -220,7 +223,7 @@ def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     for aggregate in spec.aggregates:
         optional.append(Input(aggregate.name, "float64", multi_hot=False))
     needed = {column.name for column in inputs_of(spec)}
-    for column in inputs_of(spec.drop_tables()):
+    for column in inputs_without_tables(spec):
         if column.name not in needed:
             optional.append(column)
     return optional
@@ -260,12 +263,28 @@ def _to_rows(
 
 
 def _read_tensor(
-    name: str, kind: str, rank: int, tensor: Mapping[str, Any], binary: memoryview
+    name: str, kind: str, rank: int, size: int, tensor: Mapping[str, Any], binary: memoryview
 ) -> np.ndarray:
-    """Return an input. Raises ValueError if it is not of its kind and shape."""
+    """Return an input.
+
+    Args:
+        name: Its name.
+        kind: A key of :data:`.named_tensors.DTYPES`.
+        rank: The number of its dimensions.
+        size: The second of them, as :meth:`.named_tensors.Input.second_size` returns it.
+        tensor: Its description, and perhaps its values.
+        binary: Its bytes in the binary part of the body.
+
+    Raises:
+        ValueError: It is not of its kind and shape.
+    """
     shape, datatype = [*tensor["shape"]], _DATATYPES[kind]
-    if tensor["datatype"] != datatype or len(shape) not in (rank, 2):
-        raise ValueError(f"{name} is {tensor['datatype']} {shape}, not {datatype} of [rows, 1]")
+    is_shaped = len(shape) == 2 if rank == 2 else len(shape) in (1, 2)
+    if is_shaped and rank == 2:
+        is_shaped = size in (-1, shape[1])
+    if tensor["datatype"] != datatype or not is_shaped:
+        expected = f"{datatype} of [rows, {'length' if size == -1 else size}]"
+        raise ValueError(f"{name} is {tensor['datatype']} {shape}, not {expected}")
     values: Any = tensor.get("data")
     if values is None and kind == "string":
         values = _read_strings(binary)

@@ -113,7 +113,7 @@ class Served:
         times = []
         for _ in range(_NUM_TIMED):
             begin = time.perf_counter()
-            self.predictor.predict_encoded(encoded.dense, encoded.ids)
+            self.predictor.predict_parts([encoded])
             times.append(time.perf_counter() - begin)
         on_cpu = self.predictor.model.device.type == "cpu"
         return dataclasses.replace(self, is_quick=on_cpu and min(times) <= _QUICK_S)

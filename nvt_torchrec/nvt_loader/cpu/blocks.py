@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +23,9 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
 
+#: The parts of a batch, each of which may be moved.
+_PARTS = ("dense_features", "sparse_features", "labels", "weights", "dense_vectors")
+
 
 @dataclasses.dataclass
 class LoaderBatch(Batch):
@@ -30,6 +33,8 @@ class LoaderBatch(Batch):
 
     Attributes:
         weights: float32 [B], the weight of each row; None if the data have none.
+        dense_vectors: float32 [B, all inputs], the vectors of each row, each followed by its
+            indicator (:mod:`nvt_torchrec.formats.vectors`); None if the data have none.
     """
 
     # The fields of Batch again, with types: TorchRec publishes none for type checkers.
@@ -37,6 +42,7 @@ class LoaderBatch(Batch):
     sparse_features: KeyedJaggedTensor
     labels: torch.Tensor
     weights: torch.Tensor | None = None
+    dense_vectors: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Copy the batch to ``device``."""
@@ -53,7 +59,7 @@ class LoaderBatch(Batch):
     def _map_parts(self, function: Callable[[Any], Any]) -> Self:
         """Return the batch with the results of a function of each part."""
         results = {}
-        for name in ("dense_features", "sparse_features", "labels", "weights"):
+        for name in _PARTS:
             part = getattr(self, name)
             if part is not None:
                 results[name] = function(part)
@@ -87,17 +93,24 @@ class FlatBlock(LoaderBlock):
         row_weights: float32 [steps, B]; None if the data have none.
         dense: float32 [steps, B, dense columns].
         ids: int32 [steps, categorical columns, B].
+        dense_vectors: float32 [steps, B, all inputs]; None if the data have no vectors.
     """
 
     labels: torch.Tensor
     row_weights: torch.Tensor | None
     dense: torch.Tensor
     ids: torch.Tensor
+    dense_vectors: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
         parts = [self.labels[steps], self.dense[steps], ids[steps]]
+        if self.dense_vectors is not None:
+            weights: Iterable[Any] = itertools.repeat(None)
+            if self.row_weights is not None:
+                weights = self.row_weights[steps]
+            return map(make_batch, *parts, weights, self.dense_vectors[steps])
         if self.row_weights is not None:
             parts.append(self.row_weights[steps])
         return map(make_batch, *parts)
@@ -108,7 +121,7 @@ class JaggedBlock(LoaderBlock):
     """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
-        labels, row_weights, dense: As in :class:`FlatBlock`.
+        labels, row_weights, dense, dense_vectors: As in :class:`FlatBlock`.
         values: int32 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
@@ -123,6 +136,7 @@ class JaggedBlock(LoaderBlock):
     lengths: torch.Tensor
     offsets: torch.Tensor
     bounds: Sequence[int]
+    dense_vectors: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
@@ -132,14 +146,16 @@ class JaggedBlock(LoaderBlock):
             bounds = self.bounds[step * columns : (step + 1) * columns + 1]
             begin, end = bounds[0], bounds[-1]
             row_weights = None if self.row_weights is None else self.row_weights[step]
+            vectors = None if self.dense_vectors is None else self.dense_vectors[step]
+            rest = row_weights, vectors
             if size == 0:
-                yield make_batch(self.labels[step], self.dense[step], self.values, row_weights)
+                yield make_batch(self.labels[step], self.dense[step], self.values, *rest)
                 continue
             yield make_batch.make_jagged(
                 self.labels[step],
                 self.dense[step],
                 self.values[begin:end],
-                row_weights,
+                *rest,
                 lengths=self.lengths[step],
                 offsets=self.offsets[step],
                 offset_per_key=[bound - begin for bound in bounds],
@@ -225,9 +241,10 @@ class BatchFactory:
         dense: torch.Tensor,
         ids: torch.Tensor,
         row_weights: torch.Tensor | None = None,
+        dense_vectors: torch.Tensor | None = None,
     ) -> LoaderBatch:
-        """Make a batch of labels [B] or [B, labels], dense [B, columns], ids [columns · B] and
-        weights [B]."""
+        """Make a batch of labels [B] or [B, labels], dense [B, columns], ids [columns · B],
+        weights [B] and vectors [B, all inputs]."""
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = make_untraced(
@@ -236,7 +253,7 @@ class BatchFactory:
         # A copy with other values, because the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
-        return LoaderBatch(dense, sparse, labels, row_weights)
+        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors)
 
     def make_jagged(
         self,
@@ -244,6 +261,7 @@ class BatchFactory:
         dense: torch.Tensor,
         values: torch.Tensor,
         row_weights: torch.Tensor | None,
+        dense_vectors: torch.Tensor | None = None,
         **parts: object,
     ) -> LoaderBatch:
         """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
@@ -255,7 +273,7 @@ class BatchFactory:
             index_per_key=self._index_per_key,
             **parts,
         )
-        return LoaderBatch(dense, sparse, labels, row_weights)
+        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors)
 
     def _constants(self, size: int) -> dict:
         """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""

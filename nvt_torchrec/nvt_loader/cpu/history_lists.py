@@ -79,7 +79,7 @@ def add_events(
     Args:
         dataset: The data.
         blocks: Yields the steps to draw, and a block whose ids are the columns of
-            ``schema.integers``.
+            ``schema.integers``, without the numbers of vectors.
         tensors: Makes tensors of given dtypes and shapes.
 
     Raises:
@@ -113,7 +113,8 @@ def _read_pointers(
         The keys and numbers of events, int32 [histories, steps, 2, B]; and how many events each row
         gets, int32 [columns of all histories, steps, B].
     """
-    columns, categorical = len(dataset.schema.integers), len(dataset.schema.categorical)
+    categorical = len(dataset.schema.categorical)
+    columns = categorical + 2 * len(dataset.stores)
     if isinstance(block, FlatBlock):
         found = block.ids.numpy()[:, categorical:]
     else:
@@ -149,8 +150,8 @@ def _expand(
     """
     schema = dataset.schema
     count, batch = lengths.shape[1:]
-    columns, features = len(schema.integers), len(schema.features)
-    categorical = len(schema.categorical)
+    categorical, features = len(schema.categorical), len(schema.features)
+    columns = categorical + 2 * len(dataset.stores)
     all_lengths, offsets = tensors(
         (torch.int32, (count, features * batch)), (torch.int32, (count, features * batch + 1))
     )
@@ -187,6 +188,7 @@ def _expand(
         all_lengths,
         offsets,
         starts[::batch].tolist(),
+        None if block.dense_vectors is None else block.dense_vectors[steps],
     )
 
 

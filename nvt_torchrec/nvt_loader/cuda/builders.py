@@ -39,8 +39,10 @@ def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
     # libcudf reads files of this machine.
     if dataset.files is None or not dataset.files.is_local:
         return PinnedBuilder
-    # Undersampling selects rows on the CPU, and the events of histories are mapped into its memory.
-    if dataset.undersampling is not None or dataset.stores:
+    # Undersampling selects rows on the CPU, and the events of histories and the vectors are mapped
+    # into its memory.
+    has_stores = dataset.stores or dataset.vectors is not None
+    if dataset.undersampling is not None or has_stores:
         return PinnedBuilder
     return CudfBuilder
 

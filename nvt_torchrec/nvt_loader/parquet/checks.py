@@ -32,14 +32,14 @@ FILL_REMEDY = "the ETL fills missing values; run it again"
 class Checker:
     """Converts and checks the columns of a split's files. Several threads may use it at once.
 
-    Columns are given by their number in the schema's order: labels, weight, dense, categorical, and
-    the pointers of histories.
+    Columns are given by their number in the schema's order: labels, weight, dense, categorical, the
+    pointers of histories and the numbers of vectors.
 
     Attributes:
         limits: uint64 [columns], the bound that the bits of each column's values, read as unsigned
             integers, must stay below: the table size of ids, :data:`LABEL_BITS` of labels,
-            :data:`INFINITY_BITS` of weights and of the magnitudes of dense columns. Any pointer
-            passes; it is checked where the events are read.
+            :data:`INFINITY_BITS` of weights and of the magnitudes of dense columns. Any pointer or
+            number of a vector passes; it is checked where the events or vectors are read.
         signed: bool [float columns], whether a column may hold negative numbers: dense columns may,
             labels and the weight may not.
     """

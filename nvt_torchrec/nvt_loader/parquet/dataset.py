@@ -19,8 +19,9 @@ from nvt_torchrec.base.arrays import check_valid
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.remote import RemoteFile
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
-from nvt_torchrec.formats.histories import HistoryStore
+from nvt_torchrec.formats.histories import HISTORIES, HistoryStore
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import VECTORS, VectorStores
 from nvt_torchrec.nvt_loader.parquet import files as parquet_files
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
@@ -44,6 +45,7 @@ class Dataset:
         kept: The number of rows of each row group that undersampling keeps.
         stores: The events of each of the schema's histories.
         max_events: The largest number of events of a history that a row gets.
+        vectors: The stores of the schema's vectors; None without any.
     """
 
     source: Source
@@ -54,6 +56,7 @@ class Dataset:
     kept: tuple[int, ...] | None = None
     stores: tuple[HistoryStore, ...] = ()
     max_events: int = 0
+    vectors: VectorStores | None = None
 
     @property
     def rows(self) -> np.ndarray:
@@ -95,11 +98,15 @@ class Dataset:
             counts = {"files": len(self.files.paths), "bytes": sum(self.files.sizes)}
             content = self.files.fingerprint  # holds the row groups
         # The digest is compared with those in loader states of earlier versions. Hence the order of
-        # the columns, the histories only if there are any, and an empty list that once held more.
-        (main, *labels), dense, *sizes, weight, histories = dataclasses.astuple(self.schema)
+        # the columns, the histories and vectors only if there are any, and an empty list that once
+        # held more.
+        *parts, vectors = dataclasses.astuple(self.schema)
+        (main, *labels), dense, *sizes, weight, histories = parts
         columns = [main, dense, *sizes, labels, weight]
         if histories:
             columns.append(histories)
+        if vectors:
+            columns.append({"vectors": vectors})
         value = [*content, columns, [], bool(weight)]
         return counts | {
             "row_groups": len(self.source.row_counts),
@@ -136,6 +143,9 @@ def read_dataset(
     table_sizes: Iterable[int] | None = None,
     max_events: int = 0,
     histories: str | os.PathLike[str] | None = None,
+    vectors: str | os.PathLike[str] | None = None,
+    *,
+    read_vectors: bool = True,
 ) -> Dataset:
     """Read the schema of some data, and of parquet the footers.
 
@@ -147,6 +157,8 @@ def read_dataset(
         max_events: The largest number of events of a history that a row gets; 0 leaves the schema's
             histories out.
         histories: The directory that ``_histories`` is in, by default the one above the files'.
+        vectors: The directory that ``_vectors`` is in, likewise.
+        read_vectors: Whether the schema's vectors are read; else they are left out.
 
     Raises:
         BadInputError: There is no such directory, no parquet file or no schema in it, or a file
@@ -154,7 +166,7 @@ def read_dataset(
         SchemaError: A column is missing, its type cannot be converted, or there is another number
             of table sizes than of columns.
         SettingsError: There is no such label, the data are of a type that cannot be read, or their
-            histories are not on this machine.
+            histories or vectors are not on this machine.
     """
     parts = data if isinstance(data, list | tuple) else [data]
     paths = None
@@ -175,6 +187,8 @@ def read_dataset(
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
     if not max_events:
         schema = dataclasses.replace(schema, histories=())
+    if not read_vectors:
+        schema = dataclasses.replace(schema, vectors=())
     read = columns_to_read(schema, label)
     source: Source
     if paths is not None:
@@ -190,7 +204,16 @@ def read_dataset(
         source = data
     several = label is not None and not isinstance(label, str)
     stores = _open_stores(schema, paths, histories)
-    return Dataset(source, schema, read, several, stores=stores, max_events=max_events)
+    vector_stores = None
+    if schema.vectors:
+        if vectors is None:
+            what = f"the values of vector {schema.vectors[0].name}"
+            leave_out = "read_vectors=False to leave the vectors out"
+            remedy = f"give vectors=, the directory on this machine that {VECTORS} is in, or"
+            vectors = _find_splits(paths, what, f"{remedy} {leave_out}")
+        vector_stores = VectorStores(Path(vectors) / VECTORS, schema.vectors)
+    described = Dataset(source, schema, read, several, vectors=vector_stores)
+    return dataclasses.replace(described, stores=stores, max_events=max_events)
 
 
 def _open_stores(
@@ -202,18 +225,28 @@ def _open_stores(
     if not schema.histories:
         return ()
     if histories is None:
-        if paths is None or not isinstance(paths[0], Path):
-            raise SettingsError(
-                f"the events of history {schema.histories[0].name} are not beside the data",
-                "give histories=, the directory on this machine that _histories is in, or "
-                "max_events=0 to leave the histories out",
-            )
-        histories = paths[0].absolute().parent.parent
+        what = f"the events of history {schema.histories[0].name}"
+        remedy = (
+            f"give histories=, the directory on this machine that {HISTORIES} is in, or "
+            "max_events=0 to leave the histories out"
+        )
+        histories = _find_splits(paths, what, remedy)
     sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
     return tuple(
         HistoryStore(Path(histories), history, [sizes[name] for name in history.columns])
         for history in schema.histories
     )
+
+
+def _find_splits(paths: list[Path | RemoteFile] | None, what: str, remedy: str) -> Path:
+    """Return the directory of the splits, which is above that of the files.
+
+    Raises:
+        SettingsError: The data are not files of this machine; ``what`` is not beside them.
+    """
+    if paths is None or not isinstance(paths[0], Path):
+        raise SettingsError(f"{what} are not beside the data", remedy)
+    return paths[0].absolute().parent.parent
 
 
 def _estimate_ids(dataset: Dataset) -> float:

@@ -272,6 +272,8 @@ def check_columns(
     needed |= dict.fromkeys(schema.multi_hot, _LISTS)
     for history in schema.histories:
         needed |= dict.fromkeys(history.pointers, _POINTERS)
+    for vector in schema.vectors:
+        needed[vector.pointer] = _POINTERS
     for name in names or needed:
         index = columns.get_field_index(name)
         if index < 0:
@@ -287,7 +289,8 @@ def check_columns(
             raise SchemaError(
                 f"{where}: column {name} is {kind}, not {needed[name]}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "
-                "list<int32>, those of histories as int32, and say in the schema which are lists",
+                "list<int32>, pointers of histories and vectors as int32, and say in the schema "
+                "which are lists",
             )
 
 

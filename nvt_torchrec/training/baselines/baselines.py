@@ -25,6 +25,7 @@ from nvt_torchrec.training.baselines.id_counts import add_count_weights
 from nvt_torchrec.training.baselines.penalties import choose_penalties
 from nvt_torchrec.training.baselines.regression import Objective, Start, fit_regression
 from nvt_torchrec.training.baselines.row_sample import BATCH, RowSample, read_sample
+from nvt_torchrec.training.baselines.vector_statistics import measure_vectors
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 #: What a training starts from, and the metrics of the baselines by split and name.
@@ -99,7 +100,8 @@ def compute_baselines(
         metrics |= _evaluate_models(models, "valid", valid, settings, config)
         test = read_sample(settings, config, "test", _EVALUATED_BATCHES)
         metrics |= _evaluate_models(models, "test", test, settings, config)
-    return Start(edges, regressions, _count_lookups(fitted, config)), metrics
+    statistics = measure_vectors(settings, config, files)
+    return Start(edges, regressions, _count_lookups(fitted, config), statistics), metrics
 
 
 def _predict_click_rate(rate: float, offset: float, sample: RowSample) -> np.ndarray:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from nvt_torchrec.training.baselines.row_sample import Column, RowSample
+from nvt_torchrec.training.baselines.vector_statistics import VectorStatistics
 
 #: The smallest penalty of a categorical column.
 _MIN_PENALTY = 1.0
@@ -91,11 +92,13 @@ class Start:
         regressions: The regression of each label that has one.
         lookups: Of each table, the ids that categorical columns without lists look up, ascending
             int64, and how often a row does so in the mean, float32.
+        vectors: By what the data's vectors are standardized; None without any.
     """
 
     edges: np.ndarray | None = None
     regressions: dict[str, Regression] = dataclasses.field(default_factory=dict)
     lookups: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
+    vectors: VectorStatistics | None = None
 
 
 def fit_regression(sample: RowSample, label: str, edges: np.ndarray | None = None) -> Regression:

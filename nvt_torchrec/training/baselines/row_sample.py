@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,11 @@ class RowSample:
         return self.weights.astype(np.float64) / self.weights.mean()
 
 
+def make_group_alone() -> Group:
+    """Return this rank as the only one, to read rows on the CPU."""
+    return Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
+
+
 def read_sample(
     settings: TrainSettings,
     config: ModelConfig,
@@ -107,10 +113,15 @@ def read_sample(
     batches: int,
     files: tuple[Path, ...] | None = None,
 ) -> RowSample:
-    """Read at most so many batches of rows of a split, drawn at random, on this rank alone."""
-    alone = Group(0, 1, 1, torch.device("cpu"), dist.GroupMember.WORLD)  # type: ignore[arg-type]
+    """Read at most so many batches of rows of a split, drawn at random, on this rank alone.
+
+    The vectors of the data are left out: a regression or trees over their values would take minutes
+    and gigabytes.
+    """
+    alone = make_group_alone()
     max_events = min(config.max_events, _MAX_EVENTS)
-    config = dataclasses.replace(config, max_events=max_events, sequences=())
+    changes: dict[str, Any] = {"max_events": max_events, "sequences": ()}
+    config = dataclasses.replace(config, **changes, dense_vectors=(), own=None)
     num_columns = len(config.features)
     # The first of each is empty, so that a split without rows has the right shapes, too.
     dense = [np.zeros((0, len(config.dense)), np.float32)]

@@ -18,6 +18,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.histories import HISTORIES
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.registry import MODELS, flags_of
@@ -50,22 +51,28 @@ def read_schema(settings: TrainSettings) -> TableSchema:
     return TableSchema.read(settings.binary_path)
 
 
-def check_histories(settings: TrainSettings) -> None:
-    """Compare the stores of histories that a run reads with the digests in the ETL's manifest.
+def check_stores(settings: TrainSettings) -> None:
+    """Compare the histories and vectors that a run reads with the digests in the ETL's manifest.
 
-    The loader only checks that ids are inside of their tables. Wrong ids that are inside would be
-    trained on.
+    The loader only checks that ids are inside of their tables, and that values are finite. Wrong
+    ones would be trained on.
 
     Raises:
         BadInputError: A store differs, or the manifest is damaged.
     """
     output = EtlOutput.from_splits(settings.binary_path)
-    if settings.max_events == 0 or not output.manifest.is_file():  # data of another program
+    if not output.manifest.is_file():  # data of another program
         return
+    stores = []
+    if settings.max_events != 0:
+        stores.append(HISTORIES)
+    if settings.vectors is not False:
+        stores.append(VECTORS)
     manifest = Manifest.read(output.manifest)
-    stores = output.splits.relative_to(output.root) / HISTORIES
     remedy = "copy the output again, or run the ETL again"
-    output.check_described(manifest, remedy, below=f"{stores}/")
+    for store in stores:
+        directory = output.splits.relative_to(output.root) / store
+        output.check_described(manifest, remedy, below=f"{directory}/")
 
 
 def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
@@ -218,7 +225,7 @@ def _find_model_sizes(settings: TrainSettings, model: ModelConfig) -> dict[str, 
     for name, value in model.settings.items():
         if name in flags:
             sizes[name] = value
-    sizes.update(vars(model))
+    sizes.update(vars(model), vectors=bool(model.dense_vectors))
     kept: dict[str, Any] = {}
     for name in MODEL_SIZES:
         if name in sizes:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 #: The loaders that may read a split.
 Loader: TypeAlias = "KJTLoader | MerlinLoader"
 
+#: The largest number of values of vectors in a batch of a sample, unless the smallest number of
+#: rows has more.
+_SAMPLE_VALUES = 1 << 25
+_MIN_SAMPLE_ROWS = 64
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
 
@@ -51,6 +55,7 @@ class TrainBatch(LoaderBatch):
         (:class:`training.sharding.train_model.TrainModel`).
         """
         rows, weights = len(batch.labels), getattr(batch, "weights", None)
+        dense_vectors = getattr(batch, "dense_vectors", None)
         dense, ids, labels = batch.dense_features, batch.sparse_features, batch.labels
         num_padding = size - rows
         if num_padding:
@@ -66,7 +71,9 @@ class TrainBatch(LoaderBatch):
             labels = functional.pad(labels, (0, 0, 0, num_padding))
             if weights is not None:
                 weights = functional.pad(weights, (0, num_padding))
-        return cls(dense, ids, labels, weights, rows, global_size)
+            if dense_vectors is not None:
+                dense_vectors = functional.pad(dense_vectors, (0, 0, 0, num_padding))
+        return cls(dense, ids, labels, weights, dense_vectors, rows, global_size)
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
@@ -138,6 +145,7 @@ def make_loader(
         "rank": group.rank,
         "world_size": group.world_size,
         "device": group.device,
+        "read_vectors": bool(config.dense_vectors),
     }
     if settings.loader == "merlin" and is_training:
         from nvt_torchrec.nvt_loader.merlin import MerlinLoader
@@ -180,9 +188,13 @@ def make_sample(
         split: The split.
         group: This rank.
         batches: How many batches there are at most.
-        batch_rows: The rows of a batch, of all ranks together.
+        batch_rows: The rows of a batch, of all ranks together; fewer if vectors are wide.
         files: The files to read; None for all of the split.
     """
+    if config.dense_vectors:
+        # Rows of wide vectors would take gigabytes.
+        max_rows = max(_MIN_SAMPLE_ROWS, _SAMPLE_VALUES // config.vector_inputs)
+        batch_rows = min(batch_rows, max_rows)
     size = max(1, batch_rows // group.world_size)
     changes: dict[str, Any] = dict.fromkeys(_LIMITS, batches)
     changes["batch_size"] = changes["test_batch_size"] = size

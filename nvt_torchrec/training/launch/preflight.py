@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -20,7 +21,15 @@ from torch.nn.parameter import is_lazy
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig, OwnModel
-from nvt_torchrec.models.contract import RAW_COLUMNS, Build, Columns, find_raw_columns
+from nvt_torchrec.models.contract import (
+    RAW_COLUMNS,
+    VECTOR_COLUMNS,
+    Build,
+    Columns,
+    find_raw_columns,
+    find_vector_columns,
+)
+from nvt_torchrec.models.dense_vectors import draw_inputs, locate_vectors, take_inputs
 from nvt_torchrec.models.head import Head, build_head, find_widest
 from nvt_torchrec.models.onnx_head import (
     OnnxHead,
@@ -37,6 +46,8 @@ _ROWS = 4
 _TOLERANCE = 1e-4
 #: How often the rows go forward and backward: a layer may be left out at random.
 _PASSES = 8
+#: Dense values, vectors, further inputs of the module, and the vectors of the data or None.
+_Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]
 #: The beginnings of names of files in tracebacks that are not the user's: PyTorch's, ours, and
 #: code that is in no file.
 _OTHER_CODE = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
@@ -73,7 +84,7 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         generator = torch.Generator().manual_seed(seed)
         with _stage(name, "columns", module):
             inputs = _random_inputs(module, config.columns, lists, generator)
-        dense, vectors, raw = inputs
+        dense, vectors, raw, _ = inputs
         vectors.requires_grad_()
         module.train()
         with _stage(name, "forward", module):
@@ -92,6 +103,7 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
         raw_columns: dict[str, tuple[str, ...]] = {}
         for argument, names in find_raw_columns(module).items():
             raw_columns[RAW_COLUMNS[argument]] = names
+        raw_columns[VECTOR_COLUMNS] = find_vector_columns(module)
         with _stage(name, "export", module):
             content = export_head(head, config)
             widest = find_widest(module, find_lookups(content))
@@ -104,8 +116,8 @@ def _try(config: ModelConfig, build: Build, seed: int, lists: Collection[str]) -
 
 def _random_inputs(
     module: nn.Module, columns: Columns, lists: Collection[str], generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the inputs of some rows.
+) -> _Inputs:
+    """Return the inputs of some rows: those of the module, and all vectors of the data.
 
     Row i has the id i of each raw column, the last row the largest id, and lists of i ids or
     events: those of the first row are empty.
@@ -133,7 +145,13 @@ def _random_inputs(
         raw["lists"] = embeddings * raw["present"].unsqueeze(3)
     dense = torch.randn(dense.shape, generator=generator)
     vectors = torch.randn(vectors.shape, generator=generator)
-    return dense, vectors, raw
+    stored = None
+    if columns.dense_vectors:
+        stored = draw_inputs(columns, _ROWS, generator)
+        given = locate_vectors(columns, find_vector_columns(module))
+        if given:
+            raw["dense_vectors"] = take_inputs(stored, given)
+    return dense, vectors, raw, stored
 
 
 @contextlib.contextmanager
@@ -176,6 +194,7 @@ _REMEDIES_BY_TEXT = {
     "BFloat16|bfloat16": "keep weights and logits in float32; --amp computes in bfloat16",
     "'cond'|data-dependent": "a bundle holds no branch on values: compute both, and torch.where",
     "categorical columns are": "id_columns and length_columns hold names of columns.categorical",
+    "vectors of the data are": "vector_columns holds names of the data's vectors",
     "a column of lists": "take its vector; length_columns give the number of its ids",
     "not finite": "a list may have the length 0: lengths.clamp(min=1), or weights * present",
     "argument 'lists'": "with --sequences it is forward(dense, vectors, lists, present)",
@@ -275,7 +294,7 @@ def _check_scores(
     head: Head,
     exported: OnnxHead,
     num_features: int,
-    inputs: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
+    inputs: _Inputs,
 ) -> None:
     """Check that the exported head gives the module's logits, for all rows and for each alone.
 
@@ -289,15 +308,16 @@ def _check_scores(
     Raises:
         ValueError: They differ.
     """
-    dense, vectors, raw = inputs
+    dense, vectors, raw, stored = inputs
     vectors = vectors[:, :num_features]
-    expected = head.eval()(dense, vectors, raw)
+    expected = head.eval()(dense, vectors, raw, stored)
     single = []
     for row in range(_ROWS):
         part = slice(row, row + 1)
         raw_row = {name: values[part] for name, values in raw.items()}
-        single.append(exported(dense[part], vectors[part], raw_row))
-    together = exported(dense, vectors, raw)
+        stored_row = None if stored is None else stored[part]
+        single.append(exported(dense[part], vectors[part], raw_row, stored_row))
+    together = exported(dense, vectors, raw, stored)
     _check_close("the exported model's scores", together, expected)
     _check_close("scores of a row alone", torch.cat(single), expected)
 

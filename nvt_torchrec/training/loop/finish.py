@@ -132,7 +132,8 @@ def measure_importance(
         return {}
     areas = measure_areas(batch)
     losses: dict[str, dict[str, float]] = {label: {} for label in areas}
-    for number, name in enumerate((*config.dense, *config.features)):
+    names = *config.dense, *config.features, *config.vector_bounds
+    for number, name in enumerate(names):
         order = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(number))
         padding = torch.arange(batch.rows, len(batch.labels))
         permuted = _permute_column(batch, name, config, torch.cat([order, padding]))
@@ -154,11 +155,16 @@ def _permute_column(
         order: int64 [B], for each row the one whose value it gets.
     """
     order = order.to(batch.labels.device)
-    rest = batch.labels, batch.weights, batch.rows, batch.global_size
     if name in config.dense:
         dense, column = batch.dense_features.clone(), config.dense.index(name)
         dense[:, column] = dense[order, column]
-        return TrainBatch(dense, batch.sparse_features, *rest)
+        return dataclasses.replace(batch, dense_features=dense)
+    bounds = config.vector_bounds
+    if name in bounds:
+        assert batch.dense_vectors is not None
+        permuted, inputs = batch.dense_vectors.clone(), slice(*bounds[name])
+        permuted[:, inputs] = batch.dense_vectors[order, inputs]
+        return dataclasses.replace(batch, dense_vectors=permuted)
     # A copy, because TorchRec caches the dict: the next column would be changed beside this one.
     columns = dict(batch.sparse_features.to_dict())
     for key in config.list_keys(name):
@@ -166,4 +172,4 @@ def _permute_column(
         rows = columns[key].values().split(lengths.tolist())
         values = torch.cat([rows[row] for row in order.tolist()])
         columns[key] = JaggedTensor(values, lengths=lengths[order])
-    return TrainBatch(batch.dense_features, KeyedJaggedTensor.from_jt_dict(columns), *rest)
+    return dataclasses.replace(batch, sparse_features=KeyedJaggedTensor.from_jt_dict(columns))

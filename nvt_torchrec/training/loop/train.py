@@ -75,8 +75,8 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
         check_destination(settings.save_checkpoint_path)
     given = settings
     settings = choices.choose_order(choices.choose_sizes(given, schema, group.world_size))
-    if schema.histories:
-        call_on_rank_0(group, choices.check_histories, settings)
+    if schema.histories or schema.vectors:
+        call_on_rank_0(group, choices.check_stores, settings)
     with claim_directories(lock_files(settings), group):
         baselines = None
         resumed = given.checkpoint_dir and list_checkpoints(given.checkpoint_dir)

@@ -96,6 +96,10 @@ class TrainFields(Settings):
         "histories whose newest --max_events events the model gets one by one, beside their means "
         "(default: all with --model din, else none)", None, needs="--model"
     )
+    vectors: bool | None = _data(
+        "give the model the vectors of the data, such as embeddings of texts (default: if there "
+        "are any)", None
+    )
     label: str | None = _data(
         "label to train and evaluate, if the data have several, or labels to train together "
         "(default: the main one)", None, metavar="NAME[,NAME…]"

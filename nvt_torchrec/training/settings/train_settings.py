@@ -22,7 +22,7 @@ from nvt_torchrec.training.settings.sizes import SIZES
 #: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
 MODEL_SIZES = (
     *("embedding_dim", "dense_arch_layer_sizes", "over_arch_layer_sizes", "first_order"),
-    *("vector_scale", "dense_bins", "max_events", "sequences", "hash_indices"),
+    *("vector_scale", "dense_bins", "max_events", "sequences", "hash_indices", "vectors"),
     *("batch_norm", "dropout"),
 )
 #: The sizes of tables that are given; with ``hash_indices`` they are taken from a checkpoint, too.

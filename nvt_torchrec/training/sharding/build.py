@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import TrainPipelineSparseDist, dist_data
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
@@ -22,6 +21,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
+from nvt_torchrec.models.head import Head
 from nvt_torchrec.training.baselines.regression import Regression, Start
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import Loader, TrainBatch
@@ -90,7 +90,7 @@ def build(
         kept_negatives=settings.undersampling_rate,
     )
     combined.fuse_table_optimizer(unsharded.sparse_arch, settings)
-    set_up_dense(unsharded.head.module, group.device, settings)
+    set_up_dense(unsharded.head, group.device, settings)
     loader_bytes = _sum_loader_bytes(loaders or {})
     sharded, plan = _shard_model(model, config, settings, group, loader_bytes)
     return RunState(config, sharded, combined.combine_optimizers(sharded, settings), group), plan
@@ -105,16 +105,19 @@ def _sum_loader_bytes(loaders: Mapping[str, Loader]) -> int:
     return sizes.pop("train", 0) + max(sizes.values(), default=0)
 
 
-def set_up_dense(module: nn.Module, device: torch.device, settings: TrainSettings) -> None:
-    """Apply the settings of the dense layers, those of ``module``.
+def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> None:
+    """Apply the settings of the dense layers, those of the head's module above all.
 
     On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs;
     :class:`training.sharding.train_model.TrainModel` marks the steps and copies the results.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
+    module = head.module
     uses_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
     if uses_tensor_cores:
         getattr(module, "align_inputs", lambda: None)()
+        if head.dense_vectors is not None:
+            head.dense_vectors.aligned = True
     # An own model may use a vector several times. On CPUs, threads would otherwise add its
     # gradients in any order.
     is_own = ":" in settings.model
@@ -246,7 +249,9 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
 
 
 def start_from(start: Start, run: RunState) -> None:
-    """Set the edges of bins, and the linear term to a logistic regression of each label.
+    """Set the edges of bins, the mean and scale of vectors, and the linear term.
+
+    The linear term becomes a logistic regression of each label.
 
     Weights of values that the regression does not have stay 0, and so do those of a label without
     a regression.
@@ -257,6 +262,10 @@ def start_from(start: Start, run: RunState) -> None:
     for name, buffer in run.model.named_buffers():
         if name.endswith("piecewise.edges"):
             buffer.copy_(torch.from_numpy(start.edges))
+        if start.vectors and name.endswith("dense_vectors.center"):
+            buffer.copy_(torch.from_numpy(start.vectors.center))
+        if start.vectors and name.endswith("dense_vectors.scale"):
+            buffer.copy_(torch.from_numpy(start.vectors.scale))
     if not run.config.first_order:
         return
     for number, label in enumerate(run.config.labels):

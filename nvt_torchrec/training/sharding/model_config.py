@@ -47,6 +47,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         histories=schema.histories if settings.max_events else (),
         max_events=(settings.max_events or 0) if schema.histories else 0,
         vocabularies=schema.vocabularies,
+        dense_vectors=() if settings.vectors is False else schema.vectors,
     )
     columns = dataclasses.replace(columns, sequences=_choose_sequences(settings, columns))
     if columns.histories and settings.loader == "merlin":

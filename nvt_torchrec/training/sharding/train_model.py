@@ -96,7 +96,8 @@ class TrainModel(nn.Module):
             torch.compiler.cudagraph_mark_step_begin()
         self.set_rows(batch.labels, batch.rows, batch.global_size)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
-            logits = self.model(batch.dense_features, batch.sparse_features)
+            inputs = batch.dense_features, batch.sparse_features, batch.dense_vectors
+            logits = self.model(*inputs)
         logits = logits[: batch.rows].float()
         if self._replays_graphs:
             logits = logits.clone()  # the next step writes to the same memory
@@ -301,18 +302,22 @@ class ModelWithTables(nn.Module):
         self.lookup_l2 = LookupL2(config.categorical)
 
     def forward(
-        self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
+        self,
+        dense_features: torch.Tensor,
+        sparse_features: KeyedJaggedTensor,
+        dense_vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits [B, T] of a batch; the arguments are those of TorchRec's DLRM.
+        """Return the logits [B, T] of a batch; the first arguments are those of TorchRec's DLRM.
 
-        The keys of ``sparse_features`` are ``ModelConfig.lookups``.
+        The keys of ``sparse_features`` are ``ModelConfig.lookups``. ``dense_vectors`` are the
+        vectors of the data, [B, ``ModelConfig.vector_inputs``]; None if the model takes none.
         """
         vectors = self.sparse_arch(sparse_features)
         vectors = self.lookup_l2(sparse_features, vectors)
         more = None
         if self.inputs is not None:
             vectors, more = self.inputs(sparse_features, vectors)
-        return self.head(dense_features, vectors, more)
+        return self.head(dense_features, vectors, more, dense_vectors)
 
 
 def build_model(

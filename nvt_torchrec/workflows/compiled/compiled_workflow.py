@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_parts
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
@@ -31,13 +30,7 @@ from nvt_torchrec.formats.rows import (
     word_of,
 )
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.vectors import (
-    IN_WORKFLOW,
-    VectorStores,
-    select_vectors,
-    vector_files,
-)
-from nvt_torchrec.formats.vocabularies import COPY_AGAIN
+from nvt_torchrec.formats.vectors import VectorStores
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import compiler, flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
@@ -45,6 +38,7 @@ from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_vectors import gather_vectors, open_vectors
 
 #: Events of a history that are looked up, where no model says how many it takes.
 MAX_EVENTS = 50
@@ -168,27 +162,14 @@ class CompiledWorkflow:
             weight=rows.weight,
             pointers=rows.pointers,
             vector_rows=rows.vector_rows,
+            given_vectors=rows.given_vectors,
         )
 
-    def take_vectors(self, rows: RawRows, encoded: EncodedRows) -> np.ndarray | None:
-        """Return ``dense_vectors``, float32 [n, sum of (width + 1)]; None for a spec without.
-
-        They are those that the caller gave, or else those that the rows find by their keys.
-
-        Args:
-            rows: The rows.
-            encoded: What :meth:`transform` made of them.
-
-        Raises:
-            BadInputError: A file was written to since it was opened.
-            SchemaError: The rows were not looked up in the tables, or a file is damaged.
-        """
-        if self.vectors is None or rows.dense_vectors is not None:
-            return rows.dense_vectors
-        if encoded.vector_rows is None:
-            raise SchemaError("rows without vectors", "read them with the keys of their tables")
-        self.vectors.check()
-        return self.vectors.take(encoded.vector_rows)
+    def take_vectors(self, rows: EncodedRows) -> np.ndarray:
+        """Return ``dense_vectors`` of rows, see :func:`workflows.stored_vectors.gather_vectors`."""
+        assert self.vectors is not None
+        assert rows.vector_rows is not None
+        return gather_vectors(self.vectors, rows.vector_rows, rows.given_vectors)
 
     def _check(self) -> None:
         for array in self._mapped:
@@ -364,33 +345,8 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
-        vectors=_open_vectors(description, verify=verify),
+        vectors=open_vectors(description, verify=verify),
     )
-
-
-def _open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorStores | None:
-    """Open the vectors beside a saved workflow; None for a spec without.
-
-    Raises:
-        BadInputError: A file is missing or damaged.
-    """
-    if not description.spec.vectors:
-        return None
-    files = select_vectors(description.files)
-    check_sizes(description.path, files, COPY_AGAIN)
-    if verify:
-        check_digests(description.path, files, COPY_AGAIN)
-    stores = VectorStores(
-        description.path / IN_WORKFLOW, [vector.stored for vector in description.spec.vectors]
-    )
-    for store in stores.stores:
-        listed = vector_files(store.vectors.name, files)
-        if len(store.parts) != len(listed):
-            raise BadInputError(
-                f"{store.root}: {len(store.parts)} parts, where the workflow lists {len(listed)}",
-                COPY_AGAIN,
-            )
-    return stores
 
 
 def _read_plan(path: Path, description: WorkflowDescription) -> compiler.CompiledPlan:

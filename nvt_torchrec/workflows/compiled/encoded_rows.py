@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.given_vectors import GivenVectors
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.schema import TableSchema
 
@@ -29,6 +31,7 @@ class EncodedRows:
         pointers: See :class:`formats.rows.RawRows`.
         vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
             :mod:`formats.vectors`; None for a spec without.
+        given_vectors: By name, the vectors that rows to score hold themselves.
     """
 
     labels: np.ndarray
@@ -39,9 +42,45 @@ class EncodedRows:
     weight: np.ndarray | None = None
     pointers: np.ndarray | None = None
     vector_rows: np.ndarray | None = None
+    given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.dense.shape[1]
+
+
+def split_rows(rows: EncodedRows, size: int) -> list[EncodedRows]:
+    """Split rows to score into parts of up to ``size`` rows.
+
+    The first part keeps the counts of missing and unknown values of all rows, so that each value is
+    counted once.
+    """
+    if len(rows) <= size:
+        return [rows]
+    zeros = np.zeros_like(rows.null)
+    parts = []
+    for begin in range(0, len(rows), size):
+        end = begin + size
+        given = {name: vectors.slice(begin, end) for name, vectors in rows.given_vectors.items()}
+        parts.append(
+            EncodedRows(
+                labels=rows.labels[:, begin:end],
+                dense=rows.dense[:, begin:end],
+                ids=rows.ids.slice(begin, end),
+                null=rows.null if begin == 0 else zeros,
+                oov=rows.oov if begin == 0 else zeros,
+                vector_rows=None if rows.vector_rows is None else rows.vector_rows[:, begin:end],
+                given_vectors=given,
+            )
+        )
+    return parts
+
+
+def join_rows(parts: Sequence[EncodedRows]) -> tuple[np.ndarray, Ids]:
+    """Concatenate rows: dense float32 [columns, n] and ids."""
+    if len(parts) == 1:
+        return parts[0].dense, parts[0].ids
+    dense = np.concatenate([rows.dense for rows in parts], axis=1)
+    return dense, Ids.concatenate([rows.ids for rows in parts])
 
 
 def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:

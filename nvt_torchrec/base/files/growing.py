@@ -1,0 +1,102 @@
+"""Arrays in files that are written a piece at a time: those that do not fit into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, output_errors
+from nvt_torchrec.base.files.mapping import HEADERS
+
+#: How many bytes are copied at once.
+_COPIED = 1 << 20
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+    """Create a file with an array of zeros, and map it; what is assigned to it goes to the file.
+
+    Its blocks are reserved on the disk: a mapped file that finds the disk full ends the process.
+
+    Raises:
+        OutputError: It cannot be written, or the disk is full.
+    """
+    with output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if 0 in shape:  # such an array cannot be mapped
+            array = np.empty(shape, dtype)
+            with open(path, "wb") as file:
+                np.save(file, array)
+            return array
+        with HEADERS:
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, array.offset + array.nbytes)
+    return array.view(np.ndarray)
+
+
+class GrowingArray:
+    """An array [n] or [rows, n] in a ``.npy`` file, to whose last axis values are added.
+
+    Each row is a file of its own until the end of the context, which puts them together::
+
+        with GrowingArray(path, np.int64, rows=2) as array:
+            array.append(np.zeros((2, 5), np.int64))
+
+    Args:
+        path: The file; it is whole or absent.
+        dtype: The type of the values.
+        rows: The number of rows; None for one dimension.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype | type, rows: int | None = None) -> None:
+        self._path, self._dtype, self._rows = path, np.dtype(dtype), rows
+        self.length = 0
+        self._stack = contextlib.ExitStack()
+        self._files = []
+        with output_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for row in range(1 if rows is None else rows):
+                part = path.with_name(f".{path.name}.{row}{TEMPORARY}")
+                self._stack.callback(part.unlink, missing_ok=True)
+                file = open(part, "wb+")  # noqa: SIM115
+                self._files.append(self._stack.enter_context(file))
+
+    def __enter__(self) -> GrowingArray:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._stack:
+            if kind is None:
+                self._finish()
+
+    def append(self, values: np.ndarray) -> None:
+        """Add values, [n] or [rows, n]."""
+        values = np.atleast_2d(values)
+        with output_errors(self._path):
+            for file, row in zip(self._files, values, strict=True):
+                file.write(np.ascontiguousarray(row, self._dtype).data)
+        self.length += values.shape[1]
+
+    def _finish(self) -> None:
+        """Write the header, then the rows."""
+        shape = (self.length,) if self._rows is None else (self._rows, self.length)
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        with atomic_path(self._path) as temporary, open(temporary, "wb") as target:
+            np.lib.format.write_array_header_1_0(target, described)
+            for file in self._files:
+                file.seek(0)
+                shutil.copyfileobj(file, target, _COPIED)
+                file.truncate(0)  # so that the disk holds them twice one row at a time

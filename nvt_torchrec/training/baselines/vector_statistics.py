@@ -1,0 +1,76 @@
+"""Means and scales of the data's vectors in training rows, by which a model standardizes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.models.config import ModelConfig
+from nvt_torchrec.training.baselines.row_sample import make_group_alone
+from nvt_torchrec.training.data.loaders import make_sample
+from nvt_torchrec.training.settings.train_settings import TrainSettings
+
+#: How many batches of training rows are read, and the most rows of one.
+_BATCHES = 8
+_MAX_ROWS = 8192
+#: About how many values of vectors a batch holds, and the fewest rows of one.
+_BATCH_VALUES = 1 << 22
+_MIN_ROWS = 64
+#: The smallest variance that is one, as a share of the mean square.
+_MIN_VARIANCE = 1e-10
+#: The smallest scale: weights divided by it stay far from the limits of float32.
+_MIN_SCALE = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorStatistics:
+    """What a model standardizes vectors by (:class:`models.dense_vectors.DenseVectors`).
+
+    Attributes:
+        center: The mean of each value over the rows that have the vector, float32 [all inputs]; 0
+            for indicators.
+        scale: Of each vector the root mean square of its values less their means, float32
+            [vectors]; 1 if all are equal.
+    """
+
+    center: np.ndarray
+    scale: np.ndarray
+
+
+def measure_vectors(
+    settings: TrainSettings, config: ModelConfig, files: tuple[Path, ...] | None
+) -> VectorStatistics | None:
+    """Measure the vectors of training rows, drawn at random; None if the model takes none.
+
+    Args:
+        settings: The settings of the run.
+        config: The model's shape.
+        files: Those of the training set that the run reads; None for all.
+    """
+    if not config.dense_vectors:
+        return None
+    inputs = config.vector_inputs
+    rows = min(max(_BATCH_VALUES // inputs, _MIN_ROWS), _MAX_ROWS)
+    without_events = dataclasses.replace(config, histories=(), max_events=0, sequences=())
+    sums, squares = np.zeros(inputs), np.zeros(inputs)
+    group = make_group_alone()
+    for batch in make_sample(settings, without_events, "train", group, _BATCHES, rows, files):
+        assert batch.dense_vectors is not None
+        values = batch.dense_vectors.numpy()
+        sums += values.sum(0, dtype=np.float64)
+        squares += np.einsum("ij,ij->j", values, values, dtype=np.float64)
+    center, scale = np.zeros(inputs, np.float32), np.ones(len(config.dense_vectors), np.float32)
+    for number, (begin, end) in enumerate(config.vector_bounds.values()):
+        count = sums[end - 1]  # the sum of the indicators
+        if not count:
+            continue
+        mean = sums[begin : end - 1] / count
+        mean_square = np.mean(squares[begin : end - 1]) / count
+        variance = mean_square - np.mean(mean**2)
+        center[begin : end - 1] = mean
+        # Of equal vectors only errors of rounding are left.
+        if variance > _MIN_VARIANCE * mean_square and variance > _MIN_SCALE**2:
+            scale[number] = np.sqrt(variance)
+    return VectorStatistics(center, scale)
