@@ -36,6 +36,14 @@ from benchmarks.harness import (
     run_etl,
 )
 from benchmarks.process import BUILD
+from benchmarks.raw_log import (
+    draw_items,
+    draw_labels,
+    draw_log,
+    draw_prices,
+    draw_user_shares,
+    write_csv,
+)
 from nvt_torchrec.base.command_line import Settings, flag
 
 METRICS = (
@@ -47,7 +55,8 @@ METRICS = (
 )
 EVENTS = "events"
 PLAIN = "no events"
-DAYS = 30
+#: The most values of a column of ids.
+ITEMS = 50_000
 WINDOW_DAYS = 7
 _SPEC = """[input]
 format = "csv"
@@ -138,19 +147,14 @@ def _make_log(root: Path, rows: int, columns: int) -> None:
     """Write rows in the order of their times, of users with a hundred rows each on average."""
     random = np.random.default_rng(0)
     users = rows // 100
-    share = random.pareto(1.5, users) + 0.5
-    log = pa.table(
-        {
-            "time": np.sort(random.integers(0, DAYS * 86_400, rows)),
-            "user": random.choice(users, rows, p=share / share.sum()),
-            "item": np.minimum(random.zipf(1.3, rows), 50_000),
-            "price": random.lognormal(3, 1, rows).round(2),
-            "label": (random.random(rows) < 0.2).astype(np.int8),
-            **{f"x{i}": np.minimum(random.zipf(1.3, rows), 50_000) for i in range(columns)},
-        }
-    )
-    pa_csv.write_csv(log, root / "log.csv")
-    names = ["item", *(f"x{i}" for i in range(columns))]
+    log = draw_log(random, rows, users, ITEMS, draw_user_shares(random, users))
+    log["price"] = draw_prices(random, rows)
+    log["label"] = draw_labels(random, rows)
+    names = ["item"]
+    for i in range(columns):
+        log[f"x{i}"] = draw_items(random, rows, ITEMS)
+        names.append(f"x{i}")
+    write_csv(log, root / "log.csv")
     days = {"valid": "1970-01-28", "test": "1970-01-29"}
     spec = _SPEC.format(names=json.dumps(names), dense=_DENSE, **days)
     (root / "events.toml").write_text(spec + _EVENTS)

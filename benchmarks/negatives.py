@@ -15,17 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
 from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
+from benchmarks.raw_log import draw_log, write_csv
 from nvt_torchrec.base.command_line import Settings, flag
 
 DRAWN, PLAIN = "negatives", "no negatives"
-DAYS = 30
+
 _SPEC = """[input]
 format = "csv"
 [label]
@@ -81,15 +80,10 @@ def _run(settings: NegativesSettings) -> int:
 def _make_log(root: Path, rows: int, items: int, users: int) -> None:
     """Write a log in the order of time."""
     random = np.random.default_rng(0)
-    log = pa.table(
-        {
-            "time": np.sort(random.integers(0, DAYS * 86_400, rows)),
-            "user": random.integers(0, users, rows),
-            "item": np.minimum(random.zipf(1.3, rows), items) - 1,
-            "liked": np.ones(rows, np.int8),
-        }
-    )
-    pa_csv.write_csv(log, root / "log.csv")
+    log = draw_log(random, rows, users, items)
+    log["item"] -= 1
+    log["liked"] = np.ones(rows, np.int8)
+    write_csv(log, root / "log.csv")
 
 
 def _ours(root: Path, case: str, per_positive: int) -> System:

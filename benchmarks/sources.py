@@ -17,16 +17,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
 from benchmarks.etl.systems import CASE_METRICS, etl_case
 from benchmarks.harness import System, Table, run_benchmark
 from benchmarks.process import BUILD
+from benchmarks.raw_log import (
+    SECONDS,
+    draw_labels,
+    draw_log,
+    draw_prices,
+    draw_user_shares,
+    write_csv,
+)
 from nvt_torchrec.base.command_line import Settings, flag
 
-DAYS, WINDOW_DAYS = 30, 7
+WINDOW_DAYS = 7
 _SPEC = """[input]
 format = "csv"
 [split]
@@ -111,28 +117,19 @@ def _run(settings: SourcesSettings) -> int:
 def _make_log(root: Path, rows: int, events: int, users: int) -> None:
     """Write a log and events in the order of time, and a spec for each case."""
     random = np.random.default_rng(0)
-    seconds = DAYS * 86_400
-    share = random.pareto(1.5, users) + 0.5
-    log = pa.table(
-        {
-            "time": np.sort(random.integers(0, seconds, rows)),
-            "user": random.choice(users, rows, p=share / share.sum()),
-            "item": np.minimum(random.zipf(1.3, rows), 50_000),
-            "category": random.integers(0, 50, rows),
-            "device": random.integers(0, 5, rows),
-            "price": random.lognormal(3, 1, rows).round(2),
-            "label": (random.random(rows) < 0.2).astype(np.int8),
-        }
-    )
-    pa_csv.write_csv(log, root / "log.csv")
-    purchases = pa.table(
-        {
-            "at": np.sort(random.integers(0, seconds, events)),
-            "user_id": random.choice(users, events, p=share / share.sum()),
-            "amount": random.lognormal(3, 1, events).round(2),
-        }
-    )
-    pa_csv.write_csv(purchases, root / "purchases.csv")
+    user_shares = draw_user_shares(random, users)
+    log = draw_log(random, rows, users, 50_000, user_shares)
+    log["category"] = random.integers(0, 50, rows)
+    log["device"] = random.integers(0, 5, rows)
+    log["price"] = draw_prices(random, rows)
+    log["label"] = draw_labels(random, rows)
+    write_csv(log, root / "log.csv")
+    purchases = {
+        "at": np.sort(random.integers(0, SECONDS, events)),
+        "user_id": random.choice(users, events, p=user_shares),
+        "amount": draw_prices(random, events),
+    }
+    write_csv(purchases, root / "purchases.csv")
     for number, blocks in enumerate(CASES.values()):
         (root / f"{number}.toml").write_text(_SPEC + blocks)
 

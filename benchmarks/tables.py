@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
 from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
+from benchmarks.raw_log import SECONDS, draw_labels, draw_log, draw_prices, write_csv
 from nvt_torchrec.base.command_line import Settings, flag
 
 TABLES = "tables"
 PLAIN = "no tables"
-DAYS = 30
+
 #: How many versions each item has.
 VERSIONS = 10
 #: The spec of the log without tables.
@@ -103,35 +102,29 @@ def _run(settings: TablesSettings) -> int:
 def _make_log(root: Path, rows: int, items: int, users: int) -> None:
     """Write a log in the order of time, and tables of its items and users."""
     random = np.random.default_rng(0)
-    seconds = DAYS * 86_400
-    log = pa.table(
-        {
-            "time": np.sort(random.integers(0, seconds, rows)),
-            "user": random.integers(0, users, rows),
-            "item": np.minimum(random.zipf(1.3, rows), items) - 1,
-            "label": (random.random(rows) < 0.2).astype(np.int8),
-        }
-    )
-    pa_csv.write_csv(log, root / "log.csv")
+    log = draw_log(random, rows, users, items)
+    log["item"] -= 1
+    log["label"] = draw_labels(random, rows)
+    write_csv(log, root / "log.csv")
     versions = items * VERSIONS
     texts = np.array([f"text number {i}" for i in range(5_000)])
-    changed = random.permutation(seconds)[:VERSIONS]
+    changed = random.permutation(SECONDS)[:VERSIONS]
     changed[0] = 0
     item_columns = {
         "item": np.repeat(np.arange(items), VERSIONS),
         "changed": np.tile(np.sort(changed), items),
-        "price": random.lognormal(3, 1, versions).round(2),
+        "price": draw_prices(random, versions),
         "brand": texts[random.integers(0, 5_000, versions)],
         "category": texts[random.integers(0, 50, versions)],
     }
-    pa_csv.write_csv(pa.table(item_columns), root / "items.csv")
+    write_csv(item_columns, root / "items.csv")
     user_columns = {
         "user": np.arange(users),
         "age": random.integers(15, 90, users),
         "city": texts[random.integers(0, 3_000, users)],
         "job": texts[random.integers(0, 100, users)],
     }
-    pa_csv.write_csv(pa.table(user_columns), root / "users.csv")
+    write_csv(user_columns, root / "users.csv")
     (root / "tables.toml").write_text(_SPEC + _JOINED)
     (root / "plain.toml").write_text(_SPEC)
 

@@ -156,7 +156,7 @@ def run_fit(
     )
     _prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
-    from nvt_torchrec.inference.model.weights import import_model
+    from nvt_torchrec.inference.model.served_checkpoint import import_model
     from nvt_torchrec.training.loop.train import train
 
     with output_errors(folder.log):

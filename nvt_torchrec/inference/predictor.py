@@ -23,8 +23,8 @@ from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.inference.encoder import Encoder, check_same_digest
 from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
+from nvt_torchrec.inference.model.served_checkpoint import check_device, check_pair, read_checkpoint
 from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.inference.model.weights import check_device, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import digest_of
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled

@@ -122,7 +122,7 @@ def test_rows_that_got_lost_are_noticed(raw: Path, tmp_path: Path, monkeypatch) 
         move_parts(parts, split_root, files)
 
     monkeypatch.setattr("nvt_torchrec.etl.run.move_parts", lose)
-    with pytest.raises(BadInputError, match=r"part.0.parquet: 59 rows, 60 were written"):
+    with pytest.raises(BadInputError, match=r"part.0.parquet: 59 rows, but 60 were written"):
         run(settings(raw, tmp_path / "out"))
     assert not (tmp_path / "out" / "manifest.json").exists()
 

@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, Fe
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
-from nvt_torchrec.inference.model.weights import CheckpointOrigin, Origin
+from nvt_torchrec.inference.model.served_checkpoint import CheckpointOrigin, Origin
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.workflows.description import inspect

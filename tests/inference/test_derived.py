@@ -19,7 +19,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import format_of
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.bulk import predict_file
-from nvt_torchrec.inference.model.weights import check_same_interface
+from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings

@@ -23,7 +23,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.commands.lineage import read_lineage
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.model.weights import read_checkpoint
+from nvt_torchrec.inference.model.served_checkpoint import read_checkpoint
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import score_labelled

@@ -15,7 +15,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.model.weights import check_pair
+from nvt_torchrec.inference.model.served_checkpoint import check_pair
 from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer

@@ -16,7 +16,7 @@ from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.model.weights import check_pair
+from nvt_torchrec.inference.model.served_checkpoint import check_pair
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.nvt_loader import KJTLoader

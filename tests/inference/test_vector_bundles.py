@@ -15,7 +15,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.workflow_description import METADATA_FILE
 from nvt_torchrec.inference.model.bundle import FORMAT, read_bundle
-from nvt_torchrec.inference.model.weights import check_same_interface
+from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.trial import try_bundle
 from nvt_torchrec.inference.server.batching import Batcher

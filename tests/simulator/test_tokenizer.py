@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.text.device import padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import pad_text, parse_on_device
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from tests.logs import CRITEO
@@ -28,7 +28,7 @@ def on_device(text: bytes, spec: FeatureSpec = SPEC, limit: int = LIMIT):
     device = SimulatedDevice()
     buffer = device.pinned(len(text) + 1)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return parse_on_device(device, device.upload(padded(buffer, len(text))), spec, limit)
+    return parse_on_device(device, device.upload(pad_text(buffer, len(text))), spec, limit)
 
 
 def check(text: bytes, spec: FeatureSpec = SPEC) -> None:

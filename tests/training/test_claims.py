@@ -13,17 +13,17 @@ from collections.abc import Iterator
 import pytest
 
 from nvt_torchrec.base.errors import OutputError
-from nvt_torchrec.training.checkpoint.directories import claimed
+from nvt_torchrec.training.checkpoint.directories import claim_directories
 from nvt_torchrec.training.launch.distributed import process_group
 from tests.training.runs import environment, events, flags_of, train_here
 
 HOLDER = """
 import pathlib, sys, time
-from nvt_torchrec.training.checkpoint.directories import claimed
+from nvt_torchrec.training.checkpoint.directories import claim_directories
 from nvt_torchrec.training.launch.distributed import process_group
 
 locks = {pathlib.Path(path): pathlib.Path(path) for path in sys.argv[1:]}
-with process_group() as group, claimed(locks, group):
+with process_group() as group, claim_directories(locks, group):
     print("here", flush=True)
     time.sleep(600)
 """
@@ -65,13 +65,13 @@ def test_a_second_run_is_refused_until_the_first_is_gone_however_it_ends(data, s
 def test_a_restarted_job_waits_for_locks_of_a_machine_that_is_gone(tmp_path, monkeypatch):
     lock = tmp_path / ".lock"
     with process_group() as group:
-        first = claimed({tmp_path: lock}, group)
+        first = claim_directories({tmp_path: lock}, group)
         first.__enter__()
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         end = threading.Timer(1.5, first.__exit__, (None, None, None))
         begin = time.monotonic()
         end.start()
-        with claimed({tmp_path: lock}, group):
+        with claim_directories({tmp_path: lock}, group):
             assert time.monotonic() - begin > 1
             assert lock.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
         end.join()
@@ -83,5 +83,5 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with process_group() as group, claimed({tmp_path: tmp_path / ".lock"}, group):
+    with process_group() as group, claim_directories({tmp_path: tmp_path / ".lock"}, group):
         assert "this file system has no locks (No locks available)" in caplog.text

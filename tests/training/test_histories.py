@@ -146,7 +146,7 @@ def test_lists_have_the_events_of_the_means(data: Path, tmp_path: Path) -> None:
 def test_the_newest_event_is_in_the_last_place(data: Path) -> None:
     """And a column that changes its rows does so with all of its places."""
     settings = parse_settings([f"--binary_path={data}", MAX_EVENTS, DIN, "--sequences=recent"])
-    config = model_config(settings.filled({"embedding_dim": 8}), TableSchema.read(data))
+    config = model_config(settings.fill_in({"embedding_dim": 8}), TableSchema.read(data))
     assert config.lists == ("recent.cat_1", "recent.cat_2")
     loader = KJTLoader(data / "train", 64, label=("label",), device="cpu", max_events=5)
     (batch,) = itertools.islice(loader, 1)

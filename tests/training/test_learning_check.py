@@ -103,7 +103,7 @@ class _Check(LearningCheck):
         settings = parse_settings(given)
         super().__init__(settings, group, self, epoch_steps=10, remedies=Remedies("", "", "rates"))
         for number, loss in enumerate(losses, start=1):
-            self.evaluated(10 * number, {"label": Metrics(9, 3, auroc=0.9, log_loss=loss)})
+            self.note_evaluation(10 * number, {"label": Metrics(9, 3, auroc=0.9, log_loss=loss)})
 
     def write(self, event: str, **values) -> None:
         self.written.append(values)
@@ -210,7 +210,7 @@ def test_of_several_labels_the_bad_one_is_named():
     assert "calibration 1.2" in second
     assert "of test (c): " in second
     noise = compute_metrics(np.random.default_rng(2).normal(0, 0.1, len(LABELS)), LABELS)
-    check.evaluated(30, {"a": good, "b": noise, "c": good})
+    check.note_evaluation(30, {"a": good, "b": noise, "c": good})
     assert check.written[-1]["text"].endswith(" of valid (b): nothing is learned yet")
 
 

@@ -111,7 +111,7 @@ def test_the_dense_layers_rate_falls(optimizer, tables_fall):
     """Those of tables, too, where the optimizer's steps do not shrink by themselves."""
     flags = ["--dense_decay=0.5", "--learning_rate=2", f"--optimizer={optimizer}"]
     settings = fill_sizes(parse_settings(flags), 0, 1)
-    settings = settings.filled({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
+    settings = settings.fill_in({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
     rates = [learning_rates(settings, step, 8, 8) for step in range(8)]
     falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
     assert [rate.dense for rate in rates] == falling

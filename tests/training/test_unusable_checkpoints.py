@@ -202,9 +202,13 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path, monkeypatch, error, rai
 
     sent = []
     with process_group() as group, monkeypatch.context() as patch:
-        patch.setattr(restoring, "gathered", lambda group, mine: sent.append(mine) or [mine, None])
+        patch.setattr(
+            restoring, "gather_objects", lambda group, mine: sent.append(mine) or [mine, None]
+        )
         with pytest.raises((ClickLogError, RuntimeError), match=raised):
             restoring.call_on_all_ranks(group, tmp_path, fail)
-        patch.setattr(restoring, "gathered", lambda group, mine: [mine, *sent])  # another rank's
+        patch.setattr(
+            restoring, "gather_objects", lambda group, mine: [mine, *sent]
+        )  # another rank's
         with pytest.raises(type(sent[0]), match=raised):
             restoring.call_on_all_ranks(group, tmp_path, lambda: None)

@@ -225,7 +225,7 @@ def test_equal_vectors_are_not_divided_by_nothing(tmp_path: Path) -> None:
 
 def config_for(data: Path, settings) -> ModelConfig:
     layers = {"dense_arch_layer_sizes": (8,), "over_arch_layer_sizes": (4, 1), "max_events": 5}
-    return model_config(settings.filled({**layers, "dense_bins": 4}), TableSchema.read(data))
+    return model_config(settings.fill_in({**layers, "dense_bins": 4}), TableSchema.read(data))
 
 
 def test_layers_see_standardized_values() -> None:

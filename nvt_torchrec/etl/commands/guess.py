@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 #: MiB of text that are read from the beginning of a file.
 HEAD_MB = 8
+#: Columns that are not read and that a line names; the spec names all of them.
+_MAX_UNREAD = 20
 
 #: For the command's help.
 DESCRIPTION = (
@@ -149,16 +151,19 @@ def guess_spec(
             "another category with repeated values, and a split by days, time or files",
             "leave --events out, or write the block by hand as docs/events.md shows",
         )
-    rule, why = found.labels[0]
     flags = ["--input_path", found.split.input_path or path, "--output_path", "OUT"]
-    placed = [f"{t.keys['name']}={p}" for t, p in zip(guessed_tables, tables, strict=True)]
-    if placed:
-        flags += ["--table", ",".join(placed)]
+    table_paths = []
+    for table, table_path in zip(guessed_tables, tables, strict=True):
+        table_paths.append(f"{table.keys['name']}={table_path}")
+    if table_paths:
+        flags += ["--table", ",".join(table_paths)]
     if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
     says = []
     if found.unread:
-        unread = ", ".join(list(found.unread)[:20]) + (" …" if len(found.unread) > 20 else "")
+        unread = ", ".join(list(found.unread)[:_MAX_UNREAD])
+        if len(found.unread) > _MAX_UNREAD:
+            unread += " …"
         says.append(f"not read, for the reasons at the end of the spec: {unread}")
     if sample.quoted_breaks:
         says.append(
@@ -167,6 +172,7 @@ def guess_spec(
         )
     if proposed and not events:
         says.append("what happened before a row may say more than its ids: --events counts it")
+    rule, why = found.labels[0]
     why = why.replace("; also possible", "; --label takes another")
     says.append(f"the label is {rule['name']}: {why}")
     lines = comment_events(proposed, wanted=events)

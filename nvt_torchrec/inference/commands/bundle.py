@@ -31,7 +31,7 @@ def run(settings: BundleSettings) -> None:
 
     prepare_torch()
     from nvt_torchrec.inference.model.bundle import write_bundle
-    from nvt_torchrec.inference.model.weights import import_model
+    from nvt_torchrec.inference.model.served_checkpoint import import_model
 
     output, build = settings.output, import_model(settings.model, settings.checkpoint)
     if write_bundle(

@@ -84,7 +84,7 @@ class ModelSettings(Settings):
             ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
         """
         prepare()
-        from nvt_torchrec.inference.model.weights import import_model
+        from nvt_torchrec.inference.model.served_checkpoint import import_model
         from nvt_torchrec.inference.predictor import Predictor
 
         return Predictor.load(

@@ -2,8 +2,8 @@
 
 Layout::
 
-    bundle.json            the model, digest and generation of the workflow, where the
-                           weights come from (:class:`.weights.Origin`); size and SHA-256 of every
+    bundle.json            the model, digest and generation of the workflow, where the weights come
+                           from (:class:`.served_checkpoint.Origin`); size and SHA-256 of every
                            other file, and its own BLAKE2b digest. Written last
     workflow/              the saved workflow, with its compiled form, tables and vectors
     .merlin/schema.json    columns and table sizes
@@ -47,6 +47,7 @@ from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
+from nvt_torchrec.inference.model.served_checkpoint import Origin, check_pair, read_checkpoint
 from nvt_torchrec.inference.model.weight_files import (
     list_weight_files,
     list_weights,
@@ -55,7 +56,6 @@ from nvt_torchrec.inference.model.weight_files import (
     save_array,
     write_weights,
 )
-from nvt_torchrec.inference.model.weights import Origin, check_pair, read_checkpoint
 from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build

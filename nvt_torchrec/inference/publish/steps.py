@@ -15,7 +15,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, 
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.inference.bulk import metrics_of, read_to_score
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
-from nvt_torchrec.inference.model.weights import check_same_interface
+from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.directory import PUBLISH, ROLLBACK, Entry, Store, open_store

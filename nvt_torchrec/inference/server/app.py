@@ -58,9 +58,10 @@ _GAUGES_S = 1.0
 class Service:
     """A model that is served over HTTP.
 
-    Its successors have the same columns (:func:`inference.model.weights.check_same_interface`).
-    Everything else of them may differ, so a request reads ``served`` once and uses that model to
-    its end, and nothing here keeps the first one.
+    Its successors have the same columns, see
+    :func:`inference.model.served_checkpoint.check_same_interface`. Everything else of them may
+    differ, so a request reads ``served`` once and uses that model to its end, and nothing here
+    keeps the first one.
 
     Args:
         served: The model. The caller must not keep it, so that its successor can replace it.

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
-from nvt_torchrec.inference.model.weights import check_same_interface
+from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.batching import SMALL_ROWS
 from nvt_torchrec.inference.server.serve_settings import ModelSource

@@ -5,7 +5,7 @@
     loop/trainer.py, one run
      │ at its start
      ├─ ancestor.agree_on_ancestor      which checkpoint of another run it continues: an Ancestor
-     ├─ directories.claimed             no other run writes to its directories meanwhile
+     ├─ directories.claim_directories   no other run writes to its directories meanwhile
      ├─ resume.resume_from              its own newest checkpoint that can be used → its record
      │  ancestor.load_ancestor          or the other run's; restoring.grow_tables → GrownTables
      │  resume.load_weights             or weights alone

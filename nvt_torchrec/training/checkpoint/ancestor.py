@@ -27,7 +27,7 @@ from nvt_torchrec.models.checkpoint.record import (
 )
 from nvt_torchrec.models.config import ModelConfig, differences
 from nvt_torchrec.training.checkpoint.directories import (
-    checkpoints_in,
+    list_checkpoints,
     newest_record,
     remove,
     resolve,
@@ -39,7 +39,7 @@ from nvt_torchrec.training.checkpoint.restoring import (
     load_state,
 )
 from nvt_torchrec.training.checkpoint.resume import check_model, data_origin, merge_origins
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.settings.train_settings import (
     MODEL_SIZES,
@@ -105,9 +105,11 @@ def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
         SchemaError: It is of another program or version.
         SettingsError: The run so far continued from another checkpoint, or from none.
     """
-    checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    checkpoints = list_checkpoints(settings.checkpoint_dir) if settings.checkpoint_dir else []
     path = Path(settings.continue_from or "")
-    return call_on_all_ranks(group, path, _find_ancestor, settings, from_rank_0(group, checkpoints))
+    return call_on_all_ranks(
+        group, path, _find_ancestor, settings, broadcast_object(group, checkpoints)
+    )
 
 
 def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:

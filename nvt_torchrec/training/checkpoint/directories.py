@@ -32,7 +32,7 @@ _STEP_NAME = re.compile(r"step_(\d{8,})")
 _LEASE_SECONDS = 120.0
 
 
-def checkpoints_in(directory: Path | str) -> list[Path]:
+def list_checkpoints(directory: Path | str) -> list[Path]:
     """Return the checkpoints in a run's directory, whole or not, oldest first."""
     paths = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
@@ -40,7 +40,7 @@ def checkpoints_in(directory: Path | str) -> list[Path]:
 
 def list_whole(directory: Path | str) -> list[Path]:
     """Return the whole checkpoints in a run's directory, oldest first."""
-    return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
+    return [path for path in list_checkpoints(directory) if (path / MODEL_FILE).is_file()]
 
 
 def newest_record(checkpoints: list[Path]) -> tuple[Path, CheckpointRecord] | None:
@@ -111,7 +111,7 @@ def lock_files(settings: TrainSettings) -> dict[Path, Path]:
 
 
 @contextlib.contextmanager
-def claimed(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
+def claim_directories(locks: Mapping[Path, Path], group: Group) -> Iterator[None]:
     """Hold locks, which only one run can hold at a time (collective).
 
     Rank 0 holds them by flock, so they end with its process however that ends. A file that a

@@ -36,8 +36,8 @@ from nvt_torchrec.models.checkpoint.reading import (
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Window, read_tensors, read_windows
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.training.launch.distributed import Group, gathered
-from nvt_torchrec.training.launch.run_state import RunState, copied
+from nvt_torchrec.training.launch.distributed import Group, gather_objects
+from nvt_torchrec.training.launch.run_state import RunState, copy_state
 
 T = TypeVar("T")
 
@@ -152,11 +152,11 @@ def load_state(
         state.pop("random", None)
     best = None
     if not run.alone and tables is None and record.training.get("best"):
-        best = state["best"] = copied({name: state[name] for name in ("model", "optimizer")})
+        best = state["best"] = copy_state({name: state[name] for name in ("model", "optimizer")})
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
     call_on_all_ranks(group, path, _read_state, path, state, tables or {})
-    for diverged in gathered(group, not_finite(state)):
+    for diverged in gather_objects(group, not_finite(state)):
         if diverged:
             raise BadInputError(
                 f"{path}: {diverged} holds values that are not finite: training had diverged",
@@ -194,7 +194,7 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
             error = make_read_error(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
-    errors = [other for other in gathered(group, error) if other is not None]
+    errors = [other for other in gather_objects(group, error) if other is not None]
     # The checkpoint is damaged for certain only if no rank has another error.
     for other in errors:
         if not isinstance(other, BadInputError):

@@ -44,8 +44,8 @@ from nvt_torchrec.models.checkpoint.record import (
 )
 from nvt_torchrec.models.checkpoint.tensor_files import write_tensors
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, list_whole, remove
-from nvt_torchrec.training.launch.distributed import Group, gathered
-from nvt_torchrec.training.launch.run_state import RunState, copied
+from nvt_torchrec.training.launch.distributed import Group, gather_objects
+from nvt_torchrec.training.launch.run_state import RunState, copy_state
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Checkpoints:
         """
         self.wait()
         self.saved_step = step
-        copies = step, copied(state), record, copied(loss)
+        copies = step, copy_state(state), record, copy_state(loss)
         self._thread = threading.Thread(None, self._write, "checkpoint", copies, daemon=True)
         self._thread.start()
 
@@ -193,7 +193,7 @@ def save_checkpoint(
             process_group=group.cpu,
         )
         # Each rank reads back and digests the files that it wrote.
-        parts = gathered(group, _digest_files(temporary, f"__{group.rank}_*.distcp"))
+        parts = gather_objects(group, _digest_files(temporary, f"__{group.rank}_*.distcp"))
         if group.rank == 0:
             # dcp.save of PyTorch 2.11 returns metadata that do not say where tensors lie.
             metadata = dcp.FileSystemReader(temporary).read_metadata()
@@ -224,7 +224,7 @@ def save_checkpoint(
 
 def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
     """Check that all ranks' tensors are finite (collective). Raises SettingsError."""
-    for name in gathered(group, not_finite(state)):
+    for name in gather_objects(group, not_finite(state)):
         if name:
             raise SettingsError(
                 f"{name} is not finite after step {record['steps']}: training diverged, and this "

@@ -23,7 +23,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.registry import MODELS, flags_of
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.training.checkpoint.directories import checkpoints_in, newest_record, resolve
+from nvt_torchrec.training.checkpoint.directories import list_checkpoints, newest_record, resolve
 from nvt_torchrec.training.settings.train_settings import (
     MODEL_SIZES,
     RATES,
@@ -150,16 +150,16 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         BadInputError, SchemaError: The checkpoint or the data cannot be read.
     """
     directory = settings.checkpoint_dir
-    resumed = newest_record(checkpoints_in(directory)) if directory else None
+    resumed = newest_record(list_checkpoints(directory)) if directory else None
     if resumed:
         kept = _find_settings(settings, str(directory), resumed[1], ranks, is_resumed=True)
-        settings = settings.filled(kept)
+        settings = settings.fill_in(kept)
     else:
         path = _checkpoint_of(settings)
         if path:
             record = CheckpointRecord.read(path)
             kept = _find_settings(settings, str(path), record, ranks, is_resumed=False)
-            settings = settings.filled(kept)
+            settings = settings.fill_in(kept)
     rows = read_dataset(settings.split_path("train"), schema).rows
     return fill_sizes(settings, int(rows.sum()), ranks)
 
@@ -249,10 +249,10 @@ def choose_order(settings: TrainSettings) -> TrainSettings:
     try:
         manifest = Manifest.read(EtlOutput.from_splits(settings.binary_path).manifest)
     except ClickLogError:  # data of another program
-        return settings.filled({"shuffle_training_set": False})
+        return settings.fill_in({"shuffle_training_set": False})
     is_random = (manifest.split or {}).get("by") in _NOT_BY_TIME
     shuffle = is_random and settings.loader != "merlin"
-    return settings.filled({"shuffle_training_set": shuffle})
+    return settings.fill_in({"shuffle_training_set": shuffle})
 
 
 def describe_data(settings: TrainSettings) -> dict[str, str]:

@@ -211,7 +211,7 @@ def check_length(settings: TrainSettings, total_steps: int) -> None:
         raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
 
 
-def padded_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
+def pad_batches(loader: Loader, group: Group, first: int = 0) -> Iterator[TrainBatch]:
     """Yield the batches of a pass, in each step padded to the same size on all ranks.
 
     The number of steps is that of the loader's plan. A loader that ends early raises RuntimeError:

@@ -195,7 +195,7 @@ def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
     return total.tolist()
 
 
-def from_rank_0(group: Group, value: T) -> T:
+def broadcast_object(group: Group, value: T) -> T:
     """Return rank 0's ``value``, which must be picklable, on every rank (collective)."""
     values: list[Any] = [value]
     dist.broadcast_object_list(values, src=0, group=group.cpu)
@@ -214,13 +214,13 @@ def call_on_rank_0(group: Group, function: Callable[..., T], *args: Any) -> T:
             value = function(*args)
         except ClickLogError as error:
             value = error
-    value = from_rank_0(group, value)
+    value = broadcast_object(group, value)
     if isinstance(value, ClickLogError):
         raise value
     return value
 
 
-def gathered(group: Group, value: Any) -> list[Any]:
+def gather_objects(group: Group, value: Any) -> list[Any]:
     """Return all ranks' values, which must be picklable, on every rank, by rank (collective)."""
     values: list[Any] = [None] * group.world_size
     dist.all_gather_object(values, value, group=group.cpu)

@@ -75,7 +75,7 @@ class StopRequests:
             # from that, so the process ends by the signal instead of reporting it.
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def asked(self, failed: bool = False) -> bool:
+    def is_asked(self, failed: bool = False) -> bool:
         """Return whether to stop now, the same on all ranks (collective). Call it after each step.
 
         Args:

@@ -83,10 +83,10 @@ def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
         state["step"].zero_()
 
 
-def copied(state: T) -> T:
+def copy_state(state: T) -> T:
     """Copy a tensor, or a nested dict of tensors, to main memory."""
     if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
+        return {key: copy_state(value) for key, value in state.items()}
     if not isinstance(state, ShardedTensor):
         return state.detach().to("cpu", copy=True)
     copies = copy.copy(state)
@@ -94,5 +94,5 @@ def copied(state: T) -> T:
     for shard in state.local_shards():
         offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
         metadata = ShardMetadata(offsets, sizes, f"rank:{torch.distributed.get_rank()}/cpu")
-        copies._local_shards.append(Shard(copied(shard.tensor), metadata))
+        copies._local_shards.append(Shard(copy_state(shard.tensor), metadata))
     return copies

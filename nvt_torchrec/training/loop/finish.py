@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.training.data.loaders import TrainBatch, make_sample, padded_batches
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.data.loaders import TrainBatch, make_sample, pad_batches
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.loop.evaluate import evaluate, predict
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -79,14 +79,14 @@ def fit_bias(loader: KJTLoader, pipeline: Pipeline, run: RunState) -> None:
         return
     (bias,) = biases
     shifts: list[float] = []
-    predicted = predict(pipeline, run, padded_batches(loader, run.group))
+    predicted = predict(pipeline, run, pad_batches(loader, run.group))
     if predicted is not None:
         all_logits, all_labels, weights = predicted
         for logits, labels in zip(all_logits, all_labels, strict=True):
             shifts.append(find_shift(logits, labels, weights))
         log.info("bias %s, fitted to training rows", ", ".join(f"{s:+.4f}" for s in shifts))
     with torch.no_grad():
-        bias.add_(torch.tensor(from_rank_0(run.group, shifts)).to(bias))
+        bias.add_(torch.tensor(broadcast_object(run.group, shifts)).to(bias))
 
 
 def find_shift(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
@@ -127,7 +127,7 @@ def measure_importance(
                 areas[label] = metrics.auroc
         return areas
 
-    batch = next(padded_batches(loader, run.group), None)
+    batch = next(pad_batches(loader, run.group), None)
     if batch is None:
         return {}
     areas = measure_areas(batch)

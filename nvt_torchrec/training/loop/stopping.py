@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from nvt_torchrec.models.metrics import ByLabel, count_effective_rows, sum_log_losses
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
-from nvt_torchrec.training.launch.run_state import RunState, copied
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object
+from nvt_torchrec.training.launch.run_state import RunState, copy_state
 from nvt_torchrec.training.optim.learning_rates import find_period
 from nvt_torchrec.training.reporting.progress import Progress
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -44,13 +44,13 @@ class Stopping:
         self.best: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
 
-    def evaluated(self, metrics: ByLabel | None, progress: Progress, run: RunState) -> None:
+    def note_evaluation(self, metrics: ByLabel | None, progress: Progress, run: RunState) -> None:
         """Consider an evaluation, which rank 0 has; end the run after this step if it is time."""
         patience = self._settings.early_stopping
         if not (patience or self._settings.stop_at_auroc):
             return
         found = self._find_loss(metrics), count_effective_rows(metrics), self._is_good(metrics)
-        loss, rows, is_last = from_rank_0(self._group, found)
+        loss, rows, is_last = broadcast_object(self._group, found)
         if patience and loss is not None:
             ends = find_period(progress.step, progress.epoch_steps)[0], progress.total_steps
             margin = 0.0
@@ -59,7 +59,7 @@ class Stopping:
             # A model that reaches --stop_at_auroc is kept, whatever its loss.
             if self.best is None or is_last or loss < self.best["loss"] - margin:
                 state = run.tensors()
-                self.state = copied({name: state[name] for name in ("model", "optimizer")})
+                self.state = copy_state({name: state[name] for name in ("model", "optimizer")})
                 self.best = {
                     "loss": loss,
                     "step": progress.step,

@@ -7,7 +7,11 @@ import logging
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.training.checkpoint.ancestor import finished_run
-from nvt_torchrec.training.checkpoint.directories import checkpoints_in, claimed, lock_files
+from nvt_torchrec.training.checkpoint.directories import (
+    claim_directories,
+    list_checkpoints,
+    lock_files,
+)
 from nvt_torchrec.training.checkpoint.saving import check_destination
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, process_group
@@ -73,9 +77,9 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     settings = choices.choose_order(choices.choose_sizes(given, schema, group.world_size))
     if schema.histories or schema.vectors:
         call_on_rank_0(group, choices.check_stores, settings)
-    with claimed(lock_files(settings), group):
+    with claim_directories(lock_files(settings), group):
         baselines = None
-        resumed = given.checkpoint_dir and checkpoints_in(given.checkpoint_dir)
+        resumed = given.checkpoint_dir and list_checkpoints(given.checkpoint_dir)
         if given.tune and not resumed:
             settings, baselines = tune(given, settings, schema, group)
         elif settings.size == "tiny" and is_open(given) and not resumed:

@@ -18,12 +18,12 @@ from nvt_torchrec.models.metrics import ByLabel, to_results
 from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselines
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
-from nvt_torchrec.training.checkpoint.directories import checkpoints_in
+from nvt_torchrec.training.checkpoint.directories import list_checkpoints
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import choose_days, log_days, read_schema
-from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, padded_batches
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0, gathered
+from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, pad_batches
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object, gather_objects
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
 from nvt_torchrec.training.loop.evaluate import evaluate
@@ -162,7 +162,7 @@ class Trainer:
         progress = self.progress
         self._train_all()
         progress.total_steps = progress.step
-        self.learning.evaluated(progress.step, self._evaluate("valid"))
+        self.learning.note_evaluation(progress.step, self._evaluate("valid"))
         self._evaluate("test")
         importance = measure_importance(self.samples["valid"], self.pipeline, self.run)
         for label, losses in importance.items():
@@ -221,7 +221,7 @@ class Trainer:
 
     def _batches(self, first: int) -> Iterator[TrainBatch]:
         """Yield an epoch's batches from a step on, and measure how long they are waited for."""
-        batches = padded_batches(self.loaders["train"], self.group, first)
+        batches = pad_batches(self.loaders["train"], self.group, first)
         while True:
             begin = time.perf_counter()
             batch = next(batches, None)
@@ -251,8 +251,8 @@ class Trainer:
             due = bool(self.settings.early_stopping)
         if due:
             metrics = self._evaluate("valid")
-            self.learning.evaluated(progress.step, metrics)
-            self.stopping.evaluated(metrics, progress, self.run)
+            self.learning.note_evaluation(progress.step, metrics)
+            self.stopping.note_evaluation(metrics, progress, self.run)
 
     def _evaluate(self, split: str) -> ByLabel | None:
         """Evaluate a split; return rank 0's metrics. A trained model is kept if that fails."""
@@ -261,11 +261,11 @@ class Trainer:
         is_trained = 0 < self.progress.step == self.progress.total_steps
         errors: list[BadInputError] = []
         if is_trained:
-            errors = list(filter(None, gathered(group, loader.changed_file())))  # type: ignore[union-attr]
+            errors = list(filter(None, gather_objects(group, loader.changed_file())))  # type: ignore[union-attr]
         try:
             if errors:
                 raise errors[0]
-            batches = padded_batches(loader, group)
+            batches = pad_batches(loader, group)
             gauc_column = self.settings.gauc_column
             metrics = evaluate(self.pipeline, self.run, batches, self._stop_if_asked, gauc_column)
             loader.check_epoch()
@@ -285,7 +285,7 @@ class Trainer:
 
     def _prepare(self, start: Start | None) -> Start:
         """Return rank 0's ``start`` on all ranks, and regularize tables by its lookups."""
-        start = from_rank_0(self.group, start) or Start()
+        start = broadcast_object(self.group, start) or Start()
         regularize_tables(start, self.run, self.settings)
         return start
 
@@ -312,7 +312,7 @@ class Trainer:
         if self.checkpoints is None:
             return False
         directory = self.checkpoints.directory
-        checkpoints = from_rank_0(group, checkpoints_in(directory))
+        checkpoints = broadcast_object(group, list_checkpoints(directory))
         if not checkpoints:
             return False
         if not settings.resume:
@@ -363,7 +363,7 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         """End the run between two steps, after SIGTERM or when a checkpoint failed on any rank."""
         checkpoints, requests = self.checkpoints, self.stop_requests
-        if not (requests and requests.asked(checkpoints is not None and checkpoints.failed)):
+        if not (requests and requests.is_asked(checkpoints is not None and checkpoints.failed)):
             return
         kept = "nothing is kept of it without --checkpoint_dir"
         if checkpoints:

@@ -20,7 +20,7 @@ from nvt_torchrec.training.baselines.baselines import (
     compute_baselines,
 )
 from nvt_torchrec.training.data import choices
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.loop.stopping import NATS
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -74,7 +74,7 @@ class Trials:
         if self.baselines:
             _, baseline_metrics = self.baselines
             metrics = baseline_metrics.get(("valid", REGRESSION))
-        self.regression_loss = from_rank_0(group, sum_log_losses(metrics) or math.inf)
+        self.regression_loss = broadcast_object(group, sum_log_losses(metrics) or math.inf)
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run with those that the user gave and ``chosen``."""
@@ -102,7 +102,7 @@ class Trials:
             with contextlib.suppress(SettingsError):
                 metrics = trainer.try_out(start)
         measured = sum_log_losses(metrics), count_effective_rows(metrics)
-        loss, rows = from_rank_0(self._group, measured)
+        loss, rows = broadcast_object(self._group, measured)
         if loss is not None and loss < self.best_loss - NATS / rows:
             self.best, self.best_loss = dict(chosen), loss
         if self._group.rank == 0:

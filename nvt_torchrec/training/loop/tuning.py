@@ -15,7 +15,7 @@ from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
 from nvt_torchrec.training.baselines.baselines import Baselines
-from nvt_torchrec.training.launch.distributed import Group, from_rank_0
+from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.loop.trials import Trials, format_flags, make_l2_run
 from nvt_torchrec.training.optim.learning_rates import default_rates
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -83,10 +83,10 @@ def tune(
         if study is not None:
             trial = study.ask()
             chosen = _suggest(trial, trials, given, schema, group)
-        loss = trials.try_out(from_rank_0(group, chosen))
+        loss = trials.try_out(broadcast_object(group, chosen))
         if study is not None and trial is not None:
             _tell_loss(study, trial, loss)
-        is_over = from_rank_0(group, time.monotonic() > end)
+        is_over = broadcast_object(group, time.monotonic() > end)
     if trials.best is None:
         raise SettingsError(
             f"--tune {given.tune}: no trial has a log loss of valid",

@@ -73,7 +73,7 @@ def fill_rates(
     if settings.learning_rate is not None:
         tables = dense = settings.learning_rate
     scheduled = settings.lr_decay_steps or settings.change_lr or settings.continue_from
-    return settings.filled(
+    return settings.fill_in(
         {
             "learning_rate": tables,
             "dense_learning_rate": dense,

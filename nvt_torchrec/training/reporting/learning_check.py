@@ -124,7 +124,7 @@ class LearningCheck:
         if is_power_of_2:
             self._check_loss(step)
 
-    def evaluated(self, step: int, metrics: ByLabel | None) -> None:
+    def note_evaluation(self, step: int, metrics: ByLabel | None) -> None:
         """Check an evaluation of valid; ``metrics`` is None on ranks other than 0."""
         for label, valid in (metrics or {}).items():
             if valid.auroc is None or valid.log_loss is None:

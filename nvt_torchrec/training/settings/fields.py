@@ -17,38 +17,10 @@ from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MAX_VECTOR_SCALE, MODELS
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.other_trainers import LEFT_OUT
+from nvt_torchrec.training.settings.sizes import SIZES
 
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """A value of ``--size``; its other fields are the settings of these names.
-
-    Attributes:
-        min_rows: The number of training rows from which ``--size auto`` chooses it.
-    """
-
-    min_rows: int
-    optimizer: str
-    embedding_dim: int
-    dense_arch_layer_sizes: tuple[int, ...]
-    over_arch_layer_sizes: tuple[int, ...]
-    epochs: int = 1
-    early_stopping: int = 0
-
-
-#: By rising number of rows: a small log has too few for wide tables and many layers, which learn
-#: more slowly and rank worse than logistic regression (``make bench-quality``). The large one is
-#: that of TorchRec's example, but for its optimizer. Logs of numbers gain by many epochs, which a
-#: tiny one has the time for; logs of ids overfit, and stop early.
-SIZES = {
-    "tiny": Size(0, "adagrad", 16, (64, 16), (64, 1), 15, 8),
-    "small": Size(1_000_000, "adagrad", 16, (64, 16), (64, 1)),
-    "medium": Size(20_000_000, "adagrad", 32, (256, 32), (256, 128, 1)),
-    "large": Size(200_000_000, "rowwise_adagrad", 128, (512, 256, 128), (1024, 1024, 512, 256, 1)),
-}
 
 _data = functools.partial(flag, group="data")
 _model = functools.partial(flag, group="model")

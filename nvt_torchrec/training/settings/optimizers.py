@@ -69,36 +69,46 @@ class Optimizer:
         raise NotImplementedError
 
     def rate_of_whole_tables(self, dim: int) -> float | None:
-        """Return the default rate of tables that each rank has whole; None: as of sharded ones."""
+        """Return the default rate of tables that each rank has whole.
+
+        None: it is that of sharded tables.
+        """
         return None
 
 
 class Sgd(Optimizer):
     """SGD."""
 
-    NAME, DENSE = "sgd", "SGD"
-    TABLES_FALL, ADAPTIVE = True, False
+    NAME = "sgd"
+    DENSE = "SGD"
+    TABLES_FALL = True
+    ADAPTIVE = False
 
     def options(self, learning_rate: float, eps: float) -> dict[str, float]:
         return {"lr": learning_rate}
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        # The gradient of a rare row, which one sample of a batch has, is divided by the batch.
+        table_rate = min(30.0, global_batch / 8)
         scale = min(1.0, math.sqrt(global_batch / 4096))
-        # a rare row is in one batch, of which its gradient is a 1/global_batch
-        return min(30.0, global_batch / 8), scale * min(1.0, math.sqrt(128 / widest))
+        dense_rate = scale * min(1.0, math.sqrt(128 / widest))
+        return table_rate, dense_rate
 
 
 class Adagrad(Optimizer):
     """Adagrad with a moment per weight."""
 
-    NAME, DENSE = "adagrad", "Adagrad"
+    NAME = "adagrad"
+    DENSE = "Adagrad"
 
     def eps(self, global_batch: int) -> float:
-        # about the gradient of one sample: a row's first step follows its size, not only its sign
+        # About the gradient of one sample: a row's first step follows its size, not only its sign.
         return 0.1 / global_batch
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
-        return 0.05 / math.sqrt(dim / 16), 0.03 * min(1.0, 128 / widest)
+        table_rate = 0.05 / math.sqrt(dim / 16)
+        dense_rate = 0.03 * min(1.0, 128 / widest)
+        return table_rate, dense_rate
 
 
 class RowwiseAdagrad(Adagrad):
@@ -116,12 +126,16 @@ class RowwiseAdagrad(Adagrad):
 class Adam(Optimizer):
     """Adam; of sharded tables on the rows that a batch holds, as ``torch.optim.SparseAdam``."""
 
-    NAME, DENSE = "adam", "Adam"
-    TABLES_FALL, ON_CPU = True, False
+    NAME = "adam"
+    DENSE = "Adam"
+    TABLES_FALL = True
+    ON_CPU = False
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        table_rate = 0.0125 / math.sqrt(dim / 16)
         scale = min(1.0, math.sqrt(global_batch / 2048))
-        return 0.0125 / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
+        dense_rate = 0.01 * scale * min(1.0, 128 / widest)
+        return table_rate, dense_rate
 
     def rate_of_whole_tables(self, dim: int) -> float:
         return 0.003 / math.sqrt(dim / 16)

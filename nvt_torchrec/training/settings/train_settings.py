@@ -16,7 +16,8 @@ from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.models.interactions import INTERACTIONS
 from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, flags_of
-from nvt_torchrec.training.settings.fields import LOGS, SIZES, TrainFields
+from nvt_torchrec.training.settings.fields import LOGS, TrainFields
+from nvt_torchrec.training.settings.sizes import SIZES
 
 #: What a run takes from its checkpoint unless it is given: sizes of the model, and rates.
 MODEL_SIZES = (
@@ -99,7 +100,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
         """Return the samples per step and rank of a split, once :func:`fill_sizes` chose them."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
-    def filled(self, defaults: Mapping[str, Any]) -> TrainSettings:
+    def fill_in(self, defaults: Mapping[str, Any]) -> TrainSettings:
         """Return the settings with those of ``defaults`` that they do not have."""
         missing = {}
         for name, value in defaults.items():
@@ -193,7 +194,7 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
             chosen[flag] = (*getattr(size, flag)[:-1], width)
     if settings.batch_size is None:
         chosen["test_batch_size"] = max(batch, _MIN_TEST_BATCH)
-    return dataclasses.replace(settings.filled(chosen), **{"size": name})
+    return dataclasses.replace(settings.fill_in(chosen), **{"size": name})
 
 
 def size_for(rows: int) -> str:

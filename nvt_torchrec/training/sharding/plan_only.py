@@ -9,7 +9,7 @@ from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.training.data.choices import choose_sizes
 from nvt_torchrec.training.optim.combined import fuse_table_optimizer
 from nvt_torchrec.training.optim.learning_rates import fill_rates
-from nvt_torchrec.training.settings.fields import SIZES
+from nvt_torchrec.training.settings.sizes import SIZES
 from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import (

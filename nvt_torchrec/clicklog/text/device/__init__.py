@@ -39,7 +39,7 @@ class RawDeviceRows:
         return self.ends.shape[0]
 
 
-def padded(text: np.ndarray, size: int) -> np.ndarray:
+def pad_text(text: np.ndarray, size: int) -> np.ndarray:
     """Return the first ``size`` bytes of a buffer as whole lines.
 
     Args:
@@ -60,7 +60,7 @@ def parse_on_device(
 
     Args:
         device: The card.
-        text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`padded`.
+        text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`pad_text`.
         spec: The columns, in order; its ``is_criteo_format`` is true.
         limit: How many bytes a line may have, without its newline.
 

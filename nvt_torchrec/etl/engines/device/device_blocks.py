@@ -25,7 +25,7 @@ from nvt_torchrec.base.device import Device
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.clicklog.text.device import RawDeviceRows, padded, parse_on_device
+from nvt_torchrec.clicklog.text.device import RawDeviceRows, pad_text, parse_on_device
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.runs import SortedRun
@@ -64,7 +64,7 @@ class Lane:
         if len(self._buffer) <= size:
             self._buffer = self._device.pinned(_pinned_bytes(size))
         read_into(block.path, block.begin, block.end, memoryview(self._buffer))  # type: ignore[arg-type]
-        return padded(self._buffer, size)
+        return pad_text(self._buffer, size)
 
 
 class Card:

@@ -121,7 +121,8 @@ def _read_origin(path: Path) -> CheckpointOrigin:
         BadInputError: The checkpoint is missing or damaged.
         SchemaError: It is not a checkpoint of this program.
     """
-    file, record = path / MODEL_FILE, CheckpointRecord.read(path)
+    file = path / MODEL_FILE
+    record = CheckpointRecord.read(path)
     remedy = "the checkpoint is damaged: copy it again"
     training = record.training
     before = parse(dict[str, Any], training.get("continued_from") or {}, file, remedy)
@@ -178,12 +179,16 @@ def check_pair(
             f"{', '.join(schema.labels)}",
             remedy,
         )
-    ours, theirs = schema.dense + schema.categorical, config.dense + config.categorical
-    if ours != theirs:
+    data_columns = schema.dense + schema.categorical
+    model_columns = config.dense + config.categorical
+    if data_columns != model_columns:
         raise SchemaError(
-            f"columns of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
+            f"columns of {workflow}: {', '.join(data_columns)}; of {model}: "
+            f"{', '.join(model_columns)}",
+            remedy,
         )
-    dataclasses.replace(schema, histories=config.histories)  # its own check is for their columns
+    # A schema checks that histories have columns of its own: it raises where these have others.
+    dataclasses.replace(schema, histories=config.histories)
     if config.dense_vectors and config.dense_vectors != schema.vectors:
         raise SchemaError(
             f"vectors of {workflow}: {_list_vectors(schema.vectors)}; of {model}: "
