@@ -19,6 +19,7 @@ from nvt_torchrec.clicklog.in_memory.row_fields import DictRows, RowFields, open
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, add_remedy
 from nvt_torchrec.clicklog.in_memory.vector_fields import VectorFields
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.inference.row_reader import RowReader
@@ -51,7 +52,7 @@ class Encoder:
         self._is_loaded = False
         spec = workflow.row_spec
         self._vector_fields = VectorFields(spec.vectors)
-        reads = spec.drop_tables().read_plan(label=False).reads
+        reads = drop_tables(spec).read_plan(label=False).reads
         self._reads = [*reads, *self._vector_fields.reads]
         self._event_fields = EventFields(spec, workflow.histories)
         # By column of a table: the fields of a row that it is read from if the row holds it itself.
@@ -69,7 +70,7 @@ class Encoder:
         """Return the reader of rows that hold the columns ``own`` of tables themselves."""
         reader = self._readers.get(own)
         if reader is None:
-            reader = RowReader(self.workflow.row_spec.drop_tables(own), self.workflow.histories)
+            reader = RowReader(drop_tables(self.workflow.row_spec, own), self.workflow.histories)
             if len(self._readers) < _MAX_READERS:  # clients may send any number of combinations
                 self._readers[own] = reader
         return reader

@@ -18,6 +18,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 
 #: The name of the model that is served, by Triton and by our server.
 MODEL_NAME = "click_probability"
@@ -104,7 +105,7 @@ def vector_inputs_of(spec: FeatureSpec) -> list[Input]:
 
 def inputs_without_tables(spec: FeatureSpec) -> list[Input]:
     """Return what a program without tables needs: columns, also those of tables, and vectors."""
-    return [*inputs_of(spec.drop_tables()), *vector_inputs_of(spec)]
+    return [*inputs_of(drop_tables(spec)), *vector_inputs_of(spec)]
 
 
 def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

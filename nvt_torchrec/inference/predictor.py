@@ -17,6 +17,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, name_f
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.spec_variants import allow_scoring
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import NO_TIME, RawRows
 from nvt_torchrec.formats.vectors import count_inputs
@@ -374,7 +375,7 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         spec = dataclasses.replace(spec, input=InputFormat(file_format, **options))
     # Without names, columns are told apart by their number, so none of them may be left out.
     has_names = spec.input.header or not INPUT_FORMATS[file_format].delimiter
-    return spec.score_rows() if has_names else spec
+    return allow_scoring(spec) if has_names else spec
 
 
 def _find_format(path: str) -> str | None:

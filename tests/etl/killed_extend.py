@@ -23,6 +23,7 @@ from nvt_torchrec.base.files.atomic import TEMPORARY
 from nvt_torchrec.etl.state.output import EXTENDING_FILE
 from nvt_torchrec.formats.etl_output import PREVIOUS, SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.spec_variants import replace_policy
 from tests.etl import event_logs
 from tests.etl.extended import add, content, copy_of, differences, make_base
 from tests.etl.killed import PURCHASES, USERS, spec_of_few, write_clicks
@@ -51,7 +52,7 @@ def write_log(raw: Path) -> FeatureSpec:
         write_clicks(directory / "clicks.csv", rows)
         (directory / "users.csv").write_text(USERS)
         (directory / "purchases.csv").write_text(PURCHASES)
-    return spec_of_few(raw.parent).replace_policy(freq_threshold=2)
+    return replace_policy(spec_of_few(raw.parent), freq_threshold=2)
 
 
 def attempt(output: Path, raw: Path, before_write: Callable[[str], object], **options) -> bool:

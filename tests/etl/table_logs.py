@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 DAY = 86_400
@@ -217,7 +218,7 @@ def load_table_spec(
 
 def joined_spec(spec: FeatureSpec) -> FeatureSpec:
     """Return the spec of the same log with the columns of its tables."""
-    return dataclasses.replace(spec.drop_tables(), tables=())
+    return dataclasses.replace(drop_tables(spec), tables=())
 
 
 def find_item(

@@ -13,6 +13,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
 from nvt_torchrec.base.files.remote import open_input
 from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.feature_spec.spec_variants import replace_policy
 from nvt_torchrec.formats.manifest import Manifest
 from tests.etl.extended import content
 from tests.etl.runs import assert_is, failing, settings, tree
@@ -73,7 +74,7 @@ def test_a_finished_output_is_never_harmed(raw: Path, done: Path) -> None:
 
 def test_other_settings_are_refused_by_name(unfinished) -> None:
     raw, output = unfinished
-    spec = dataclasses.replace(CRITEO.replace_policy(freq_threshold=3), dense_transform="log")
+    spec = dataclasses.replace(replace_policy(CRITEO, freq_threshold=3), dense_transform="log")
     columns = list(spec.categorical)
     columns[4] = dataclasses.replace(columns[4], freq_threshold=0)
     other = dataclasses.replace(spec, categorical=tuple(columns))
@@ -162,7 +163,7 @@ def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch) -> 
 @pytest.mark.parametrize("lost", ["state.json", "pending.cat_3.parquet"])
 def test_a_lost_state_is_made_again(raw: Path, tmp_path: Path, lost: str) -> None:
     """A run that was ended between fitting and transforming, and then lost a file."""
-    spec, output = CRITEO.replace_policy(freq_threshold=3), tmp_path / "out"
+    spec, output = replace_policy(CRITEO, freq_threshold=3), tmp_path / "out"
     run(settings(raw, tmp_path / "whole", spec))
     with failing("nvt_torchrec.etl.engines.host.Threads.encode", OSError("the plug is pulled")):
         run(settings(raw, output, spec))

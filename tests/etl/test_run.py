@@ -24,6 +24,7 @@ from nvt_torchrec.clicklog.synthetic.log import synthesize
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.spec_variants import replace_policy
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
 from tests.etl.extended import content
@@ -62,7 +63,7 @@ _SMALL = ["--max_table_size", "9", "--dense", "log"], {"max_table_size": 9}, "lo
 def test_command_line(log, options, tmp_path: Path, flags, policy, dense, capsys) -> None:
     engine = [f"--{name}={value}" for name, value in options.items()]
     assert etl_run(log[0], tmp_path / "out", *engine, *flags) == 0
-    spec = dataclasses.replace(CRITEO.replace_policy(**policy), dense_transform=dense)
+    spec = dataclasses.replace(replace_policy(CRITEO, **policy), dense_transform=dense)
     assert_is(tmp_path / "out", log[1], spec)
     assert f"{sum(ROWS)} rows in, {sum(ROWS)} out, 0 rejected" in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.feature_spec.toml_file import make_spec
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.vectors import (
@@ -246,8 +247,8 @@ def test_a_spec_has_vectors():
     assert (vector.column, vector.stored) == ("embedding", StoredVectors("text", 3, "float16"))
     assert [rule.name for rule in spec.joined_tables] == ["items"]
     assert make_spec(_spec(), "").vectors[0].column == "text"
-    assert not spec.drop_tables().vectors
-    assert spec.drop_tables(["price"]).vectors == spec.vectors
+    assert not drop_tables(spec).vectors
+    assert drop_tables(spec, ["price"]).vectors == spec.vectors
     without = _spec()
     del without["vector"]
     assert "vector" not in json.dumps(make_spec(without, "").to_dict())

@@ -14,6 +14,7 @@ import pytest
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_events
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
@@ -136,6 +137,6 @@ def test_an_exported_file_takes_them_as_inputs(predictor: Predictor, tmp_path: P
     for i, row in enumerate(ROWS):
         own = {n: None if np.isnan(values[i]) else values[i] for n, values in known.items()}
         rows.append({**row, **own})
-    tensors = to_tensors(inputs_of(predictor.row_spec.drop_events()), rows)
+    tensors = to_tensors(inputs_of(drop_events(predictor.row_spec)), rows)
     scores = score(tmp_path / "onnx", tensors)
     np.testing.assert_allclose(scores, predictor.predict(ROWS), atol=1e-6)

@@ -23,6 +23,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec.events import Aggregate
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_events
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
@@ -378,6 +379,6 @@ def test_an_exported_file_takes_aggregates_in_their_units(
         | {name: None if np.isnan(column[i]) else column[i] for name, column in given.items()}
         for i, of in enumerate(rows)
     ]
-    tensors = to_tensors(inputs_of(predictor.row_spec.drop_events()), flat)
+    tensors = to_tensors(inputs_of(drop_events(predictor.row_spec)), flat)
     scores = score(tmp_path / "onnx", tensors)
     np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)

@@ -15,6 +15,7 @@ from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import MANY_ROWS, Encoder
 from nvt_torchrec.inference.export.onnx_file import export_onnx
@@ -205,7 +206,7 @@ def test_in_an_exported_file_the_columns_are_inputs(shop: Shop, tmp_path: Path) 
     save_bundle(tmp_path / "bundle", workflow, shop.predictor.model, make_origin(0, (0,)))
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
     rows = [values_of(row, shop.items, shop.users) for row in shop.rows[:20]]
-    spec = shop.predictor.row_spec.drop_tables()
+    spec = drop_tables(shop.predictor.row_spec)
     texts = [
         {name: row[name] or "" if name in ("brand", "category", "job", "country") else row[name]
          for name in row}

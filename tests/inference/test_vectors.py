@@ -21,6 +21,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import MANY_ROWS, Encoder
 from nvt_torchrec.inference.export.onnx_file import export_onnx
@@ -421,7 +422,7 @@ def test_a_model_without_vectors(shop: VectorShop, tmp_path: Path) -> None:
     workflow = shop.output / "workflow"
     save_bundle(tmp_path / "bundle", workflow, predictor.model, make_origin(0, (0,)))
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
-    inputs = inputs_of(predictor.row_spec.drop_tables())
+    inputs = inputs_of(drop_tables(predictor.row_spec))
     scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows[:20])))
     np.testing.assert_allclose(scores, known, atol=1e-6)
 

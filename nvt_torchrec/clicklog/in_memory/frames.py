@@ -31,6 +31,7 @@ from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.integers import EXACT
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.spec_variants import allow_scoring
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, repeat_lists
 
@@ -107,7 +108,7 @@ def read_features(columns: Any, spec: FeatureSpec, names: Sequence[str]) -> Feat
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
     if spec.negatives or spec.label_files:  # a frame has a label under its own name
-        spec = spec.score_rows()
+        spec = allow_scoring(spec)
     plan = spec.read_plan(label=True)
     every = list(plan.reads)
     indices: dict[str, tuple[int, ...]] = {}  # by name, those of its sources in ``every``

@@ -20,6 +20,7 @@ from nvt_torchrec.clicklog.readers import load_reader
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.text.remedies import may_leave_out
 from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.spec_variants import bound_times
 from nvt_torchrec.formats.rows import UNLIMITED, RawRows
 
 
@@ -317,7 +318,7 @@ def read_block_chunks(
         BadRowError: A row breaks the spec; names file, line, column and value.
     """
     if block.times is not None:
-        spec = spec.bound_times(block.times)
+        spec = bound_times(spec, block.times)
     reader = format_of(spec)
     lines_before = 0
     bad_rows = 0

@@ -11,6 +11,7 @@ from nvt_torchrec.base.errors import as_called
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import DENSE_TRANSFORMS
+from nvt_torchrec.formats.feature_spec.spec_variants import replace_policy
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,9 @@ class RunOptions(Settings):
             SettingsError: A value is not allowed.
         """
         if self.freq_threshold is not None:
-            spec = spec.replace_policy(freq_threshold=self.freq_threshold, max_table_size=0)
+            spec = replace_policy(spec, freq_threshold=self.freq_threshold, max_table_size=0)
         if self.max_table_size is not None:
-            spec = spec.replace_policy(max_table_size=self.max_table_size, freq_threshold=0)
+            spec = replace_policy(spec, max_table_size=self.max_table_size, freq_threshold=0)
         if self.dense:
             spec = dataclasses.replace(spec, dense_transform=self.dense)
         return spec

@@ -31,8 +31,6 @@ from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import (
     BlockExtractor,
     EventFiles,
-    drop_keys,
-    history_columns,
 )
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units import counting
@@ -54,6 +52,7 @@ from nvt_torchrec.etl.units.writing import (
     write_units,
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
@@ -95,7 +94,7 @@ def count_block(
     table_rows: list[np.ndarray] = []
     rows_read = 0
     # histories need the values themselves
-    categories = history_columns(spec) if events else ()
+    categories = spec.history_columns if events else ()
     pieces = _read_rows(block, spec, max_bad_rows, additions, tables, categories)
     extractor = BlockExtractor(block, spec, events, train=True) if events else None
     if extractor:
@@ -180,7 +179,7 @@ def encode_block(
     """
     block, spec = units[0].block, workflow.spec
     if events and not max_bad_rows:  # without a malformed row in any column
-        spec = drop_keys(spec)
+        spec = drop_event_keys(spec)
     counted = kept.take(block) if kept else None
     if counted is not None:
         pieces = iter(counted)

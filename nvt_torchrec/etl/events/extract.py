@@ -20,8 +20,7 @@ from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name
 from nvt_torchrec.etl.units.writing import choose
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.events import Aggregate
-from nvt_torchrec.formats.feature_spec.named_fields import name_fields
+from nvt_torchrec.formats.feature_spec.spec_variants import read_events_alone
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
@@ -156,42 +155,6 @@ class EventFiles:
         return ordered
 
 
-def narrow(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what events are made of: keys, times, labels, histories, amounts."""
-    names = [*history_columns(spec), *(column.name for column in spec.key_features)]
-    columns = [column for column in spec.categorical if column.name in names]
-    return dataclasses.replace(
-        spec,
-        dense=(*spec.aggregates, *spec.amount_features),
-        categorical=tuple(columns or spec.categorical[:1]),
-        input=name_fields(spec),
-    )
-
-
-def drop_keys(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what is read of rows whose events are known: no keys, and no amounts.
-
-    All aggregates become counts of all rows, and histories are left out, but for a spec without
-    aggregates: one with events must have either.
-    """
-    if spec.split.by == "column":  # a spec whose keys lack the split's column is refused
-        return spec
-    dense = [
-        dataclasses.replace(column, aggregate=Aggregate((), "count"))
-        if column.aggregate
-        else column
-        for column in spec.dense
-    ]
-    histories = () if spec.aggregates else spec.histories
-    return dataclasses.replace(
-        spec,
-        dense=tuple(dense),
-        histories=histories,
-        event_sources=(),
-        input=name_fields(spec),
-    )
-
-
 def extract(
     block: Block,
     spec: FeatureSpec,
@@ -220,7 +183,7 @@ def extract(
     if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
         return 0
     # where no row is left out, none is that has a wrong value in another column
-    read = spec if max_bad_rows else narrow(spec)
+    read = spec if max_bad_rows else read_events_alone(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
     tables = additions.tables
@@ -242,7 +205,7 @@ class BlockExtractor:
     def __init__(self, block: Block, spec: FeatureSpec, files: EventFiles, *, train: bool) -> None:
         self._block, self._spec, self._files, self._train = block, spec, files, train
         self._name, self._lines, self._rows = block_name(block), 0, [0]
-        names = history_columns(spec)
+        names = spec.history_columns
         self._columns = {name: spec.categorical_names.index(name) for name in names}
         self._keys: list[list[pa.Array]] = [[] for _ in spec.row_keys]
         self._times = [np.empty((1 + has_delay(spec), 0), np.int64)]
@@ -362,11 +325,6 @@ def has_delay(spec: FeatureSpec) -> bool:
 def is_rising(values: np.ndarray) -> bool:
     """Return whether no value [n] is less than the one before."""
     return not (values[1:] < values[:-1]).any()
-
-
-def history_columns(spec: FeatureSpec) -> list[str]:
-    """Return the categorical columns of which there are histories."""
-    return list(dict.fromkeys(name for rule in spec.histories for name in rule.columns))
 
 
 def _mark_nulls(rows: RawRows, j: int) -> pa.Array:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.etl.events.extract import EventFiles, history_bit, history_columns
+from nvt_torchrec.etl.events.extract import EventFiles, history_bit
 from nvt_torchrec.etl.events.partitions import (
     KeyRanges,
     PartitionFiles,
@@ -123,7 +123,7 @@ class HistoryReader:
         rule = log.spec.histories[number]
         self._log, self._bit, self._tail = log, history_bit(log.spec, number), tail
         self._group = log.spec.groups.index(rule.group)
-        columns = history_columns(log.spec)
+        columns = log.spec.history_columns
         self._columns = np.array([columns.index(name) for name in rule.columns])
 
     def _iterate(self) -> Iterator[EventBlock]:
@@ -201,7 +201,7 @@ def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
         encoded = []
-        for name in history_columns(workflow.spec):
+        for name in workflow.spec.history_columns:
             column = table.column(name).combine_chunks()
             column = column if isinstance(column, pa.Array) else column.chunk(0)
             values = column.dictionary

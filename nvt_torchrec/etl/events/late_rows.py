@@ -17,12 +17,13 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
-from nvt_torchrec.etl.events.extract import EventFiles, drop_keys, narrow
+from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys, read_events_alone
 from nvt_torchrec.formats.rows import UNLIMITED
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def read_end(
             log.debug("%s: damaged; times are read again", file)
         except IndexError:
             return None
-    times_alone = drop_keys(narrow(spec))
+    times_alone = drop_event_keys(read_events_alone(spec))
 
     def count(block: Block) -> np.ndarray:
         counted = [np.zeros((2, 0), np.int64)]

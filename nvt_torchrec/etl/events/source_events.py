@@ -33,6 +33,7 @@ from nvt_torchrec.formats.feature_spec.events import EventKey, Events
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule
+from nvt_torchrec.formats.feature_spec.spec_variants import bound_times
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows.event_groups import EVENT, cut_times
 
@@ -127,7 +128,7 @@ def store_sources(
             source_spec = make_source_spec(rule, spec, file.path)
             if newest is not None:
                 first = int(cut_times(spec, np.array([newest]))[0]) - rule.delay
-                source_spec = source_spec.bound_times((first, int(RAW_TYPES["time"].maximum) + 1))
+                source_spec = bound_times(source_spec, (first, int(RAW_TYPES["time"].maximum) + 1))
             reader = _SourceReader(
                 rule, spec, source_spec, EventFiles(directory), file, str(number), reject
             )

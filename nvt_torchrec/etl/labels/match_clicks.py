@@ -17,11 +17,9 @@ from nvt_torchrec.etl.labels.click_kernels import index_keys, match_rows, shift_
 from nvt_torchrec.etl.units.hours import add_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import block_name
-from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
-from nvt_torchrec.formats.feature_spec.named_fields import name_fields
-from nvt_torchrec.formats.feature_spec.read_plan import Reading
-from nvt_torchrec.formats.feature_spec.split import BY_DAYS
+from nvt_torchrec.formats.feature_spec.spec_variants import read_label_keys_alone
 from nvt_torchrec.formats.rows import NO_TIME, RawRows
 
 
@@ -77,35 +75,6 @@ class Matches:
         return self.row_times != NO_TIME
 
 
-def read_keys_alone(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what clicks are compared with: keys and times, and labels of the log."""
-    time = spec.label_time
-    assert time is not None
-    files = tuple(
-        dataclasses.replace(file, log_time=time.source, log_time_format=time.time_format)
-        for file in spec.label_files
-    )
-    columns = spec.key_features
-    if not columns:  # a spec has one
-        name = files[0].key[0]
-        reading = Reading((name,), trim=True)
-        columns = [CategoricalColumn(f"key {name}", raw="string", reading=reading)]
-    return dataclasses.replace(
-        spec,
-        dense=(),
-        categorical=tuple(columns),
-        input=name_fields(spec),
-        weight="",
-        split=BY_DAYS,
-        events=None,
-        histories=(),
-        event_sources=(),
-        tables=(),
-        vectors=(),
-        label_files=files,
-    )
-
-
 def count_newest(times: np.ndarray) -> np.ndarray:
     """Return int64 [3, hours]: each hour that times int64 [n] have, how many, the newest of it."""
     ordered = np.sort(times)
@@ -157,7 +126,7 @@ def match_blocks(
         OutputError: A file cannot be written.
     """
     # without quarantine a malformed row ends the run; with it, all columns decide which rows count
-    read = spec if max_bad_rows else read_keys_alone(spec)
+    read = spec if max_bad_rows else read_label_keys_alone(spec)
 
     def match(block: Block) -> np.ndarray:
         counted, by_line = [], [np.empty(0, np.int64)]

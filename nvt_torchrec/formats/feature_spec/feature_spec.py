@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -35,14 +34,10 @@ from nvt_torchrec.formats.feature_spec.negatives import (
     check_unread_labels,
 )
 from nvt_torchrec.formats.feature_spec.plan_reads import (
-    PlannedReads,
-    amount_reads,
     column_reads,
-    plan_labels,
+    make_read_plan,
     read_as_they_are,
     row_time_read,
-    split_read,
-    time_reads,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule, check_sources
@@ -187,6 +182,11 @@ class FeatureSpec:
         """See :func:`.event_keys.list_groups`."""
         return list_groups(self.aggregate_rules, self.histories)
 
+    @property
+    def history_columns(self) -> list[str]:
+        """The categorical columns of which there are histories."""
+        return list(dict.fromkeys(name for rule in self.histories for name in rule.columns))
+
     @functools.cached_property
     def event_keys(self) -> list[EventKey]:
         """All keys that events are numbered by; :attr:`row_keys` come first."""
@@ -235,65 +235,7 @@ class FeatureSpec:
 
     @functools.cached_property
     def _plans(self) -> dict[bool, ReadPlan]:
-        return {label: self._make_plan(label=label) for label in (False, True)}
-
-    def _make_plan(self, *, label: bool) -> ReadPlan:
-        # the order in which reads are added is that of the fields of text without a header
-        reads = PlannedReads(self.input.decimal)
-        labels: tuple[int | None, ...] = ()
-        weight = key = None
-        times = time_reads(self.events)
-        if label:
-            rules = self.label_rules or [LabelRule(self.label)]
-            labels = plan_labels(rules, [file.name for file in self.label_files], reads)
-            if self.weight:
-                weight = reads.index(Read(self.weight, "weight", trim=True))
-            if self.split.column:
-                key = reads.index(split_read(self.split))
-            time_indices = reads.indices(times)
-        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
-        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
-        are_events = self.needs_time(label=label)
-        keys = self.row_keys if are_events else self.groups
-        groups = tuple(reads.indices(map(self.key_read, key.columns)) for key in keys)
-        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
-        amounts: tuple[int, ...] = ()
-        if are_events:
-            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
-        if not label:  # of a row to score, only its own time is known
-            time_indices = reads.indices(times[:1])
-        join_time = label_time = None
-        if self.join_time:
-            join_time = reads.index(self.join_time)
-        negatives: tuple[int, ...] = ()
-        negative_time = None
-        if label and self.negatives:
-            negatives = reads.indices(map(self.key_read, self.negative_columns))
-            row_time = row_time_read(self.joined_tables, self.events, self.split)
-            negative_time = None if row_time is None else reads.index(row_time)
-        label_keys: tuple[tuple[int, ...], ...] = ()
-        if label and self.label_time:
-            label_time = reads.index(self.label_time)
-            label_keys = tuple(
-                reads.indices(map(self.key_read, file.key)) for file in self.label_files
-            )
-        return ReadPlan(
-            reads=reads.ordered,
-            labels=labels,
-            weight=weight,
-            key=key,
-            dense=dense,
-            categorical=categorical,
-            times=time_indices,
-            groups=groups,
-            amounts=amounts,
-            tables=tables,
-            join_time=join_time,
-            negatives=negatives,
-            negative_time=negative_time,
-            label_keys=label_keys,
-            label_time=label_time,
-        )
+        return {label: make_read_plan(self, label=label) for label in (False, True)}
 
     @property
     def negative_columns(self) -> tuple[str, ...]:
@@ -363,22 +305,6 @@ class FeatureSpec:
         """
         return self.of_source or (label and not (self.events and self.events.optional))
 
-    def score_rows(self) -> FeatureSpec:
-        """Return the spec by which rows of a file are scored, with or without labels.
-
-        As in a request, nothing is divided, no negatives are drawn, and with events a time may
-        lack. A label that all rows of the log have, or that is from another file, is read from a
-        column of its name, where there is one.
-        """
-        if self.label_files or self.negatives:
-            rules = tuple(dataclasses.replace(rule, value=None) for rule in self.label_rules)
-            spec = dataclasses.replace(self, label_files=(), negatives=None, label_rules=rules)
-            return spec.score_rows()
-        if not self.events:
-            return self
-        events = dataclasses.replace(self.events, source="", optional=True)
-        return dataclasses.replace(self, events=events, split=BY_DAYS)
-
     @property
     def optional_time(self) -> str:
         """The column of the time of rows, which those without labels may lack; "" for none."""
@@ -432,48 +358,6 @@ class FeatureSpec:
         ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
         is_ruled = ruled or self.negatives
         return not is_ruled and is_criteo_format(self.input, self.dense, self.categorical)
-
-    def bound_times(self, between: tuple[int, int]) -> FeatureSpec:
-        """Return the spec by which rows with other times are malformed, see :class:`Events`."""
-        if self.events is None:  # the times are those of labels
-            return dataclasses.replace(self, label_times_between=between)
-        return dataclasses.replace(self, events=dataclasses.replace(self.events, between=between))
-
-    def drop_events(self) -> FeatureSpec:
-        """Return the spec with aggregates that are read, as a program without their state does."""
-        dense = tuple(dataclasses.replace(column, aggregate=None) for column in self.dense)
-        return dataclasses.replace(self, dense=dense, events=None, histories=(), event_sources=())
-
-    def drop_tables(self, names: Collection[str] | None = None) -> FeatureSpec:
-        """Return the spec with columns of tables that are read from the rows, as others are.
-
-        Rows hold no vectors: they are left out of the spec.
-
-        Args:
-            names: The names of these columns and vectors; None: all of them.
-        """
-
-        def drop(column: Any) -> Any:
-            is_read = names is None or column.name in names
-            return dataclasses.replace(column, table="") if column.table and is_read else column
-
-        return dataclasses.replace(
-            self,
-            dense=tuple(map(drop, self.dense)),
-            categorical=tuple(map(drop, self.categorical)),
-            vectors=tuple(v for v in self.vectors if names is not None and v.name not in names),
-        )
-
-    def replace_policy(self, **policy: int) -> FeatureSpec:
-        """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
-
-        Hashed columns have no vocabulary and are left unchanged.
-        """
-        columns = tuple(
-            column if column.hash_buckets else dataclasses.replace(column, **policy)  # type: ignore[arg-type]
-            for column in self.categorical
-        )
-        return dataclasses.replace(self, categorical=columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""

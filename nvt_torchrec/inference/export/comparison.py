@@ -15,6 +15,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.named_tensors import (
@@ -146,7 +147,7 @@ def _make_probes(
         description: Its workflow.
         known: A few values of each categorical column's vocabulary.
     """
-    spec = predictor.row_spec.drop_tables()
+    spec = drop_tables(predictor.row_spec)
     plan = spec.read_plan(label=False)
     usual = _find_usual_numbers(spec, description)
     known_of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}

@@ -24,6 +24,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
 from nvt_torchrec.inference.export.onnx_operators import (
@@ -110,7 +111,7 @@ def encode(
         vector_type = ir.TensorType(_TYPES[vector.kind])
         vector_shape = ir.Shape(["rows", vector.width])
         vectors.append(ir.Value(name=vector.name, type=vector_type, shape=vector_shape))
-    spec = spec.drop_tables()
+    spec = drop_tables(spec)
     _check_columns(spec)
     plan = spec.read_plan(label=False)
     columns = inputs_of(spec)

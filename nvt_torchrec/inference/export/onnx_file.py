@@ -21,6 +21,7 @@ from torch import nn
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_events, drop_tables
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.export.comparison import check_file
 from nvt_torchrec.inference.export.graph import ML_OPSET, Encoded, encode
@@ -228,7 +229,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
     """
     predictor, description = Predictor.load(bundle, check=True), inspect(bundle / WORKFLOW)
     # A file of ONNX has no log and no tables: callers pass what they know of events and tables.
-    spec = description.spec.drop_events().drop_tables()
+    spec = drop_tables(drop_events(description.spec))
     workflow = dataclasses.replace(predictor.workflow, events=None, tables=None, vectors=None)
     if predictor.model.config.dense_vectors:
         spec = dataclasses.replace(spec, vectors=description.spec.vectors)

@@ -16,6 +16,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, Missin
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.read_plan import Read
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
@@ -158,7 +159,7 @@ def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) ->
     Raises:
         InvalidRowError: There is one.
     """
-    reads = spec.drop_tables().read_plan(label=False).reads
+    reads = drop_tables(spec).read_plan(label=False).reads
     fields = open_rows(rows, reads, shared)
     aggregates = [Read(column.name, "float") for column in spec.aggregates]
     for read in (*reads, *aggregates):

@@ -1,0 +1,163 @@
+"""Variants of a spec: what one step of the ETL, or a program that scores rows, reads of it.
+
+A step that needs some columns reads these alone, which is faster; each function says which, and for
+which purpose. All return a spec, which is checked as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import TypeVar
+
+from nvt_torchrec.formats.feature_spec.columns import (
+    CategoricalColumn,
+    DenseColumn,
+    InputFormat,
+)
+from nvt_torchrec.formats.feature_spec.events import Aggregate
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
+from nvt_torchrec.formats.feature_spec.read_plan import Reading
+from nvt_torchrec.formats.feature_spec.split import BY_DAYS
+
+_Column = TypeVar("_Column", DenseColumn, CategoricalColumn)
+
+
+def read_events_alone(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of what events are made of: keys, times, labels, histories, amounts."""
+    names = [*spec.history_columns, *(column.name for column in spec.key_features)]
+    columns = [column for column in spec.categorical if column.name in names]
+    return dataclasses.replace(
+        spec,
+        dense=(*spec.aggregates, *spec.amount_features),
+        categorical=tuple(columns or spec.categorical[:1]),  # a spec has at least one
+        input=_name_fields(spec),
+    )
+
+
+def drop_event_keys(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of what is read of rows whose events are known: no keys, and no amounts.
+
+    All aggregates become counts of all rows, and histories are left out, but for a spec without
+    aggregates: one with events must have either.
+    """
+    if spec.split.by == "column":  # a spec whose keys lack the split's column is refused
+        return spec
+    dense = []
+    for column in spec.dense:
+        if column.aggregate:
+            column = dataclasses.replace(column, aggregate=Aggregate((), "count"))
+        dense.append(column)
+    histories = () if spec.aggregates else spec.histories
+    return dataclasses.replace(
+        spec,
+        dense=tuple(dense),
+        histories=histories,
+        event_sources=(),
+        input=_name_fields(spec),
+    )
+
+
+def read_label_keys_alone(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec of what clicks in other files are compared with: keys, times, labels."""
+    time = spec.label_time
+    assert time is not None
+    files = []
+    for file in spec.label_files:
+        file = dataclasses.replace(file, log_time=time.source, log_time_format=time.time_format)
+        files.append(file)
+    columns = spec.key_features
+    if not columns:  # a spec has at least one
+        name = files[0].key[0]
+        reading = Reading((name,), trim=True)
+        columns = [CategoricalColumn(f"key {name}", raw="string", reading=reading)]
+    return dataclasses.replace(
+        spec,
+        dense=(),
+        categorical=tuple(columns),
+        input=_name_fields(spec),
+        weight="",
+        split=BY_DAYS,
+        events=None,
+        histories=(),
+        event_sources=(),
+        tables=(),
+        vectors=(),
+        label_files=tuple(files),
+    )
+
+
+def bound_times(spec: FeatureSpec, between: tuple[int, int]) -> FeatureSpec:
+    """Return the spec by which rows with other times are malformed, see :class:`.Events`."""
+    if spec.events is None:  # the times are those of labels
+        return dataclasses.replace(spec, label_times_between=between)
+    return dataclasses.replace(spec, events=dataclasses.replace(spec.events, between=between))
+
+
+def allow_scoring(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec by which rows of a file are scored, with or without labels.
+
+    As in a request, nothing is divided, no negatives are drawn, and with events a time may lack. A
+    label that all rows of the log have, or that is from another file, is read from a column of its
+    name, where there is one.
+    """
+    if spec.label_files or spec.negatives:
+        rules = tuple(dataclasses.replace(rule, value=None) for rule in spec.label_rules)
+        spec = dataclasses.replace(spec, label_files=(), negatives=None, label_rules=rules)
+    if not spec.events:
+        return spec
+    events = dataclasses.replace(spec.events, source="", optional=True)
+    return dataclasses.replace(spec, events=events, split=BY_DAYS)
+
+
+def drop_events(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec with aggregates that are read, as a program without their state does."""
+    dense = tuple(dataclasses.replace(column, aggregate=None) for column in spec.dense)
+    return dataclasses.replace(spec, dense=dense, events=None, histories=(), event_sources=())
+
+
+def drop_tables(spec: FeatureSpec, names: Collection[str] | None = None) -> FeatureSpec:
+    """Return the spec with columns of tables that are read from the rows, as others are.
+
+    Rows hold no vectors: they are left out of the spec.
+
+    Args:
+        spec: The spec.
+        names: The names of these columns and vectors; None: all of them.
+    """
+
+    def drop(column: _Column) -> _Column:
+        is_read = names is None or column.name in names
+        return dataclasses.replace(column, table="") if column.table and is_read else column
+
+    vectors = []
+    for vector in spec.vectors:
+        if names is not None and vector.name not in names:
+            vectors.append(vector)
+    return dataclasses.replace(
+        spec,
+        dense=tuple(map(drop, spec.dense)),
+        categorical=tuple(map(drop, spec.categorical)),
+        vectors=tuple(vectors),
+    )
+
+
+def replace_policy(spec: FeatureSpec, **policy: int) -> FeatureSpec:
+    """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
+
+    Hashed columns have no vocabulary and are left unchanged.
+    """
+    columns = []
+    for column in spec.categorical:
+        if not column.hash_buckets:
+            column = dataclasses.replace(column, **policy)  # type: ignore[arg-type]
+        columns.append(column)
+    return dataclasses.replace(spec, categorical=tuple(columns))
+
+
+def _name_fields(spec: FeatureSpec) -> InputFormat:
+    """Return the input format with names of all fields, as some are not read."""
+    if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
+        return spec.input
+    return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))
