@@ -39,6 +39,20 @@ def test_times_are_cut_so_that_days_can_be_added(tmp_path: Path) -> None:
     assert "at_weekday" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "derived"),
+    [("at", ["at_hour", "at_weekday"]), ("hour", ["hour_of_day", "hour_weekday"]),
+     ("weekday", ["weekday_hour", "day_of_week"])],
+)  # fmt: skip
+def test_a_time_that_is_called_like_what_is_derived_of_it(
+    tmp_path: Path, name: str, derived: list[str]
+) -> None:
+    rows = [f"{i % 2},{i % 7},2024-01-{1 + i // 10:02d} {i % 24:02d}:00:00" for i in range(300)]
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f"{row}\n" for row in [f"click,site,{name}", *rows]))
+    assert [column for column in guessed(path).categorical_names if column != "site"] == derived
+
+
 def test_parquet_as_warehouses_write_it(tmp_path: Path) -> None:
     rng = random.Random(0)
     for part, country in enumerate(["DE", "FR"]):

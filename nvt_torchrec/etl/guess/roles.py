@@ -32,6 +32,8 @@ _BUCKETS = 100_000
 _MINUTE = 60_000_000
 _HOUR = 60 * _MINUTE
 _DAY = 24 * _HOUR
+#: The name of what is derived of a time, where the time's own column is called like it.
+_NAMES_IN_FULL = {"hour": "hour_of_day", "weekday": "day_of_week"}
 #: Criteo's logs have the label, so many counts and 26 categories.
 _CRITEO_COUNTS = 13
 #: What values of a kind are called in comments.
@@ -325,7 +327,9 @@ def _derive_times(column: Profile, sample: SampledFile) -> list[Feature] | str:
         # Of a log that goes on, further rows may have other hours and weekdays.
         if sample.whole and not sample.days and not np.ptp(derived):
             continue
-        name = "hour_of_day" if kind == column.name else f"{column.name}_{kind}"
+        name = f"{column.name}_{kind}"
+        if kind == column.name:  # as in Avazu's column "hour", which is a time
+            name = _NAMES_IN_FULL[kind]
         keys = {"derive": kind, **options}
         features.append(_make_feature(column, "categorical", keys, why, name))
     return features or f"{why}, and always the same hour"
