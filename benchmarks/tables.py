@@ -2,9 +2,11 @@
 
 The peers join the same columns, and write them as parquet, which is all that they do; ours is the
 whole ETL, which also fits and encodes. Without tables, the peers write the columns that they read.
-Below the table stands what the tables add.
+Below the table stands what the tables add. With ``--vector_width``, ours has one more case, in
+which each user has a vector of random numbers.
 
     python -m benchmarks.tables --rows 2000000
+    python -m benchmarks.tables --rows 600000 --users 1000000 --vector_width 128 --systems ours
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
 from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
@@ -25,6 +29,8 @@ from nvt_torchrec.base.command_line import Settings, flag
 
 TABLES = "tables"
 PLAIN = "no tables"
+VECTORS = "vectors"
+PEERS = ("duckdb", "polars")
 
 #: How many versions each item has.
 VERSIONS = 10
@@ -68,6 +74,18 @@ names = ["city", "job"]
 raw = "string"
 table = "users"
 """
+#: What follows with vectors.
+_VECTOR = """[[table]]
+name = "texts"
+path = "texts.parquet"
+key = "user"
+[[vector]]
+name = "text"
+table = "texts"
+width = {width}
+"""
+#: Vectors that are drawn and written at once.
+_DRAWN_VECTORS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +95,8 @@ class TablesSettings(Settings):
     rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
     items: int = flag(f"items, of {VERSIONS} versions each", 100_000, minimum=100)
     users: int = flag("users", 200_000, minimum=100)
+    vector_width: int = flag("numbers of the vector that each user has; 0: none", 0, minimum=0)
+    systems: tuple[str, ...] = flag("systems", ("ours", *PEERS), choices=("ours", *PEERS))
     repeats: int = flag("runs of each system", 3, minimum=1)
 
 
@@ -87,15 +107,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: TablesSettings) -> int:
     rows, items, users = settings.rows, settings.items, settings.users
-    root = BUILD / f"tables-{rows}-{items}-{users}"
+    width = settings.vector_width
+    root = BUILD / f"tables-{rows}-{items}-{users}-{width}"
     log = f"{rows:,} rows, {items:,} items of {VERSIONS} versions, {users:,} users"
-    make_once(root, f"a log with tables of {log}", lambda: _make_log(root, rows, items, users))
-    table = Table("tables", f"Tables: {log}", CASE_METRICS, base="polars")
-    systems = [_make_ours(root, case) for case in (TABLES, PLAIN)]
-    for name in ("duckdb", "polars"):
-        systems += [_make_peer(root, name, case) for case in (TABLES, PLAIN)]
+    cases = [TABLES, PLAIN]
+    if width:
+        cases.insert(0, VECTORS)
+        log += f", vectors of {width} float32"
+
+    def make() -> None:
+        _make_log(root, rows, items, users)
+        if width:
+            _add_vectors(root, users, width)
+
+    make_once(root, f"a log with tables of {log}", make)
+    base = "polars" if "polars" in settings.systems else "ours"
+    table = Table("tables", f"Tables: {log}", CASE_METRICS, base=base)
+    systems = []
+    for name in settings.systems:
+        if name == "ours":
+            systems += [_make_ours(root, case) for case in cases]
+        else:
+            systems += [_make_peer(root, name, case) for case in (TABLES, PLAIN)]
     table.measure(systems, repeats=settings.repeats)
     table.notes += describe_added(table, TABLES, PLAIN)
+    if width and "ours" in settings.systems:
+        table.notes += describe_added(table, VECTORS, TABLES)
     return table.finish()
 
 
@@ -129,12 +166,24 @@ def _make_log(root: Path, rows: int, items: int, users: int) -> None:
     (root / "plain.toml").write_text(_SPEC)
 
 
+def _add_vectors(root: Path, users: int, width: int) -> None:
+    """Write a vector of each user, a piece at a time."""
+    random = np.random.default_rng(1)
+    schema = pa.schema({"user": pa.int64(), "text": pa.list_(pa.float32(), width)})
+    with pq.ParquetWriter(root / "texts.parquet", schema) as writer:
+        for begin in range(0, users, _DRAWN_VECTORS):
+            keys = np.arange(begin, min(begin + _DRAWN_VECTORS, users))
+            numbers = random.standard_normal(len(keys) * width, np.float32)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(numbers), width)
+            writer.write_table(pa.table([pa.array(keys), lists], schema=schema))
+    (root / "vectors.toml").write_text(_SPEC + _JOINED + _VECTOR.format(width=width))
+
+
 def _make_ours(root: Path, case: str) -> System:
-    """Return the ETL with tables or without."""
-    spec = "tables" if case == TABLES else "plain"
-    output = root / spec
+    """Return the ETL with vectors and tables, with tables, or without."""
+    spec = "plain" if case == PLAIN else case
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
-    return etl_case(case, output, *flags)
+    return etl_case(case, root / spec, *flags)
 
 
 def _make_peer(root: Path, name: str, case: str) -> System:
@@ -151,8 +200,6 @@ def _make_peer(root: Path, name: str, case: str) -> System:
     ]
 
     def result() -> dict[str, float]:
-        import pyarrow.parquet as pq
-
         return {"rows": pq.read_metadata(output).num_rows}
 
     return System(
