@@ -8,7 +8,9 @@ such columns usually have, texts and numbers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +36,12 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import (
     is_missing,
     number_of,
 )
-from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
+from nvt_torchrec.formats.feature_spec.raw_types.time import (
+    EPOCHS,
+    ISO,
+    PLAIN_ISO,
+    microseconds_of,
+)
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
@@ -315,6 +322,8 @@ def _make_number_parser(read: Read) -> Parse:
     """Return the parser of a column of numbers or times that is read by rules."""
     take_number = RAW_TYPES[read.raw].from_python
     if read.raw == "time":
+        if read.time_format == ISO:
+            return _make_iso_parser(read)
         if read.time_format not in EPOCHS:
             return lambda value: None if value is None else parse_by_rules(value, read)
         take_number = functools.partial(_to_microseconds, read=read)
@@ -336,6 +345,27 @@ def _make_number_parser(read: Read) -> Parse:
         elif type(value) is int or type(value) is float:
             number = take_number(value)
             return None if value in null_numbers else number
+        return parse_by_rules(value, read)
+
+    return parse
+
+
+def _make_iso_parser(read: Read) -> Parse:
+    """Return the parser of a column of times in ISO 8601."""
+    null_texts = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
+    is_plain = re.compile(PLAIN_ISO).fullmatch
+
+    def parse(value: Any) -> Any:
+        if value is None:
+            return None
+        if type(value) is str:
+            text = value.strip(_SPACES) if read.trim else value
+            if not text or text in null_texts:
+                return None
+            if is_plain(text):
+                # Of a time that is none, such as the 30th of February, the rules say what is wrong.
+                with contextlib.suppress(ValueError):
+                    return microseconds_of(datetime.datetime.fromisoformat(text))
         return parse_by_rules(value, read)
 
     return parse

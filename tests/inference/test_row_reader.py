@@ -111,6 +111,8 @@ VALUES: list[Any] = [
     "é", "\ud800", b"x", b"\xff", True, "true", "T", ["a"], ["-"], [None], [], "a|b", [1],
     {"a": 1}, 1_789_948_800, "1789948800", "1789948800.5", -1e30, datetime.date(2026, 9, 21),
     np.datetime64("2026-09-21"), np.float32(0.1), np.int64(5), "2026-02-30",
+    "2026-09-21", " 2026-09-21 10:00", "2026-09-21T10:00:59.25", "2026-09-21 24:00", "0000-01-01",
+    "9999-12-31 23:59:59.999999", "2026-09-21 10:00+02:00", "2026-09-21\n", "20260921",
 ]  # fmt: skip
 
 
@@ -193,7 +195,7 @@ def test_few_rows_take_no_detour(
     ):  # fmt: skip
         monkeypatch.setattr(module, name, fail)
     assert len(retail.read([dict.fromkeys(retail.spec.sources(label=False))])) == 1
-    texts = {"price": " 2", "count": 3, "shop": "7", "time": "1789948800", "day": None}
+    texts = {"price": " 2", "count": 3, "shop": "7", "time": "1789948800", "day": "2026-09-21"}
     usual = {**GOOD, **texts}
     if spec.input.decimal == ",":
         usual["price"] = 2

@@ -47,8 +47,8 @@ _ISO = (
     r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
     "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
 )
-#: What Arrow reads in the same way.
-_PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
+#: What Arrow and ``datetime.fromisoformat`` read in the same way.
+PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
 _LETTERS = {"b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
 _NO_OFFSET = 2**30
 
@@ -194,7 +194,7 @@ def parse_times(
 
 def _plain_iso(texts: pa.Array) -> np.ndarray | None:
     """Return the microseconds of texts that are empty or plain times; None for others."""
-    if not (matches(texts, _PLAIN_ISO) | (lengths(texts) == 0)).all():
+    if not (matches(texts, PLAIN_ISO) | (lengths(texts) == 0)).all():
         return None
     return try_cast(texts, lengths(texts) == 0, pa.timestamp("us"))
 
