@@ -98,16 +98,19 @@ class Dataset:
             counts = {"files": len(self.files.paths), "bytes": sum(self.files.sizes)}
             content = self.files.fingerprint  # holds the row groups
         # The digest is compared with those in loader states of earlier versions. Hence the order of
-        # the columns, the histories and vectors only if there are any, and an empty list that once
+        # the columns, vocabularies and vectors only if there are any, and an empty list that once
         # held more.
-        *parts, vectors = dataclasses.astuple(self.schema)
-        (main, *labels), dense, *sizes, weight, histories = parts
-        columns = [main, dense, *sizes, labels, weight]
-        if histories:
-            columns.append(histories)
-        if vectors:
+        schema = self.schema
+        main, *labels = schema.labels
+        columns: list[Any] = [main, schema.dense, schema.categorical, schema.table_sizes]
+        histories = [dataclasses.astuple(history) for history in schema.histories]
+        columns += [schema.multi_hot, schema.weight, labels, histories]
+        if schema.vocabularies:
+            columns.append(schema.vocabularies)
+        if schema.vectors:
+            vectors = [dataclasses.astuple(vector) for vector in schema.vectors]
             columns.append({"vectors": vectors})
-        value = [*content, columns, [], bool(weight)]
+        value = [*content, columns, [], bool(histories)]
         return counts | {
             "row_groups": len(self.source.row_counts),
             "rows": int(self.rows.sum()),
