@@ -78,7 +78,8 @@ class KJTLoader:
             a copy, such as a frame of pandas or Polars; or a
             :class:`nvt_loader.parquet.sources.Source`.
         batch_size: Rows of a batch *of this rank*.
-        rank, world_size: Number of this rank, and of ranks.
+        rank: The number of this rank, from 0.
+        world_size: The number of ranks.
         shuffle: "none" (False), "row_groups" or "rows" (True); another order in every epoch.
         seed: Seed of the permutations; the same on all ranks.
         drop_last: Leave out the last step if it is not full.
