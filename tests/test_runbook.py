@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -175,10 +176,12 @@ def test_killed_mornings_end_as_undisturbed_ones(begun: Path, tmp_path: Path) ->
     kills = 0
     for day in range(10, 10 + _MORNINGS):
         morning = f"{BEGIN}bash morning.sh {day - 1} {day}"
+        begun_at = time.monotonic()
         status, printed = run(job, morning)
+        duration = time.monotonic() - begun_at
         assert status == 0, printed[-3000:]
         for turn in range(_KILLS + 1):
-            seconds = chance.uniform(1, 20) if turn < _KILLS else 3000
+            seconds = chance.uniform(0.1, 0.8) * duration if turn < _KILLS else 3000
             if not _killed(killed, morning, seconds):
                 break
             kills += 1

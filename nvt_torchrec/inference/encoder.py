@@ -119,13 +119,14 @@ class Encoder:
             InvalidRowError: A column cannot hold a value.
             UnsupportedStackError: TorchRec is not installed.
         """
+        jagged_tensor = _import_jagged_tensor()
         if self.workflow.vectors is not None:
             names = ", ".join(vector.name for vector in self.spec.vectors)
             raise SchemaError(
                 f"rows with the vectors {names}, which encode() does not return",
                 "call encode_with_vectors(), which returns (dense, ids, dense_vectors)",
             )
-        return self._to_tensors(self.workflow.transform(self.read(rows)))
+        return self._to_tensors(self.workflow.transform(self.read(rows)), jagged_tensor)
 
     def encode_with_vectors(
         self, rows: Any
@@ -139,15 +140,17 @@ class Encoder:
             SchemaError, InvalidRowError, UnsupportedStackError: As :meth:`encode`.
             BadInputError: A file of vectors was written to since it was opened.
         """
+        jagged_tensor = _import_jagged_tensor()
         encoded = self.workflow.transform(self.read(rows))
         vectors = np.empty((len(encoded), 0), np.float32)
         if self.workflow.vectors is not None:
             vectors = self.workflow.take_vectors(encoded)
-        return *self._to_tensors(encoded), torch.from_numpy(vectors)
+        return *self._to_tensors(encoded, jagged_tensor), torch.from_numpy(vectors)
 
-    def _to_tensors(self, encoded: EncodedRows) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """Return what :meth:`encode` returns. Raises UnsupportedStackError."""
-        jagged_tensor = import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
+    def _to_tensors(
+        self, encoded: EncodedRows, jagged_tensor: type[KeyedJaggedTensor]
+    ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+        """Return what :meth:`encode` returns."""
         sparse = make_untraced(
             jagged_tensor,
             list(self.workflow.row_spec.categorical_names),
@@ -216,6 +219,11 @@ class Encoder:
             known = self.workflow.events.values(read.groups, read.times)
             values = np.where(is_given, values, known) if is_given.any() else known
         return add_aggregates(read, self.spec, values)
+
+
+def _import_jagged_tensor() -> type[KeyedJaggedTensor]:
+    """Return TorchRec's class. Raises UnsupportedStackError if it is not installed."""
+    return import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
 
 
 def _open_again(path: Path, digest: str) -> Encoder:

@@ -258,9 +258,9 @@ def test_lines_that_the_card_does_not_find_are_noticed(
 
 
 def test_groups_of_blocks_are_those_that_runs_are_merged_into() -> None:
-    found = list(device._groups([0, 1, 2, 5, 6, 7, 8, 9, 15, 16]))
+    found = list(device._group_neighbours([0, 1, 2, 5, 6, 7, 8, 9, 15, 16]))
     assert found == [[0, 1, 2], [5, 6, 7], [8, 9], [15], [16]]
-    assert list(device._groups([])) == []
+    assert list(device._group_neighbours([])) == []
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,5 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
         again = train(parse_settings([*flags, "--resume"]), group)
     assert "trial" not in caplog.text
     assert again.metrics["test"]["log_loss"] == result.metrics["test"]["log_loss"]
+    now = CheckpointRecord.read(tmp_path / "final").training["settings"]
+    assert (then["test_batch_size"], now["test_batch_size"]) == (4096, 4096)

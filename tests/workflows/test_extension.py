@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvt_torchrec.etl.units.counting import merge_moments, moments, normalized, statistics
+from nvt_torchrec.etl.units.counting import (
+    compute_moments,
+    compute_statistics,
+    has_moments,
+    merge_moments,
+)
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.workflows import vocabulary
@@ -66,9 +71,9 @@ def fit(spec: FeatureSpec, rows: list[RawRows]) -> Fitted:
         vocabularies[name], pending[name] = apply_policy(
             values, counts, columns[0], found.nulls[name]
         )
-    merged = merge_moments([moments(some, spec) for some in rows])
+    merged = merge_moments([compute_moments(some, spec) for some in rows])
     return Fitted(
-        statistics(merged, spec) if normalized(spec) else {},
+        compute_statistics(merged, spec) if has_moments(spec) else {},
         vocabularies,
         pending,
     )

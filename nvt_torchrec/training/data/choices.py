@@ -190,6 +190,8 @@ def _find_settings(
     if is_resumed or settings.continue_from:
         batch_size = then.get("batch_size", 1) * record.world_size // ranks
         kept["batch_size"] = max(1, batch_size)
+        if settings.batch_size is None:
+            kept["test_batch_size"] = then.get("test_batch_size")
         kept["eps"] = then.get("eps")
         # An evaluation needs no optimizer: a CPU may test what a GPU has trained.
         if settings.mode == "train":

@@ -23,7 +23,7 @@ from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.loop.stopping import NATS
 from nvt_torchrec.training.loop.trainer import Trainer
-from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.settings.train_settings import TrainSettings, test_batch_for
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import choose_sharding
 
@@ -79,6 +79,10 @@ class Trials:
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run with those that the user gave and ``chosen``."""
         settings = dataclasses.replace(self._given, **chosen)
+        if "batch_size" in chosen and settings.test_batch_size is None:
+            # Evaluations go by a batch size that the user gave, and not by that of a trial.
+            size = test_batch_for(chosen["batch_size"])
+            settings = dataclasses.replace(settings, test_batch_size=size)
         settings = choices.choose_sizes(settings, self._schema, self._group.world_size)
         return choices.choose_order(settings)
 

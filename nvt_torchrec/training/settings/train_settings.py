@@ -193,7 +193,7 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
         if flag in flags_of(settings.model):
             chosen[flag] = (*getattr(size, flag)[:-1], width)
     if settings.batch_size is None:
-        chosen["test_batch_size"] = max(batch, _MIN_TEST_BATCH)
+        chosen["test_batch_size"] = test_batch_for(batch)
     return dataclasses.replace(settings.fill_in(chosen), **{"size": name})
 
 
@@ -217,6 +217,11 @@ def global_batch_for(rows: int) -> int:
     # The largest power of two that leaves enough steps.
     batch = 1 << max(0, (rows // _MIN_STEPS).bit_length() - 1)
     return max(_MIN_BATCH, min(batch, _MAX_BATCH))
+
+
+def test_batch_for(batch: int) -> int:
+    """Return the samples of a step of an evaluation, of a run that chooses those of a step."""
+    return max(batch, _MIN_TEST_BATCH)
 
 
 def _check_layers(settings: TrainSettings) -> None:
