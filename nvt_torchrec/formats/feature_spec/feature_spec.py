@@ -34,10 +34,14 @@ from nvt_torchrec.formats.feature_spec.negatives import (
     check_unread_labels,
 )
 from nvt_torchrec.formats.feature_spec.plan_reads import (
+    PlannedReads,
+    amount_reads,
     column_reads,
-    make_read_plan,
+    plan_labels,
     read_as_they_are,
     row_time_read,
+    split_read,
+    time_reads,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.source_rules import SourceRule, check_sources
@@ -235,7 +239,65 @@ class FeatureSpec:
 
     @functools.cached_property
     def _plans(self) -> dict[bool, ReadPlan]:
-        return {label: make_read_plan(self, label=label) for label in (False, True)}
+        return {label: self._make_plan(label=label) for label in (False, True)}
+
+    def _make_plan(self, *, label: bool) -> ReadPlan:
+        # the order in which reads are added is that of the fields of text without a header
+        reads = PlannedReads(self.input.decimal)
+        labels: tuple[int | None, ...] = ()
+        weight = key = None
+        times = time_reads(self.events)
+        if label:
+            rules = self.label_rules or [LabelRule(self.label)]
+            labels = plan_labels(rules, [file.name for file in self.label_files], reads)
+            if self.weight:
+                weight = reads.index(Read(self.weight, "weight", trim=True))
+            if self.split.column:
+                key = reads.index(split_read(self.split))
+            time_indices = reads.indices(times)
+        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
+        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
+        are_events = self.needs_time(label=label)
+        keys = self.row_keys if are_events else self.groups
+        groups = tuple(reads.indices(map(self.key_read, key.columns)) for key in keys)
+        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        amounts: tuple[int, ...] = ()
+        if are_events:
+            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
+        if not label:  # of a row to score, only its own time is known
+            time_indices = reads.indices(times[:1])
+        join_time = label_time = None
+        if self.join_time:
+            join_time = reads.index(self.join_time)
+        negatives: tuple[int, ...] = ()
+        negative_time = None
+        if label and self.negatives:
+            negatives = reads.indices(map(self.key_read, self.negative_columns))
+            row_time = row_time_read(self.joined_tables, self.events, self.split)
+            negative_time = None if row_time is None else reads.index(row_time)
+        label_keys: tuple[tuple[int, ...], ...] = ()
+        if label and self.label_time:
+            label_time = reads.index(self.label_time)
+            label_keys = tuple(
+                reads.indices(map(self.key_read, file.key)) for file in self.label_files
+            )
+        return ReadPlan(
+            reads=reads.ordered,
+            labels=labels,
+            weight=weight,
+            key=key,
+            dense=dense,
+            categorical=categorical,
+            times=time_indices,
+            groups=groups,
+            amounts=amounts,
+            tables=tables,
+            join_time=join_time,
+            negatives=negatives,
+            negative_time=negative_time,
+            label_keys=label_keys,
+            label_time=label_time,
+        )
 
     @property
     def negative_columns(self) -> tuple[str, ...]:

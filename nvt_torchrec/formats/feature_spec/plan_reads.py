@@ -1,10 +1,10 @@
-"""Plan what is read of a file: the columns that the parts of a spec are made of."""
+"""How the columns of a file are read that parts of a spec are made of."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from nvt_torchrec.formats.feature_spec.columns import (
     CategoricalColumn,
@@ -14,12 +14,9 @@ from nvt_torchrec.formats.feature_spec.columns import (
 from nvt_torchrec.formats.feature_spec.events import Events
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
-
-if TYPE_CHECKING:
-    from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 
 AnyColumn = TypeVar("AnyColumn", DenseColumn, CategoricalColumn)
 
@@ -49,64 +46,6 @@ class PlannedReads:
     def ordered(self) -> tuple[Read, ...]:
         """All reads, in the order in which they were added."""
         return tuple(self._indices)
-
-
-def make_read_plan(spec: FeatureSpec, *, label: bool) -> ReadPlan:
-    """Return what is read of a log, see :meth:`.FeatureSpec.read_plan`."""
-    # the order in which reads are added is that of the fields of text without a header
-    reads = PlannedReads(spec.input.decimal)
-    labels: tuple[int | None, ...] = ()
-    weight = key = None
-    times = time_reads(spec.events)
-    if label:
-        rules = spec.label_rules or [LabelRule(spec.label)]
-        labels = plan_labels(rules, [file.name for file in spec.label_files], reads)
-        if spec.weight:
-            weight = reads.index(Read(spec.weight, "weight", trim=True))
-        if spec.split.column:
-            key = reads.index(split_read(spec.split))
-        time_indices = reads.indices(times)
-    dense = tuple(reads.indices(column_reads(column)) for column in spec.dense)
-    categorical = tuple(reads.indices(column_reads(column)) for column in spec.categorical)
-    are_events = spec.needs_time(label=label)
-    keys = spec.row_keys if are_events else spec.groups
-    groups = tuple(reads.indices(map(spec.key_read, key.columns)) for key in keys)
-    tables = tuple(reads.indices(map(spec.key_read, rule.key)) for rule in spec.joined_tables)
-    amounts: tuple[int, ...] = ()
-    if are_events:
-        amounts = reads.indices(amount_reads(spec.amounts, spec.amount_features))
-    if not label:  # of a row to score, only its own time is known
-        time_indices = reads.indices(times[:1])
-    join_time = label_time = None
-    if spec.join_time:
-        join_time = reads.index(spec.join_time)
-    negatives: tuple[int, ...] = ()
-    negative_time = None
-    if label and spec.negatives:
-        negatives = reads.indices(map(spec.key_read, spec.negative_columns))
-        row_time = row_time_read(spec.joined_tables, spec.events, spec.split)
-        negative_time = None if row_time is None else reads.index(row_time)
-    label_keys: tuple[tuple[int, ...], ...] = ()
-    if label and spec.label_time:
-        label_time = reads.index(spec.label_time)
-        label_keys = tuple(reads.indices(map(spec.key_read, file.key)) for file in spec.label_files)
-    return ReadPlan(
-        reads=reads.ordered,
-        labels=labels,
-        weight=weight,
-        key=key,
-        dense=dense,
-        categorical=categorical,
-        times=time_indices,
-        groups=groups,
-        amounts=amounts,
-        tables=tables,
-        join_time=join_time,
-        negatives=negatives,
-        negative_time=negative_time,
-        label_keys=label_keys,
-        label_time=label_time,
-    )
 
 
 def plan_labels(

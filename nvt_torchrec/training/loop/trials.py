@@ -78,11 +78,10 @@ class Trials:
 
     def fill(self, chosen: dict[str, Any]) -> TrainSettings:
         """Return the settings of a run with those that the user gave and ``chosen``."""
-        settings = dataclasses.replace(self._given, **chosen)
-        if "batch_size" in chosen and settings.test_batch_size is None:
+        if "batch_size" in chosen and self._given.test_batch_size is None:
             # Evaluations go by a batch size that the user gave, and not by that of a trial.
-            size = test_batch_for(chosen["batch_size"])
-            settings = dataclasses.replace(settings, test_batch_size=size)
+            chosen = {**chosen, "test_batch_size": test_batch_for(chosen["batch_size"])}
+        settings = dataclasses.replace(self._given, **chosen)
         settings = choices.choose_sizes(settings, self._schema, self._group.world_size)
         return choices.choose_order(settings)
 
