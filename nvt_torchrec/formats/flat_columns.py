@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_array
+from nvt_torchrec.base.arrays import string_array, to_offsets
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
@@ -94,4 +94,4 @@ class FlatColumns(Sequence[CategoryValues]):
             values = self.numbers[begin : begin + count].astype(RAW_TYPES[column.raw].dtype)
         if not column.multi_hot:
             return values
-        return Jagged(np.concatenate([[0], np.cumsum(self.lengths[index])]), values)
+        return Jagged(to_offsets(self.lengths[index]), values)

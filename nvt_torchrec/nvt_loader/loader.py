@@ -99,17 +99,21 @@ class KJTLoader:
             windows; by default 256 MiB, or 1 GiB where libcudf decodes, and up to four times that
             if large batches or rows of many columns take more. Row groups in use are not counted.
         decode_threads: Threads that decode; by default two where there are two processors.
-        transforms: Functions of a batch, applied before those of :meth:`map`.
-        label: The label of ``labels``, by default the main one; several names give [B, names].
+        transforms: Functions of a batch, applied in order before those of :meth:`map`.
+        label: The label that ``labels`` holds, if the data have several; by default the main one.
+            Several names give [B, names].
         strict_gpu: Where libcudf decodes, the first block of each epoch is compared with the CPU's.
             If they differ, raise an error, instead of a warning and decoding on the CPU.
         cpu_decoding: Decode on the CPU and copy blocks to the device, also where libcudf could.
         max_events: The largest number of events of a history in a row; 0 leaves histories out.
             Their memory comes on top of ``loader_memory``: four blocks of up to 10 MiB, or four
             batches if these are larger.
-        histories: The directory that ``_histories`` is in; by default the one above the files'.
-        vectors: The directory that ``_vectors`` is in, likewise. Vectors take memory as events do.
-        read_vectors: Whether batches get the data's vectors.
+        histories: The directory that ``_histories`` is in (:mod:`nvt_torchrec.formats.histories`);
+            by default the one above that of the files.
+        vectors: The directory that ``_vectors`` is in (:mod:`nvt_torchrec.formats.vectors`); by
+            default the one above that of the files.
+        read_vectors: Whether batches get the data's vectors. Their memory comes on top of
+            ``loader_memory`` as that of events does.
 
     Raises:
         BadInputError: A missing directory, file or schema, or a file that cannot be read.
@@ -159,8 +163,16 @@ class KJTLoader:
         self._arguments = arguments
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        given = schema, label, table_sizes, max_events, histories, vectors
-        dataset = read_dataset(data, *given, read_vectors=read_vectors)
+        dataset = read_dataset(
+            data,
+            schema,
+            label,
+            table_sizes,
+            max_events,
+            histories,
+            vectors,
+            read_vectors=read_vectors,
+        )
         options.check_manifest(dataset)
         if undersampling_rate is not None:
             dataset = count_kept(dataset, undersampling_rate, seed)

@@ -36,6 +36,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_order
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
@@ -329,4 +330,4 @@ def stream_starts(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     Returns:
         int64 [row_groups + 1], the first row of each row group in epoch order, followed by N.
     """
-    return np.concatenate([[0], np.cumsum(rows[order], dtype=np.int64)])
+    return to_offsets(rows[order])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import to_offsets
+
 
 @dataclasses.dataclass(frozen=True)
 class HistoryTail:
@@ -48,7 +50,7 @@ class HistoryTail:
             is_newest = events_left <= maximum
             known, ids = known[is_newest], ids[:, is_newest]
         kept_counts = np.minimum(counts, maximum)[counts > 0]
-        offsets = np.concatenate([[0], np.cumsum(kept_counts)])
+        offsets = to_offsets(kept_counts)
         return cls(keys[counts > 0], offsets, known, ids)
 
     @classmethod
@@ -57,7 +59,7 @@ class HistoryTail:
         counts = np.concatenate([np.diff(part.offsets) for part in parts])
         return cls(
             np.concatenate([part.keys for part in parts]),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            to_offsets(counts),
             np.concatenate([part.known for part in parts]),
             np.concatenate([part.ids for part in parts], axis=1),
         )

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, output_errors
-from nvt_torchrec.base.files.mapping import HEADERS
+from nvt_torchrec.base.files.mapping import HEADERS, write_header
 
 #: How many bytes are copied at once.
 _COPIED = 1 << 20
@@ -93,9 +93,8 @@ class GrowingArray:
     def _finish(self) -> None:
         """Write the header, then the rows."""
         shape = (self.length,) if self._rows is None else (self._rows, self.length)
-        described = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         with atomic_path(self._path) as temporary, open(temporary, "wb") as target:
-            np.lib.format.write_array_header_1_0(target, described)
+            write_header(target, self._dtype, shape)
             for file in self._files:
                 file.seek(0)
                 shutil.copyfileobj(file, target, _COPIED)

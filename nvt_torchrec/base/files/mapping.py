@@ -97,6 +97,12 @@ def map_array(path: Path, *, write: bool = False) -> np.ndarray:
         return np.load(path, mmap_mode="r+" if write else "c").view(np.ndarray)
 
 
+def write_header(file: IO[bytes], dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Write the header of a ``.npy`` file, in which NumPy leaves room for any length."""
+    described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, described)
+
+
 class ArrayWriter:
     """Appends to a ``.npy`` file that is open for writing.
 
@@ -126,14 +132,9 @@ class ArrayWriter:
         self.length += len(array)
 
     def finish(self) -> None:
-        """Write the header, in which NumPy leaves room for any length."""
+        """Write the header."""
         self._file.seek(0)
-        described = {
-            "descr": self._dtype.str,
-            "fortran_order": False,
-            "shape": (self.length, *self._row_shape),
-        }
-        np.lib.format.write_array_header_1_0(self._file, described)
+        write_header(self._file, self._dtype, (self.length, *self._row_shape))
 
 
 def _stamp(descriptor: int) -> tuple[int, int]:

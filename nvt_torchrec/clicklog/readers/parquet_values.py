@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, is_list, is_text, null_mask, to_numpy
+from nvt_torchrec.base.arrays import blanked, is_list, is_text, null_mask, to_numpy, to_offsets
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.convert import (
     Converted,
@@ -181,5 +181,5 @@ def _convert_lists(array: pa.Array, read: Read) -> Converted:
     null = null_mask(flat)
     items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
     items.code[null] = NULL_ITEM
-    lists = convert_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)
+    lists = convert_items(to_offsets(lengths), items)
     return check_vectors(lists, read)

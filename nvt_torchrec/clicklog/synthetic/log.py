@@ -171,7 +171,7 @@ def _write_drawn(
             rows, settings.days, settings.seed, bar.update, vectors=settings.vectors
         )
         for name, table in tables.items():
-            if name == "texts":  # lists, which CSV has only as texts
+            if any(map(pa.types.is_list, table.schema.types)):  # CSV has lists only as texts
                 pq.write_table(table, directory / f"{name}.parquet")
             else:
                 pa_csv.write_csv(table, directory / f"{name}.csv")

@@ -16,6 +16,7 @@ from nvt_torchrec.base.arrays import (
     string_array,
     string_parts,
     to_numpy,
+    to_offsets,
 )
 from nvt_torchrec.base.exact_sums import round_terms
 from nvt_torchrec.base.hashing import join_hash, mix
@@ -39,11 +40,7 @@ from nvt_torchrec.formats.rows import (
 )
 
 #: The fields of ``RawRows`` that only rows of some specs have: arrays [n] or [.., n].
-_OPTIONAL = tuple(
-    field.name
-    for field in dataclasses.fields(RawRows)
-    if field.default is None and field.name != "dense_vectors"
-)
+_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)
 #: The constants of FNV-1a (Fowler, Noll and Vo), a hash of bytes.
 _FNV_BASIS = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
@@ -293,7 +290,7 @@ def _take_values(values: CategoryValues, good: np.ndarray) -> CategoryValues:
     if isinstance(values, Jagged):
         lengths = np.diff(values.offsets)
         kept = _take_values(values.values, np.repeat(good, lengths))
-        return Jagged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
+        return Jagged(to_offsets(lengths[good]), kept)
     if isinstance(values, pa.Array):
         return values.filter(mask_to_arrow(good))
     return values[good]

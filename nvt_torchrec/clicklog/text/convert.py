@@ -13,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import blanked, is_one_of, mask_to_arrow, string_array, string_parts
+from nvt_torchrec.base.arrays import (
+    blanked,
+    is_one_of,
+    mask_to_arrow,
+    string_array,
+    string_parts,
+    to_offsets,
+)
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.base import (
     BEYOND_FLOAT16,
@@ -121,7 +128,7 @@ def convert_lists(fields: pa.Array, read: Read, separator: str) -> Converted:
     converted.code[converted.missing] = NULL_ITEM
     _, empty = _find_present(items, dataclasses.replace(read, nulls=()))
     converted.code[empty] = EMPTY_ITEM
-    list_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    list_offsets = to_offsets(lengths)
     return check_vectors(convert_items(list_offsets, converted), read)
 
 

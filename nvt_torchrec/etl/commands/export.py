@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.atomic import new_directory
@@ -126,7 +127,7 @@ def _make_lists(
     found = [store.newest(key, count, maximum) for key, count in zip(keys, events, strict=True)]
     counts = np.array([len(row[0]) for row in found], np.int64)
     lengths = np.full(len(found), maximum) if settings.pad else counts
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = to_offsets(lengths)
     # The events of a row are the last ids of its list; before them is the padding.
     indices = np.arange(counts.sum()) + np.repeat(offsets[1:] - np.cumsum(counts), counts)
     columns = []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.kernels import compiled
 
 
@@ -41,7 +42,7 @@ class DistinctCounts:
             columns: See the attributes.
             pairs: How many pairs each count has.
         """
-        first = np.concatenate([[0], np.cumsum(pairs)]).astype(np.int64)
+        first = to_offsets(np.array(pairs, np.int64))
         return cls(
             columns=np.array(columns, np.int64),
             first=first,

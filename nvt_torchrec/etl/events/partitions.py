@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.files.atomic import delete
 from nvt_torchrec.base.files.growing import create_array
 from nvt_torchrec.base.files.mapping import map_array
@@ -46,7 +47,7 @@ class KeyRanges:
         self._bounds = bounds
         sizes = [counts[begin:end].sum() for begin, end in itertools.pairwise(bounds)]
         sizes[0] += without_key
-        self.offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self.offsets = to_offsets(np.array(sizes, np.int64))
         self._next = self.offsets[:-1].copy()
 
     def place(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -206,17 +206,15 @@ def read_dataset(
     else:
         source = data
     several = label is not None and not isinstance(label, str)
-    stores = _open_stores(schema, paths, histories)
-    vector_stores = None
-    if schema.vectors:
-        if vectors is None:
-            what = f"the values of vector {schema.vectors[0].name}"
-            leave_out = "read_vectors=False to leave the vectors out"
-            remedy = f"give vectors=, the directory on this machine that {VECTORS} is in, or"
-            vectors = _find_splits(paths, what, f"{remedy} {leave_out}")
-        vector_stores = VectorStores(Path(vectors) / VECTORS, schema.vectors)
-    described = Dataset(source, schema, read, several, vectors=vector_stores)
-    return dataclasses.replace(described, stores=stores, max_events=max_events)
+    return Dataset(
+        source,
+        schema,
+        read,
+        several,
+        stores=_open_stores(schema, paths, histories),
+        max_events=max_events,
+        vectors=_open_vectors(schema, paths, vectors),
+    )
 
 
 def _open_stores(
@@ -239,6 +237,24 @@ def _open_stores(
         HistoryStore(Path(histories), history, [sizes[name] for name in history.columns])
         for history in schema.histories
     )
+
+
+def _open_vectors(
+    schema: TableSchema,
+    paths: list[Path | RemoteFile] | None,
+    vectors: str | os.PathLike[str] | None,
+) -> VectorStores | None:
+    """Open the vectors of a schema; None if it has none. Raises SettingsError, BadInputError."""
+    if not schema.vectors:
+        return None
+    if vectors is None:
+        what = f"the values of vector {schema.vectors[0].name}"
+        remedy = (
+            f"give vectors=, the directory on this machine that {VECTORS} is in, or "
+            "read_vectors=False to leave the vectors out"
+        )
+        vectors = _find_splits(paths, what, remedy)
+    return VectorStores(Path(vectors) / VECTORS, schema.vectors)
 
 
 def _find_splits(paths: list[Path | RemoteFile] | None, what: str, remedy: str) -> Path:

@@ -12,12 +12,10 @@ from nvt_torchrec.training.baselines.row_sample import make_group_alone
 from nvt_torchrec.training.data.loaders import make_sample
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: How many batches of training rows are read, and the most rows of one.
+#: How many batches of training rows are read.
 _BATCHES = 8
-_MAX_ROWS = 8192
-#: About how many values of vectors a batch holds, and the fewest rows of one.
-_BATCH_VALUES = 1 << 22
-_MIN_ROWS = 64
+#: The rows of a batch; fewer where vectors are wide.
+_BATCH_ROWS = 8192
 #: The smallest variance that is one, as a share of the mean square.
 _MIN_VARIANCE = 1e-10
 #: The smallest scale: weights divided by it stay far from the limits of float32.
@@ -52,11 +50,12 @@ def measure_vectors(
     if not config.dense_vectors:
         return None
     inputs = config.vector_inputs
-    rows = min(max(_BATCH_VALUES // inputs, _MIN_ROWS), _MAX_ROWS)
     without_events = dataclasses.replace(config, histories=(), max_events=0, sequences=())
     sums, squares = np.zeros(inputs), np.zeros(inputs)
     group = make_group_alone()
-    for batch in make_sample(settings, without_events, "train", group, _BATCHES, rows, files):
+    for batch in make_sample(
+        settings, without_events, "train", group, _BATCHES, _BATCH_ROWS, files
+    ):
         assert batch.dense_vectors is not None
         values = batch.dense_vectors.numpy()
         sums += values.sum(0, dtype=np.float64)
