@@ -113,9 +113,3 @@ def dask_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 
     with local_cluster(2, tmp_path_factory.mktemp("dask"), frames=True) as client:
         yield client
-
-
-@pytest.fixture(autouse=True)
-def _outside_of_notebooks() -> None:
-    """Forget Jupyter's kernel, if a test of this process has imported it: it shows bars in logs."""
-    sys.modules.pop("ipykernel", None)

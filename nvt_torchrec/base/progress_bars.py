@@ -23,7 +23,14 @@ def show_progress(
     from tqdm import tqdm
 
     # None hides the bar unless stderr is a terminal, which it never is in a notebook.
-    disable = False if "ipykernel" in sys.modules else None
+    disable = False if _is_notebook() else None
     return tqdm(
         desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=disable
     )
+
+
+def _is_notebook() -> bool:
+    """Return whether a kernel of Jupyter runs this process, and has not merely been imported."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and "IPKernelApp" in shell.config
