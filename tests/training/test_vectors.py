@@ -108,7 +108,7 @@ def write_signal(root: Path, scale: float, offset: float, rows: int = 6000) -> P
     return root
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(1, 0), (0.02, 0), (300, 900)])
+@pytest.mark.parametrize(("scale", "offset"), [(1, 0), (0.02, 0), (300, 900), (1, 30)])
 def test_what_only_a_vector_knows(tmp_path: Path, scale: float, offset: float) -> None:
     """Is found whatever its scale; without vectors there is nothing to find."""
     run = [f"--binary_path={write_signal(tmp_path / 'split', scale, offset)}", "--batch_size=64"]
