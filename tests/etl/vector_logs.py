@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.formats.vectors import VECTORS, VectorStores
+from nvt_torchrec.formats.vectors import VECTORS, VectorStore, VectorStores
 from tests.etl.runs import read_split
 
 DAY = 86_400
@@ -235,3 +235,10 @@ def assert_vectors(
     found = read_rows(output)
     assert len(found) == len(rows)
     np.testing.assert_array_equal(read_vectors(output, found), expected)
+
+
+def count_vectors(output: Path) -> list[int]:
+    """How many vectors are stored."""
+    splits = output / "criteo_binary/split"
+    vectors = TableSchema.read(splits).vectors
+    return [VectorStore(splits / VECTORS, vector).count for vector in vectors]
