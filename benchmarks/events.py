@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, etl, etl_case, python_of
+from benchmarks.etl.systems import build_environment, etl, etl_case, find_python
 from benchmarks.harness import (
     Metric,
     System,
@@ -226,7 +226,7 @@ def _make_peer(root: Path, name: str, case: str) -> System:
     output = root / f"{name}.parquet"
     program = Path(__file__).with_name("events_peers.py")
     window = WINDOW_DAYS * 86_400 if case == EVENTS else 0
-    command = [python_of("events"), program, name, root / "log.csv", output, window]
+    command = [find_python("events"), program, name, root / "log.csv", output, window]
 
     def result() -> dict[str, float]:
         import pyarrow.parquet as pq

@@ -33,7 +33,7 @@ from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 from nvt_torchrec.base.errors import SettingsError, run_command
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
-from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
@@ -109,7 +109,7 @@ def _run(argv: list[str] | None) -> None:
 def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
     """Return the first well-formed rows of a file by source, at most ``limit``."""
     rows: list[dict[str, Any]] = []
-    for piece in format_of(spec).stream(path, _PIECE_BYTES):
+    for piece in get_format(spec).stream(path, _PIECE_BYTES):
         rows += rows_as_dicts(piece, limit - len(rows))
         if len(rows) == limit:
             break

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
+from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, find_python
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import draw_log, write_csv
@@ -101,7 +101,7 @@ def _polars(root: Path, case: str, per_positive: int) -> System:
     output = root / "polars.parquet"
     program = Path(__file__).with_name("negatives_peer.py")
     drawn = per_positive if case == DRAWN else 0
-    command = [python_of("events"), program, root / "log.csv", output, drawn]
+    command = [find_python("events"), program, root / "log.csv", output, drawn]
 
     def result() -> dict[str, float]:
         import pyarrow.parquet as pq

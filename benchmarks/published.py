@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, python_of
+from benchmarks.etl.systems import build_environment, find_python
 from benchmarks.harness import describe_machine, run_benchmark, run_etl, split_flags
 from benchmarks.process import BUILD, ROOT, run
 from benchmarks.published_data import DATA, Published, PublishedData
@@ -235,7 +235,7 @@ def _list_jobs(
         for peer in peers:
             if seed and peer in _WITHOUT_SEED:
                 continue
-            python = python_of(peer) if peer == "catboost" else sys.executable
+            python = find_python(peer) if peer == "catboost" else sys.executable
             program = Path(__file__).with_name("published_peers.py")
             command = [str(python), str(program), peer, str(split), json.dumps(columns), str(seed)]
             yield Job({**same, "system": peer, "seed": seed}, command)

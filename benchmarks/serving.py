@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.etl.systems import build_environment, python_of
+from benchmarks.etl.systems import build_environment, find_python
 from benchmarks.process import ROOT
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.predictor import Predictor
@@ -180,7 +180,7 @@ def print_requests(
     build_environment("fastapi")
     requests = make_requests(predictor, rows)
     ours_command = [sys.executable, "-m", "inference", "serve", "--bundle", bundle, "--port", 0]
-    peer_command = [python_of("fastapi"), Path(__file__).with_name("serving_peer.py"), onnx]
+    peer_command = [find_python("fastapi"), Path(__file__).with_name("serving_peer.py"), onnx]
     with start(ours_command) as ours, start(peer_command) as peer:
         expected = dict(peer.ask(requests, len(requests)))
         for request, probability in ours.ask(requests, len(requests)):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, python_of
+from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, find_python
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import SECONDS, draw_labels, draw_log, draw_prices, write_csv
@@ -191,7 +191,7 @@ def _make_peer(root: Path, name: str, case: str) -> System:
     output = root / f"{name}.parquet"
     program = Path(__file__).with_name("tables_peers.py")
     command = [
-        python_of("events"),
+        find_python("events"),
         program,
         name,
         root,

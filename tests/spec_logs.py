@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.clicklog.readers.log_format import OpenDay, format_of
+from nvt_torchrec.clicklog.readers.log_format import OpenDay, get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -169,7 +169,7 @@ def spec_of(text: str, directory: Path) -> FeatureSpec:
 def open_file(path: Path, spec: FeatureSpec) -> OpenDay:
     """Open a file as the only day of a log."""
     (file,) = find_days(str(path))
-    return format_of(spec).open(file)
+    return get_format(spec).open(file)
 
 
 def stream_rows(
@@ -184,6 +184,6 @@ def stream_rows(
         BadInputError: The file is missing, empty or truncated.
         BadRowError: A row breaks the spec (unless ``reject``).
     """
-    for unparsed in format_of(spec).stream(path, block_bytes):
+    for unparsed in get_format(spec).stream(path, block_bytes):
         rows = unparsed.parse(reject=reject)
         yield unparsed.first + rows.line, rows

@@ -60,7 +60,7 @@ _INSTALLED = {
 }
 
 
-def python_of(peer: str) -> Path:
+def find_python(peer: str) -> Path:
     """Return the interpreter of a peer's environment, which :func:`build_environment` makes."""
     return BUILD / f"venv-{peer}" / "bin" / "python"
 
@@ -71,7 +71,7 @@ def build_environment(peer: str) -> None:
     def install() -> None:
         venv.create(BUILD / f"venv-{peer}", with_pip=True)
         for arguments in _INSTALLED[peer]:
-            command = [python_of(peer), "-m", "pip", "install", "--quiet", *arguments]
+            command = [find_python(peer), "-m", "pip", "install", "--quiet", *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 what = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
@@ -161,7 +161,7 @@ def peer(
     return System(
         name,
         "",
-        [python_of(peer), program, "--input", log, "--output", output, *flags],
+        [find_python(peer), program, "--input", log, "--output", output, *flags],
         prepare=lambda: build_environment(peer),
         before=lambda: shutil.rmtree(output, ignore_errors=True),
         result=lambda: {"rows": rows},

@@ -148,7 +148,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
             spec, result = run_fit(table, folder, fit)
         label_columns: set[str] = set()
         for name in spec.labels:
-            label_columns.update(spec.sources_of(name))
+            label_columns.update(spec.field_sources(name))
         names = [name for name in table.column_names if name not in label_columns]
         self.n_features_in_ = len(names)
         if has_columns(X):
@@ -275,7 +275,7 @@ class ClickModel(ClassifierMixin, BaseEstimator):
                 f"y is all of one class, {classes[0]!r}: a model learns from rows of both"
             )
         if fit.spec is not None:
-            [name] = fit.spec.sources_of(fit.spec.label)
+            [name] = fit.spec.field_sources(fit.spec.label)
         else:
             name = _name_label(y, table)
             fit = dataclasses.replace(fit, label=name)

@@ -53,7 +53,7 @@ class DayName:
     def other(self, number: int) -> str:
         """Return how a file of another number would be called, without its ending."""
         if self.kind == "date":
-            return str(date_of(number))
+            return str(to_date(number))
         return f"{self.prefix}{number:0{self.digits}d}"
 
     def flag(self, numbers: Iterable[int]) -> str:
@@ -130,7 +130,7 @@ def _days_since_1970(year: int, month: int, day: int) -> int | None:
         return None
 
 
-def date_of(number: int) -> datetime.date:
+def to_date(number: int) -> datetime.date:
     """Return the date of a day's number."""
     return _EPOCH + datetime.timedelta(days=number)
 
@@ -140,7 +140,7 @@ def day_text(number: int) -> str:
 
     For a workflow, which keeps the numbers of days alone.
     """
-    return str(date_of(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
+    return str(to_date(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
 
 
 def days_text(days: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ class Ids:
         values = np.concatenate(columns)
         if (lengths == 1).all():
             return cls(values.reshape(lengths.shape))
-        return cls(values, offsets_of(lengths))
+        return cls(values, find_offsets(lengths))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ids]) -> Ids:
@@ -118,7 +118,7 @@ class Ids:
         return self.offsets[first:, 1:] - self.offsets[first:, :-1]
 
 
-def offsets_of(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+def find_offsets(lengths: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     """Return :attr:`Ids.offsets` for the number of ids in each row, integers [columns, n]."""
     columns, rows = lengths.shape
     ends = lengths.cumsum().reshape(columns, rows)  # the ids of a column follow those before it

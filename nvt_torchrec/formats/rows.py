@@ -228,29 +228,29 @@ def empty_mask(columns: int, rows: int) -> np.ndarray:
     return np.zeros((mask_words(columns), rows), np.uint64)
 
 
-def bit_of(column: int) -> np.uint64:
+def get_bit(column: int) -> np.uint64:
     """Return the position of a column's bit in its word."""
     return np.uint64(column % WORD_BITS)
 
 
-def word_of(mask: np.ndarray, column: int) -> np.ndarray:
+def get_word(mask: np.ndarray, column: int) -> np.ndarray:
     """Return the words that hold a column's bit, uint64 [n]."""
     return mask[column // WORD_BITS]
 
 
 def is_missing(mask: np.ndarray, column: int) -> np.ndarray:
     """Return where a column is missing, bool [n]."""
-    return (word_of(mask, column) >> bit_of(column)) & _ONE != 0
+    return (get_word(mask, column) >> get_bit(column)) & _ONE != 0
 
 
 def add_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
     """Mark a column as missing where ``absent``, bool [n], is true."""
-    mask[column // WORD_BITS] |= absent.astype(np.uint64) << bit_of(column)
+    mask[column // WORD_BITS] |= absent.astype(np.uint64) << get_bit(column)
 
 
 def set_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
     """Mark a column as missing where ``absent``, bool [n], is true, and nowhere else."""
-    mask[column // WORD_BITS] &= ~(_ONE << bit_of(column))
+    mask[column // WORD_BITS] &= ~(_ONE << get_bit(column))
     add_missing(mask, column, absent)
 
 

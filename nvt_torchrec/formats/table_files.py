@@ -58,9 +58,9 @@ def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
     (rule,) = (rule for rule in spec.tables if rule.name == table)
     if rule.valid_from:
         arrays[STARTS] = np.dtype(np.int64)
-    for column in spec.columns_of(table):
+    for column in spec.table_columns(table):
         arrays |= column_arrays(column)
-    for vector in spec.vectors_of(table):
+    for vector in spec.table_vectors(table):
         arrays[f"{vector.name}.missing.npy"] = np.dtype(np.uint8)
         arrays[f"{vector.name}.codes.npy"] = np.dtype(np.int32)
     return arrays

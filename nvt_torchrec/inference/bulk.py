@@ -26,7 +26,7 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.base.threads import count_cores, map_in_order
 from nvt_torchrec.clicklog.in_memory.value_errors import name_fitted_spec, say_fitted
-from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.rows import RawRows
@@ -126,7 +126,7 @@ def read_to_score(spec: FeatureSpec, path: str, piece_bytes: int) -> Iterator[Un
         path: The file.
         piece_bytes: About how large a piece is.
     """
-    for piece in format_of(spec).stream(path, piece_bytes):
+    for piece in get_format(spec).stream(path, piece_bytes):
         yield piece.drop_label() if spec.label_files else piece
 
 
@@ -222,7 +222,7 @@ def _describe_rejected(piece: UnparsedRows, rows: RawRows) -> bytes:
     return b"".join(lines)
 
 
-def metrics_of(
+def measure_probabilities(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Metrics:
     """Return the metrics of probabilities float32 [n], labels [n] and perhaps weights [n]."""
@@ -253,5 +253,5 @@ def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False
             columns = []
             for name in names:
                 columns.append(np.concatenate([to_numpy(part) for part in table[name].chunks]))
-            metrics[label] = metrics_of(*columns)
+            metrics[label] = measure_probabilities(*columns)
     return metrics

@@ -80,32 +80,32 @@ class Input:
         return f"{self.name}.length"
 
 
-def kind_of(read: Read) -> str:
+def get_tensor_type(read: Read) -> str:
     """Return the kind of tensor for one read of a column."""
     if RAW_TYPES[read.raw].takes_text and read.time_format not in EPOCHS:
         return "string"
     return "int64" if RAW_TYPES[read.raw].is_whole else "float64"
 
 
-def inputs_of(spec: FeatureSpec) -> list[Input]:
+def list_inputs(spec: FeatureSpec) -> list[Input]:
     """Return the columns of the log. One that is read in several ways has the widest kind."""
     inputs = []
     for name in spec.sources(label=False):
         reads = [read for read in spec.read_plan(label=False).reads if read.source == name]
-        kinds = {kind_of(read) for read in reads}
+        kinds = {get_tensor_type(read) for read in reads}
         kind = next(kind for kind in DTYPES if kind in kinds)  # the widest
         inputs.append(Input(name, kind, reads[0].multi_hot))
     return inputs
 
 
-def vector_inputs_of(spec: FeatureSpec) -> list[Input]:
+def list_vector_inputs(spec: FeatureSpec) -> list[Input]:
     """Return the vectors of the spec."""
     return [Input(vector.name, "float32", width=vector.width) for vector in spec.vectors]
 
 
 def inputs_without_tables(spec: FeatureSpec) -> list[Input]:
     """Return what a program without tables needs: columns, also those of tables, and vectors."""
-    return [*inputs_of(drop_tables(spec)), *vector_inputs_of(spec)]
+    return [*list_inputs(drop_tables(spec)), *list_vector_inputs(spec)]
 
 
 def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_b
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.served_checkpoint import check_device, check_pair, read_checkpoint
 from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.models.checkpoint.record import digest_of
+from nvt_torchrec.models.checkpoint.record import compute_digest
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows, join_rows, split_rows
@@ -296,19 +296,19 @@ class Predictor:
     def _predict_file(self, path: Path | str) -> np.ndarray:
         """Return the probabilities of a file's rows, float32 [rows, labels]."""
         # It imports fsspec, which a server does not need.
-        from nvt_torchrec.clicklog.readers.log_format import format_of
+        from nvt_torchrec.clicklog.readers.log_format import get_format
 
         spec = input_spec(self.spec, str(path))
         with name_fitted_spec():
             scores = [self._no_scores]
-            for piece in format_of(spec).stream(str(path), _BLOCK_BYTES):
+            for piece in get_format(spec).stream(str(path), _BLOCK_BYTES):
                 scores.append(self.predict_rows(piece.drop_label().parse(), piece.first))
         return np.concatenate(scores)
 
 
 def _digest(path: Path, checkpoint: Path | None) -> str:
     """Return the digest of a bundle, or of a checkpoint, which names that of its workflow."""
-    return bundle_digest(path) if checkpoint is None else digest_of(checkpoint)
+    return bundle_digest(path) if checkpoint is None else compute_digest(checkpoint)
 
 
 def _open_again(

@@ -34,13 +34,13 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import (
     EMPTY_ITEM,
     MESSAGES,
     is_missing,
-    number_of,
+    parse_number,
 )
 from nvt_torchrec.formats.feature_spec.raw_types.time import (
     EPOCHS,
     ISO,
     PLAIN_ISO,
-    microseconds_of,
+    to_microseconds,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
@@ -328,7 +328,7 @@ def _make_number_parser(read: Read) -> Parse:
             return lambda value: None if value is None else parse_by_rules(value, read)
         take_number = functools.partial(_to_microseconds, read=read)
     null_texts = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
-    null_numbers = {number_of(text) for text in read.nulls}
+    null_numbers = {parse_number(text) for text in read.nulls}
     is_plain, to_number = _PLAIN_TEXTS.get(read.raw, _NO_PLAIN_TEXTS)
     if read.raw == "float" and read.decimal != ".":
         is_plain, to_number = _NO_PLAIN_TEXTS
@@ -365,7 +365,7 @@ def _make_iso_parser(read: Read) -> Parse:
             if is_plain(text):
                 # Of a time that is none, such as the 30th of February, the rules say what is wrong.
                 with contextlib.suppress(ValueError):
-                    return microseconds_of(datetime.datetime.fromisoformat(text))
+                    return to_microseconds(datetime.datetime.fromisoformat(text))
         return parse_by_rules(value, read)
 
     return parse

@@ -146,10 +146,10 @@ class ModelConfig(Columns):
     @property
     def features_of_tables(self) -> dict[str, list[str]]:
         """The names of ``lookups`` of each table."""
-        table_of = self.table_of
-        found: dict[str, list[str]] = {table: [] for table in table_of.values()}
+        table_by_column = self.table_by_column
+        found: dict[str, list[str]] = {table: [] for table in table_by_column.values()}
         for name, column in self.lookups.items():
-            found[table_of[column]].append(name)
+            found[table_by_column[column]].append(name)
         return found
 
     @property
@@ -160,9 +160,9 @@ class ModelConfig(Columns):
         n-th feature begin at n · T.
         """
         coordinates: dict[str, int] = {}
-        table_of, features_before = self.table_of, Counter[str]()
+        table_by_column, features_before = self.table_by_column, Counter[str]()
         for name, column in self.features.items():
-            table = table_of[column]
+            table = table_by_column[column]
             coordinates[name] = features_before[table] * len(self.labels)
             features_before[table] += 1
         return coordinates
@@ -175,7 +175,7 @@ class ModelConfig(Columns):
         return max(self.first_order_coordinates.values(), default=0) + len(self.labels)
 
     @property
-    def table_of(self) -> dict[str, str]:
+    def table_by_column(self) -> dict[str, str]:
         """The name of the table of each categorical column, ``t_<vocabulary>``."""
         names = (f"t_{name}" for name in self.vocabularies or self.categorical)
         return dict(zip(self.categorical, names, strict=True))
@@ -183,7 +183,7 @@ class ModelConfig(Columns):
     @property
     def tables(self) -> dict[str, int]:
         """The rows of each table, by its name."""
-        return dict(zip(self.table_of.values(), self.num_embeddings, strict=True))
+        return dict(zip(self.table_by_column.values(), self.num_embeddings, strict=True))
 
     @property
     def feature_rows(self) -> tuple[int, ...]:

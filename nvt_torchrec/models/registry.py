@@ -53,7 +53,7 @@ DEFAULT_MODEL = "dlrm"
 MODEL_FLAGS = tuple(dict.fromkeys(name for model in MODELS.values() for name in model.flags))
 
 
-def flags_of(model: str) -> tuple[str, ...]:
+def model_flags(model: str) -> tuple[str, ...]:
     """Return the flags that are settings of a model; an own one has none."""
     return MODELS[model].flags if model in MODELS else ()
 

@@ -98,8 +98,8 @@ def _joined(description: WorkflowDescription) -> list[list[str]]:
     rows = [["table", "key", "rows", "a key has", "columns"]]
     for rule in description.spec.joined_tables:
         keys = map_array(description.path / DIRECTORY / rule.name / KEYS)
-        names = [column.name for column in description.spec.columns_of(rule.name)]
-        names += [vector.name for vector in description.spec.vectors_of(rule.name)]
+        names = [column.name for column in description.spec.table_columns(rule.name)]
+        names += [vector.name for vector in description.spec.table_vectors(rule.name)]
         versions = f"versions by {rule.valid_from}" if rule.valid_from else "one row"
         rows.append([rule.name, ", ".join(rule.key), str(len(keys)), versions, ", ".join(names)])
     return rows
@@ -156,7 +156,7 @@ def _dense(description: WorkflowDescription) -> list[list[str]]:
         mean = std = "-"
         if statistics:
             mean, std = f"{statistics['mean']:.6g}", f"{statistics['std']:.6g}"
-        formula = description.spec.transform_of(column).formula
+        formula = description.spec.get_transform(column).formula
         rows.append([column.name, column.raw, str(column.fill), formula, mean, std])
     return rows
 

@@ -202,7 +202,7 @@ def _add_dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
     """Add the dense nodes, one chain for each transform in use; return the ids of their ends."""
     ends = []
     for transform in TRANSFORMS.values():
-        columns = [column for column in spec.dense if spec.transform_of(column) is transform]
+        columns = [column for column in spec.dense if spec.get_transform(column) is transform]
         if columns:
             ends.append(_add_dense_chain(transform, columns, nodes))
     return ends

@@ -275,7 +275,7 @@ class ReadRawValues(Operator):
         super().__init__()
         self._spec = spec
         self._columns = Schema(list(columns))
-        self._mapping = {column.name: spec.sources_of(column.name) for column in columns}
+        self._mapping = {column.name: spec.field_sources(column.name) for column in columns}
 
     @property
     def sources(self) -> list[str]:

@@ -94,10 +94,10 @@ class StoredTable:
             self.starts = self._arrays[STARTS].values if STARTS in arrays else None
             if self.starts is not None and len(self.starts) != len(self.keys):
                 raise ValueError(f"{STARTS} has {len(self.starts)} values")
-            self._columns = {column.name: column for column in spec.columns_of(name)}
+            self._columns = {column.name: column for column in spec.table_columns(name)}
             for column in self._columns.values():
                 self._check_lengths(column)
-            for vector in spec.vectors_of(name):
+            for vector in spec.table_vectors(name):
                 self._check_length(vector.name, "missing", len(self.keys))
                 self._check_length(vector.name, "codes", len(self.keys))
         except (OSError, ValueError) as error:

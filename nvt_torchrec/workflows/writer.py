@@ -142,7 +142,7 @@ def write_workflow(
     for rule in spec.joined_tables:
         assert tables is not None
         link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
-        for vector in spec.vectors_of(rule.name):
+        for vector in spec.table_vectors(rule.name):
             link_vectors(tables / rule.name / VECTORS, path / VECTORS, vector.name)
     names = [*table_files(spec), *_list_vectors(path)]
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.etl import systems
-from benchmarks.etl.systems import POLARS, make_log, python_of
+from benchmarks.etl.systems import POLARS, find_python, make_log
 from benchmarks.etl.verify import DifferentOutputError, compare, list_parts
 from benchmarks.process import run as measured
 from nvt_torchrec.etl.run import run
@@ -48,7 +48,7 @@ COLUMNS = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
 
 @pytest.mark.parametrize("stage", ["memory", "disk"])
 def test_polars_writes_what_we_write(log: Path, stage: str) -> None:
-    if not python_of(POLARS).exists():
+    if not find_python(POLARS).exists():
         pytest.skip("its environment is not built: `make bench-etl` builds it")
     system = systems.peer("polars", POLARS, log / "raw", 361, log / stage, "--stage", stage)
     assert not measured(system.command, result=system.result).error

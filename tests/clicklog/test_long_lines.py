@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers.lines import split_chunks
-from nvt_torchrec.clicklog.readers.log_format import format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import get_format, read_block_chunks
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from nvt_torchrec.formats.rows import UNLIMITED
 from tests.logs import CRITEO, random_rows, write_day
@@ -83,7 +83,7 @@ def test_the_label_is_told_by_a_whole_first_line(tmp_path: Path, size: int) -> N
     path = tmp_path / "day_0"
     path.write_bytes(b"1\t" + b"x" * size + b"\tz\n0\ta\tb\n")
     assert open_file(tmp_path, TEXTS).label
-    (unparsed,) = format_of(TEXTS).stream(str(path), 8 * MIB)
+    (unparsed,) = get_format(TEXTS).stream(str(path), 8 * MIB)
     assert unparsed.label
     assert unparsed.parse().labels.tolist() == [[1, 0]]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -183,7 +183,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
     assert (rows.bad[0].column, rows.bad[0].line) == (name, 0)
     with pytest.raises(BadRowError, match="row 2: column"):
         list(read_block_chunks(Block(path, 0, 3, path), SPEC, chunk_bytes=1))
-    assert format_of(SPEC).first_line(block) == 2
+    assert get_format(SPEC).first_line(block) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.base.errors import BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.lines import after_preamble, drop_empty_lines, text_end
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.logs import read_block
 from tests.spec_logs import open_file, spec_of, stream_rows
@@ -83,7 +83,7 @@ def test_many_empty_lines_take_no_memory(tmp_path: Path) -> None:
     for empty, end, last in ((1 << 25, b"", 0), (1 << 20, b"0,b\n", (1 << 20) + 1)):
         path.write_bytes(gzip.compress(b"1,a\n" + b"\n" * empty + end, 1))
         tracemalloc.start()
-        pieces = collections.deque(format_of(log_spec).stream(str(path), 1 << 20), maxlen=1)
+        pieces = collections.deque(get_format(log_spec).stream(str(path), 1 << 20), maxlen=1)
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
         tracemalloc.stop()
         (piece,) = pieces

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.readers import lines
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import cut_lines, read_bytes, read_into
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, read_block, write_day, write_log
 from tests.spec_logs import open_file, stream_rows
@@ -60,7 +60,7 @@ def test_blocks_are_whole_lines_and_cover_the_file(
     assert "".join(text[begin:end] for begin, end in blocks) == text
     assert all(text[end - 1] == "\n" for _, end in blocks[:-1])
     assert all(end - begin < block_bytes + 42 for begin, end in blocks)
-    text_format = format_of(CRITEO)
+    text_format = get_format(CRITEO)
     assert text_format.count_rows(str(path), 0, len(text)) == len(lines)
     offsets = [text_format.find_row(str(path), line, 0, len(text)) for line in range(len(lines))]
     assert [text[at:].split("\n")[0] for at in offsets] == ["x" * (n + 1) for n in lines]
@@ -88,7 +88,7 @@ def test_label_or_not(tmp_path: Path) -> None:
         for first in (cut_rows[0], cut_rows[0][1:], ["x"]):
             write_day(tmp_path / name, [first, *cut_rows[1:]])
             (day,) = find_days(str(tmp_path), {int(name[-1])})
-            assert format_of(CRITEO).open(day).label is expected
+            assert get_format(CRITEO).open(day).label is expected
     write_day(tmp_path / "c", [row[2:] for row in rows])
     with pytest.raises(BadRowError, match="line 1: 38 tab-separated fields"):
         list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))

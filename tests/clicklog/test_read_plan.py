@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.assemble import derive, hash_texts
-from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
+from nvt_torchrec.clicklog.text.line_layout import find_layout, plain_layout, plain_layouts
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -57,7 +57,7 @@ def test_text_is_read_as_the_spec_says(data) -> None:
         layout = plain_layout(spec, label=True)
     else:
         head = line_of(log.names, spec).encode() + b"\n"
-        layout = layout_of(head, "x", spec)
+        layout = find_layout(head, "x", spec)
     assert layout.label
     check(lines, spec, layout, label=True, end=end)
     # the same without what only training reads, which is not checked either
@@ -133,7 +133,7 @@ SHOP = FeatureSpec(
     ],
 )
 def test_positions_with_and_without_what_training_reads(line, fields) -> None:
-    layout = layout_of(f"{line}\n{line}\n".encode(), "x", SHOP)
+    layout = find_layout(f"{line}\n{line}\n".encode(), "x", SHOP)
     assert layout.fields == fields
     assert layout.label == ("clicked" in fields)
     rows = parse_rows(f"{line}\n".encode(), SHOP, layout.drop_label())
@@ -145,7 +145,7 @@ def test_positions_with_and_without_what_training_reads(line, fields) -> None:
 
 def test_other_numbers_of_fields() -> None:
     with pytest.raises(BadRowError, match=r"x, line 1: 3 comma-separated fields") as error:
-        layout_of(b"1,2,3\n", "x", SHOP)
+        find_layout(b"1,2,3\n", "x", SHOP)
     assert '7 are needed (6 or 5 or 4 without the label): user, "" … session' in str(error.value)
 
 
@@ -170,8 +170,8 @@ def test_a_header_lacks_a_source() -> None:
         "click", SHOP.dense, SHOP.categorical, input=InputFormat("csv", header=True), weight="w"
     )
     with pytest.raises(BadInputError, match="x: column time is not in the header"):
-        layout_of(b"user,age,click,hour\n", "x", spec)
+        find_layout(b"user,age,click,hour\n", "x", spec)
     with pytest.raises(BadInputError, match="set encoding = "):
-        layout_of("größe,age,click,w,user\n".encode("latin-1"), "x", spec)
-    assert layout_of(b"age,time,click,w,user\n", "x", spec).label
-    assert not layout_of(b"age,time,click,user\n", "x", spec).label  # without its weight
+        find_layout("größe,age,click,w,user\n".encode("latin-1"), "x", spec)
+    assert find_layout(b"age,time,click,w,user\n", "x", spec).label
+    assert not find_layout(b"age,time,click,user\n", "x", spec).label  # without its weight

@@ -15,7 +15,7 @@ from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, 
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
 from nvt_torchrec.clicklog.readers.json_rows import json_layout
 from nvt_torchrec.clicklog.readers.table_rows import check_columns
-from nvt_torchrec.clicklog.text.line_layout import layout_of
+from nvt_torchrec.clicklog.text.line_layout import find_layout
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -38,7 +38,7 @@ def test_another_column_of_the_spec_is_no_suggestion(names: list[str]) -> None:
     for check in (
         lambda: check_columns(table.schema, "x", spec, label=True),
         lambda: json_layout(json.dumps(dict.fromkeys(names, 1)).encode(), "x", spec),
-        lambda: layout_of(",".join(names).encode() + b"\n", "x", csv),
+        lambda: find_layout(",".join(names).encode() + b"\n", "x", csv),
         lambda: read_columns(table, spec),
     ):
         with pytest.raises(ClickLogError) as error:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.clicklog.text.delimited import split_rows
-from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
+from nvt_torchrec.clicklog.text.line_layout import find_layout, plain_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_delimited, parse_rows
 from nvt_torchrec.formats.feature_spec import (
     CategoricalColumn,
@@ -112,7 +112,7 @@ def test_only_the_first_bad_rows_are_described_without_reject() -> None:
 
 def test_header_in_any_order_with_further_columns() -> None:
     head = b'extra,ids,hashes,"tags",name,brand,hash,price,n,click,more\r\n'
-    layout = layout_of(head + b"...", "day_0.csv", CSV)
+    layout = find_layout(head + b"...", "day_0.csv", CSV)
     assert layout.label
     assert layout.begin == len(head)
     rows = parse_delimited(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
@@ -120,7 +120,7 @@ def test_header_in_any_order_with_further_columns() -> None:
     without = parse_delimited(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.drop_label())
     assert len(without.labels) == 0
     assert without.dense.tolist() == [[3], [2.5]]
-    unlabelled = layout_of(head.replace(b"click", b"klick"), "day_0.csv", CSV)
+    unlabelled = find_layout(head.replace(b"click", b"klick"), "day_0.csv", CSV)
     assert not unlabelled.label
 
 
@@ -138,17 +138,17 @@ def test_header_in_any_order_with_further_columns() -> None:
 )
 def test_headers_that_do_not_fit(header: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message):
-        layout_of(header.encode() + b"\n" * ("\r" not in header), "day_0.csv", CSV)
+        find_layout(header.encode() + b"\n" * ("\r" not in header), "day_0.csv", CSV)
 
 
 def test_label_told_by_the_fields_of_most_lines() -> None:
     spec = FeatureSpec(
         CSV.label, CSV.dense, CSV.categorical, input=InputFormat("csv", header=False)
     )
-    assert layout_of(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == plain_layout(spec, label=True)
-    assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == plain_layout(spec, label=False)
+    assert find_layout(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == plain_layout(spec, label=True)
+    assert find_layout(b'"a,b",,,,,,,\n', "x", spec) == plain_layout(spec, label=False)
     with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
-        layout_of(b"a,b\n", "x", spec)
+        find_layout(b"a,b\n", "x", spec)
 
 
 def test_criteos_format_has_at_most_64_columns_of_a_kind() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import as_lists
 from tests.logs import read_block
@@ -135,5 +135,5 @@ def test_any_block_size_gives_the_rows_that_were_written(
     streamed = list(stream_rows(str(path), spec, block_bytes=block_bytes))
     assert [row for _, part in streamed for row in _values(part)] == rows
     assert [n for ns, _ in streamed for n in ns] == list(range(len(rows)))
-    pieces = format_of(spec).stream(str(path), block_bytes)
+    pieces = get_format(spec).stream(str(path), block_bytes)
     assert sum(piece.parse().lines for piece in pieces) == len(rows)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from merlin.io import Dataset
 
 from nvt_torchrec.clicklog.in_memory.frames import read_columns
-from nvt_torchrec.clicklog.text.line_layout import layout_of
+from nvt_torchrec.clicklog.text.line_layout import find_layout
 from nvt_torchrec.clicklog.text.tokenizer import parse_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS
@@ -84,7 +84,7 @@ def test_random_specs(
         manifest = run(settings_of(base / "raw", base / "out", spec, **options))
         bad = sum(map(len, days)) - sum(map(len, parts.values()))
         assert manifest["rows"]["rejected"] == bad
-        layout = layout_of((head or f"{parts['train'][0]}\n").encode(), "x", spec)
+        layout = find_layout((head or f"{parts['train'][0]}\n").encode(), "x", spec)
         rows = {}
         for name, lines in parts.items():
             text = "".join(f"{line}\n" for line in lines).encode()

@@ -36,7 +36,7 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.encoder import Encoder
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.protocol import parse_tensors
@@ -263,7 +263,7 @@ def test_a_bundle_scores_raw_rows_as_those_that_the_next_day_writes(tmp_path: Pa
     rows = [{"user": "u1", "item": item, "price": 1.0, "shop": 2} for item in ("i1", "i2")]
     wanted = predictor.predict(rows, more)
     assert np.abs(wanted - predictor.predict(rows)).min() > 1e-6
-    tensors = to_tensors(inputs_of(predictor.spec), rows)
+    tensors = to_tensors(list_inputs(predictor.spec), rows)
     tensors |= {"user_count": np.array([3.0]), "user_since": np.array([math.nan])}
     body = bytearray(json.dumps(request_of(tensors)).encode())
     read, _ = parse_tensors(body, {}, predictor, ServerSettings())

@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.commands.guess import guess, guess_spec
-from nvt_torchrec.etl.guess.names import is_code, is_made_with
+from nvt_torchrec.etl.guess.names import contains_outcome, is_code
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from tests.etl.runs import etl_run
 from tests.etl.test_guess import columns_of, guessed_with_text
@@ -139,7 +139,7 @@ def test_a_time_after_the_row_is_left_out(tmp_path: Path) -> None:
 def test_names_that_say_that_a_column_comes_with_an_outcome(
     name: str, outcome: str, expected: bool
 ) -> None:
-    assert is_made_with(name, outcome) == expected
+    assert contains_outcome(name, outcome) == expected
 
 
 def test_integers_of_users_and_items_are_ids(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_keys_and_versions_are_found_by_their_values(raw: Path, tmp_path: Path) 
     )
     assert (items.valid_from, items.log_time) == ("changed", "time")
     assert (users.key, users.own_key, users.valid_from) == (("user",), ("user_id",), "")
-    assert [column.name for column in spec.columns_of("items")] == ["price", "brand", "category"]
-    assert [column.name for column in spec.columns_of("users")] == ["segment"]
+    assert [column.name for column in spec.table_columns("items")] == ["price", "brand", "category"]
+    assert [column.name for column in spec.table_columns("users")] == ["segment"]
     manifest = run(EtlSettings(str(raw), tmp_path / "out", spec, engine="cpu"))
     assert manifest.splits["train"]["rows"] == 1000
 
@@ -67,7 +67,7 @@ def test_names_that_both_have(tmp_path: Path) -> None:
     assert (rule.key, rule.own_key) == (("item",), ("sku",))
     assert rule.input is not None
     assert rule.input.delimiter == ";"
-    (price,) = spec.columns_of("items")
+    (price,) = spec.table_columns("items")
     assert (price.name, price.reading.sources) == ("price_2", ("price",))
     run(EtlSettings(str(tmp_path / "log.csv"), tmp_path / "out", spec, engine="cpu"))
 
@@ -119,7 +119,7 @@ def test_lists_of_numbers_of_one_length_are_vectors(tmp_path: Path) -> None:
         VectorColumn("text", "items", 5),
         VectorColumn("clicked_2", "items", 2, "float16", "clicked"),
     )
-    assert [column.name for column in spec.columns_of("items")] == ["tags"]
+    assert [column.name for column in spec.table_columns("items")] == ["tags"]
     text = (tmp_path / "guessed.toml").read_text()
     assert "lists of 5 numbers, missing in 2.5% of the rows" in text
     assert "items: weights: columns of type list<" in text

@@ -11,7 +11,7 @@ import torch
 
 from nvt_torchrec.base.arrays import strings
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
@@ -97,7 +97,7 @@ def test_a_later_row_gets_what_the_etl_would_write(tmp_path: Path, events: str) 
     for rows_of_file, wanted in ((frame, dense), (frame.drop(columns="time"), without)):
         file = tmp_path / f"{len(rows_of_file.columns)}.csv"
         rows_of_file.to_csv(file, index=False)
-        (piece,) = format_of(input_spec(encoder.spec, str(file))).stream(str(file), 1 << 20)
+        (piece,) = get_format(input_spec(encoder.spec, str(file))).stream(str(file), 1 << 20)
         read = encoder.workflow.transform(piece.parse())
         np.testing.assert_array_equal(read.dense.T, wanted.numpy())
     with pytest.raises(InvalidRowError, match=r"row 0, column time: .*such as|expected a time"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.etl.labels.click_files import ClickLog
-from nvt_torchrec.etl.labels.click_kernels import find_clicked, index_keys, shift_of
+from nvt_torchrec.etl.labels.click_kernels import choose_shift, find_clicked, index_keys
 from nvt_torchrec.etl.labels.match_clicks import (
     Matches,
     count_newest,
@@ -54,7 +54,7 @@ def test_clicks_belong_to_the_newest_row_that_is_not_after_them(seed: int) -> No
     assert matches.count_known() == np.isin(clicks.keys, keys).sum()
     pairs = np.array(sorted(clicked), np.int64).reshape(-1, 2).T.copy()
     begins, found = index_keys(pairs[0]), np.full(num_rows, 7, np.uint8)
-    find_clicked(pairs[0], pairs[1], begins, shift_of(begins), keys, times, found)
+    find_clicked(pairs[0], pairs[1], begins, choose_shift(begins), keys, times, found)
     rows = zip(keys.tolist(), times.tolist(), strict=True)
     assert found.tolist() == [row in clicked for row in rows]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.formats.day_names import date_of, name_of, parse_days
+from nvt_torchrec.formats.day_names import name_of, parse_days, to_date
 from nvt_torchrec.formats.feature_spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)
@@ -44,7 +44,7 @@ def test_names(path: str, expected) -> None:
 
 @given(st.integers(0, 80_000))
 def test_a_date_is_the_days_since_1970(day: int) -> None:
-    date = date_of(day)
+    date = to_date(day)
     for text in (f"{date}.csv", f"clicks-{date:%Y%m%d}.parquet", f"date={date}/x.parquet"):
         name = name_of(text)
         assert name is not None

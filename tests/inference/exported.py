@@ -11,7 +11,7 @@ import onnxruntime
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 
 
 def tensors_of(rows: RawRows, spec: FeatureSpec) -> dict[str, np.ndarray]:
@@ -34,7 +34,7 @@ def tensors_of(rows: RawRows, spec: FeatureSpec) -> dict[str, np.ndarray]:
             absent = is_missing(rows.categorical_missing, j)
             columns[column.name] = [None if a else v for v, a in zip(flat, absent, strict=True)]
     by_row = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return to_tensors(inputs_of(spec), by_row)
+    return to_tensors(list_inputs(spec), by_row)
 
 
 def score(export: Path, tensors: dict[str, np.ndarray]) -> np.ndarray:

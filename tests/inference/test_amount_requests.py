@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.spec_variants import drop_events
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
@@ -105,7 +105,7 @@ def test_values_of_the_caller(predictor: Predictor) -> None:
         given.append({name: row[name] for name in row if name != "time"} | own)
     np.testing.assert_allclose(predictor.predict(given), wanted, atol=1e-6)
     np.testing.assert_allclose(ask(predictor, {"rows": given}), wanted, atol=1e-6)
-    inputs = inputs_of(predictor.row_spec)
+    inputs = list_inputs(predictor.row_spec)
     tensors = {**to_tensors(inputs, ROWS), **known}
     body = request_of(tensors)
     np.testing.assert_allclose(ask(predictor, body, parse_tensors), wanted, atol=1e-6)
@@ -137,6 +137,6 @@ def test_an_exported_file_takes_them_as_inputs(predictor: Predictor, tmp_path: P
     for i, row in enumerate(ROWS):
         own = {n: None if np.isnan(values[i]) else values[i] for n, values in known.items()}
         rows.append({**row, **own})
-    tensors = to_tensors(inputs_of(drop_events(predictor.row_spec)), rows)
+    tensors = to_tensors(list_inputs(drop_events(predictor.row_spec)), rows)
     scores = score(tmp_path / "onnx", tensors)
     np.testing.assert_allclose(scores, predictor.predict(ROWS), atol=1e-6)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.inference import rows_as_dicts
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
@@ -131,7 +131,7 @@ def day(log: Path) -> str:
 @pytest.fixture(scope="module")
 def texts(predictor: Predictor, day: str) -> list[dict]:
     """The rows of a day by source, as text; lists as lists."""
-    (piece,) = format_of(predictor.spec).stream(day, 1 << 24)
+    (piece,) = get_format(predictor.spec).stream(day, 1 << 24)
     return rows_as_dicts(piece, 10**6)
 
 

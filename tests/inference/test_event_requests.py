@@ -27,7 +27,7 @@ from nvt_torchrec.formats.feature_spec.spec_variants import drop_events
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.named_tensors import MISSING, inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import MISSING, list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import RefusedError, is_small, parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
@@ -379,6 +379,6 @@ def test_an_exported_file_takes_aggregates_in_their_units(
         | {name: None if np.isnan(column[i]) else column[i] for name, column in given.items()}
         for i, of in enumerate(rows)
     ]
-    tensors = to_tensors(inputs_of(drop_events(predictor.row_spec)), flat)
+    tensors = to_tensors(list_inputs(drop_events(predictor.row_spec)), flat)
     scores = score(tmp_path / "onnx", tensors)
     np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)

@@ -35,7 +35,7 @@ from nvt_torchrec.inference.export.graph import encode
 from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx
 from nvt_torchrec.inference.export.onnx_operators import Graph
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.description import inspect
@@ -127,7 +127,7 @@ def test_a_file_runs_with_onnx_runtime_alone(
     assert [file.name for file in export.iterdir()] == ["model.onnx"]
     onnx.checker.check_model(export / "model.onnx", full_check=True)
     rows = criteo_dicts(trained.days[2])
-    tensors = to_tensors(inputs_of(predictor.spec), rows)
+    tensors = to_tensors(list_inputs(predictor.spec), rows)
     assert {name: str(values.dtype) for name, values in tensors.items()} == {
         name: "int64" if name.startswith("int") else "object"
         for name in predictor.spec.feature_names
@@ -279,7 +279,7 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
     write_workflow(tmp_path / "workflow", DERIVED, fitted)
     predictor = random_bundle(tmp_path / "workflow", tmp_path / "bundle", 1)
     export_onnx(tmp_path / "bundle", tmp_path / "export")
-    scores = score(tmp_path / "export", to_tensors(inputs_of(DERIVED), rows))
+    scores = score(tmp_path / "export", to_tensors(list_inputs(DERIVED), rows))
     np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)
     assert len(np.unique(scores)) > 300
 
@@ -332,7 +332,7 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
         ("1", True) if rank == 1 else ("-1", False) for rank in ranks
     ]
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
-    scores = score(model / "1", to_tensors(inputs_of(shop_predictor.spec), rows))
+    scores = score(model / "1", to_tensors(list_inputs(shop_predictor.spec), rows))
     np.testing.assert_allclose(scores, shop_predictor.predict(rows), atol=1e-6)
     # docs/onnx.md's row of missing values, of any columns: lists, their lengths and floats, too
     page = (ROOT / "docs" / "onnx.md").read_text()

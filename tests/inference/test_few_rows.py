@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvt_torchrec.formats.ids import Ids, offsets_of
+from nvt_torchrec.formats.ids import Ids, find_offsets
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel, sum_embeddings
 from nvt_torchrec.inference.model.torch_threads import ONE_THREAD_ROWS
 
@@ -22,7 +22,7 @@ def test_sums_equal_those_of_pytorch(dim: int) -> None:
     sizes = 10.0 ** generator.integers(-3, 4, (ROWS, 1))  # so that the order of a sum matters
     table = (generator.normal(size=(ROWS, dim)) * sizes).astype(np.float32)
     lengths = generator.integers(0, 120, (3, 7))
-    offsets, first = offsets_of(lengths), np.array([0, 100, 300])
+    offsets, first = find_offsets(lengths), np.array([0, 100, 300])
     ids = generator.integers(0, 100, lengths.sum())
     sums = np.zeros((7, 3, dim), np.float32)
     assert sum_embeddings(table, first, 2, ids, offsets, sums)
@@ -55,7 +55,7 @@ def test_a_row_is_looked_up_as_in_a_batch(features: int) -> None:
     rows = ONE_THREAD_ROWS + 1
     lengths = generator.integers(0, 9, (features, rows))
     lengths[0] = 1
-    ids = Ids(generator.integers(0, 100, lengths.sum(), np.int32), offsets_of(lengths))
+    ids = Ids(generator.integers(0, 100, lengths.sum(), np.int32), find_offsets(lengths))
     found = model.lookup(ids)
     assert found.shape == (rows, 3, 5)
     for begin in (0, 1):

@@ -22,7 +22,7 @@ from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
@@ -195,7 +195,7 @@ def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
         assert error.value.details["column"] == "recent.cat_1"
     names = [tensor["name"] for tensor in metadata(predictor)["inputs"]]
     assert {"recent.cat_0", "recent.cat_0.length"} <= {*names}
-    inputs = request_of(to_tensors(inputs_of(predictor.row_spec), GIVEN))["inputs"]
+    inputs = request_of(to_tensors(list_inputs(predictor.row_spec), GIVEN))["inputs"]
     np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), expected, atol=1e-6)
     inputs = [tensor for tensor in inputs if "." not in tensor["name"]]
     np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), empty, atol=1e-6)
@@ -210,7 +210,7 @@ def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
         found = scored(parse_body, {**body, "shared": shared})
         np.testing.assert_allclose(found, wanted, atol=1e-6)
     for count in (1, 2):
-        lists = to_tensors(inputs_of(predictor.row_spec), [{**ROWS[0], **of_all}] * count)
+        lists = to_tensors(list_inputs(predictor.row_spec), [{**ROWS[0], **of_all}] * count)
         lists = request_of({name: lists[name] for name in lists if "." in name})["inputs"]
         if count == 1:
             found = scored(parse_tensors, {"inputs": [*inputs, *lists]})
@@ -232,7 +232,7 @@ def test_onnx(
 ) -> None:
     """Histories are inputs, of which the newest events count."""
     export_onnx(bundle[0], tmp_path / "onnx")
-    tensors = to_tensors(inputs_of(predictor.row_spec), GIVEN)
+    tensors = to_tensors(list_inputs(predictor.row_spec), GIVEN)
     np.testing.assert_allclose(score(tmp_path / "onnx", tensors), expected, atol=1e-6)
 
 

@@ -24,7 +24,7 @@ from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.commands.lineage import read_lineage
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.model.served_checkpoint import read_checkpoint
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import score_labelled
 from nvt_torchrec.inference.scorer import Scorer
@@ -212,7 +212,7 @@ def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> Non
         outputs = [output["name"] for output in described["outputs"]]
         assert outputs == ["probability_liked", "probability_bought"]
         inputs = []
-        for name, values in to_tensors(inputs_of(predictor.spec), rows).items():
+        for name, values in to_tensors(list_inputs(predictor.spec), rows).items():
             kind = "BYTES" if values.dtype == object else "FP64"
             given = tritonclient.http.InferInput(name, (60, 1), kind)
             inputs.append(given.set_data_from_numpy(values[:, None]))
@@ -273,7 +273,7 @@ def test_both_labels_exported(both: Path, log: Log, tmp_path: Path, capsys, tabl
     assert all(f'name: "{name}"' in outputs for name in names)
     rows = first_rows(str(log.day), predictor.spec, 60)
     for count in (1, 60):
-        given = to_tensors(inputs_of(predictor.spec), rows[:count])
+        given = to_tensors(list_inputs(predictor.spec), rows[:count])
         scores = np.stack(session.run(names, given), 1)
         np.testing.assert_allclose(scores, predictor.predict(rows[:count]), atol=1e-6)
     capsys.readouterr()

@@ -16,7 +16,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec, In
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.model.served_checkpoint import check_pair
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.models.contract import Build, load_build
@@ -116,5 +116,5 @@ def test_a_file_for_onnx(sparse: Trained, bundle: Path, tmp_path: Path) -> None:
     for row in rows:
         row["site"] = None if row["site"] is None else f"{row['site']:08x}"
     for count in (1, 30):
-        scores = score(tmp_path / "export", to_tensors(inputs_of(SPEC), rows[:count]))
+        scores = score(tmp_path / "export", to_tensors(list_inputs(SPEC), rows[:count]))
         np.testing.assert_allclose(scores, predictor.predict(rows[:count]), atol=1e-6)

@@ -12,7 +12,7 @@ import tritonclient.http
 
 from benchmarks.inference import first_rows
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, request_of, serving
@@ -31,7 +31,7 @@ def server(shop: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def tensors(shop: Trained, shop_predictor: Predictor) -> dict[str, np.ndarray]:
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
-    return to_tensors(inputs_of(shop_predictor.spec), rows)
+    return to_tensors(list_inputs(shop_predictor.spec), rows)
 
 
 def given_to_client(

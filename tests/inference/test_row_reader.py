@@ -191,7 +191,7 @@ def test_few_rows_take_no_detour(
         raise AssertionError("read by columns")
 
     for module, name in (
-        (encoder, "read_rows"), (python_values, "fields_of"), (frames, "find_columns"),
+        (encoder, "read_rows"), (python_values, "to_fields"), (frames, "find_columns"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, fail)
     assert len(retail.read([dict.fromkeys(retail.spec.sources(label=False))])) == 1

@@ -20,7 +20,7 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import MANY_ROWS, Encoder
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import parse_body
 from nvt_torchrec.inference.server.protocol import parse_tensors
@@ -193,7 +193,7 @@ def test_the_server_looks_them_up(shop: Shop) -> None:
     np.testing.assert_allclose(ask({"rows": candidates, "shared": user}), alone, rtol=1e-6)
 
     texts = [{**row, "country": row["country"] or "", "user": row["user"]} for row in requests]
-    tensors = to_tensors(inputs_of(shop.predictor.row_spec), texts)
+    tensors = to_tensors(list_inputs(shop.predictor.row_spec), texts)
     tensors["time"] = np.array([row["time"] for row in requests])
     np.testing.assert_allclose(ask(request_of(tensors), parse_tensors), expected, rtol=1e-6)
     tensors["price"] = np.full(len(requests), 9000.0)
@@ -212,7 +212,7 @@ def test_in_an_exported_file_the_columns_are_inputs(shop: Shop, tmp_path: Path) 
          for name in row}
         for row in rows
     ]  # fmt: skip
-    scores = score(tmp_path / "onnx", to_tensors(inputs_of(spec), texts))
+    scores = score(tmp_path / "onnx", to_tensors(list_inputs(spec), texts))
     np.testing.assert_allclose(scores, shop.predictor.predict(rows), atol=1e-6)
     loaded = Predictor.load(tmp_path / "bundle")
     requests = [ids_of(row) for row in shop.rows[:20]]

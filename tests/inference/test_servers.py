@@ -23,7 +23,7 @@ import tritonclient.http
 from benchmarks.inference import first_rows
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from tests.inference.conftest import Trained
 from tests.inference.test_protocol import MODEL, given_to_client
@@ -136,7 +136,7 @@ def test_it_answers_triton_s_client_as_our_server_does(
     port = int(free_port())
     command = make(place / "lib" / PYTHON / "site-packages", repository, tmp_path, port)
     rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
-    tensors = to_tensors(inputs_of(shop_predictor.spec), rows)
+    tensors = to_tensors(list_inputs(shop_predictor.spec), rows)
     with running(command, port, tmp_path / "log") as client:
         for binary in (True, False):
             kept, inputs = given_to_client(tensors, binary=binary)

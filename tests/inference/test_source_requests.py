@@ -18,7 +18,7 @@ from nvt_torchrec.formats.feature_spec.spec_variants import drop_events
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import save_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.bodies import parse_body
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
@@ -155,7 +155,7 @@ def test_an_exported_file_takes_them_as_inputs(predictor: Predictor, tmp_path: P
     for i, row in enumerate(newest):
         own = {n: None if np.isnan(values[i]) else values[i] for n, values in known.items()}
         rows.append({**row, **own})
-    inputs = inputs_of(drop_events(predictor.row_spec))
+    inputs = list_inputs(drop_events(predictor.row_spec))
     assert "user_purchases_amount_last_12h" in {one.name for one in inputs}
     scores = score(tmp_path / "onnx", to_tensors(inputs, rows))
     np.testing.assert_allclose(scores, predictor.predict(ROWS), atol=1e-6)

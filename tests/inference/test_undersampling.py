@@ -8,7 +8,7 @@ import pytest
 
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
-from nvt_torchrec.inference.named_tensors import inputs_of
+from nvt_torchrec.inference.named_tensors import list_inputs
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.training.baselines.baselines import CLICK_RATE, REGRESSION
 from tests.inference.exported import score
@@ -36,6 +36,6 @@ def test_scores_are_those_of_the_whole_log(tmp_path):
     checkpoint = Predictor.load(tmp_path / "out" / "workflow", tmp_path / "end")
     np.testing.assert_array_equal(checkpoint.predict(log), scores)
     export_onnx(tmp_path / "bundle", tmp_path / "export")
-    columns = inputs_of(checkpoint.spec)
+    columns = list_inputs(checkpoint.spec)
     given = {c.name: log[c.name].to_numpy("O" if c.kind == "string" else c.kind) for c in columns}
     np.testing.assert_allclose(score(tmp_path / "export", given), scores, atol=1e-6)

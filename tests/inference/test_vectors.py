@@ -28,7 +28,7 @@ from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.named_tensors import inputs_of, inputs_without_tables, to_tensors
+from nvt_torchrec.inference.named_tensors import inputs_without_tables, list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
@@ -327,7 +327,7 @@ def test_shared_vectors_take_no_memory_for_each_row(shop: VectorShop) -> None:
 def test_vectors_as_tensors(shop: VectorShop) -> None:
     rows = shop.rows[:30]
     requests = [request_row(row) for row in rows]
-    tensors = to_tensors(inputs_of(shop.predictor.row_spec), requests)
+    tensors = to_tensors(list_inputs(shop.predictor.row_spec), requests)
     tensors["time"] = np.array([row.time for row in rows])
     expected = shop.predictor.predict(requests)
     np.testing.assert_allclose(ask(shop, request_of(tensors), parse_tensors), expected, rtol=1e-6)
@@ -422,7 +422,7 @@ def test_a_model_without_vectors(shop: VectorShop, tmp_path: Path) -> None:
     workflow = shop.output / "workflow"
     save_bundle(tmp_path / "bundle", workflow, predictor.model, make_origin(0, (0,)))
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
-    inputs = inputs_of(drop_tables(predictor.row_spec))
+    inputs = list_inputs(drop_tables(predictor.row_spec))
     scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows[:20])))
     np.testing.assert_allclose(scores, known, atol=1e-6)
 

@@ -47,8 +47,10 @@ class Reference(nn.Module):
         scale = config.max_events**0.5
         self.factors = [1.0 if name == own else scale for name, own in config.features.items()]
         tables = [*config.tables]
-        self.table_of = [tables.index(config.table_of[own]) for own in config.features.values()]
-        pairs = len(self.table_of) * (len(self.table_of) + 1) // 2
+        self.table_indices = [
+            tables.index(config.table_by_column[own]) for own in config.features.values()
+        ]
+        pairs = len(self.table_indices) * (len(self.table_indices) + 1) // 2
         self.over = nn.Sequential(*_layers(config.embedding_dim + pairs, top))
         for mine, theirs in ((self.dense, module.bottom), (self.over, module.top)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
@@ -68,7 +70,7 @@ class Reference(nn.Module):
             if self.first_order:
                 weight[:, : self.width] = 0
                 for feature, (own, place) in enumerate(
-                    zip(self.table_of, self.places, strict=True)
+                    zip(self.table_indices, self.places, strict=True)
                 ):
                     for label, regression in enumerate(regressions.values()):
                         ids, values = regression.ids[feature], regression.weights[feature]
@@ -84,7 +86,7 @@ class Reference(nn.Module):
                 mode="sum" if factor == 1 else "mean", sparse=self.sparse,
             )
             for table, factor, lists in zip(
-                self.table_of, self.factors, features.to_dict().values(), strict=True
+                self.table_indices, self.factors, features.to_dict().values(), strict=True
             )
         ]  # fmt: skip
         term = 0.0

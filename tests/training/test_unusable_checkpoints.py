@@ -16,7 +16,7 @@ import torch
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.models.checkpoint.reading import read_model
-from nvt_torchrec.models.checkpoint.record import CheckpointRecord, digest_of
+from nvt_torchrec.models.checkpoint.record import CheckpointRecord, compute_digest
 from nvt_torchrec.models.checkpoint.tensor_files import read_tensors
 from nvt_torchrec.training.checkpoint import restoring
 from nvt_torchrec.training.checkpoint.ancestor import remove_older
@@ -62,14 +62,14 @@ def test_keep_removes_checkpoints_of_the_row_alone(started):
     victim.mkdir()
     for content in ("{}", (before / "model.json").read_text()):
         (victim / "model.json").write_text(content)
-        forge(victim, digest_of(before))
+        forge(victim, compute_digest(before))
         assert victim.is_dir()
     forge(before, "0" * 128)
     (before / "mine.txt").touch()
-    forge(before, digest_of(before))
+    forge(before, compute_digest(before))
     assert before.is_dir()
     (before / "mine.txt").unlink()
-    forge(before, digest_of(before))
+    forge(before, compute_digest(before))
     assert not before.exists()
 
 

@@ -197,7 +197,7 @@ class Oracle:
         for j, column in enumerate(self.spec.dense):
             absent = is_missing(rows.dense_missing, j)
             x = np.where(absent, column.fill, rows.dense[j].astype(np.float64))
-            formula = self.spec.transform_of(column).y_formula
+            formula = self.spec.get_transform(column).y_formula
             if formula == "log(max(x, -1) + 2)":
                 x = np.log(np.maximum(x, -1) + 2)
             elif formula == "log(max(x, 0) + 1)":
@@ -211,7 +211,7 @@ class Oracle:
         """By column: ids, lists of ids, floats."""
         result = {self.spec.label: rows.labels[0].tolist()}
         for j, (column, x) in enumerate(zip(self.spec.dense, self.dense(rows), strict=True)):
-            if self.spec.transform_of(column).normalized:
+            if self.spec.get_transform(column).normalized:
                 x = (x - self.mean[j]) / (self.std[j] or 1.0)
             result[column.name] = x.tolist()
         for column, cells in zip(self.spec.categorical, self.cells(rows), strict=True):

@@ -17,7 +17,7 @@ from nvt_torchrec.base.files.validation import open_regular
 
 
 @functools.lru_cache(maxsize=64)
-def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+def find_filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
     try:
         filesystem, root = fsspec.core.url_to_fs(path)
@@ -59,7 +59,7 @@ def open_input(path: str) -> IO[bytes]:
         BadInputError: There is no such file system.
         OSError: It cannot be opened, or is a local file that is not regular.
     """
-    filesystem, name = filesystem_of(path)
+    filesystem, name = find_filesystem(path)
     is_local = isinstance(filesystem, LocalFileSystem)
     return open_regular(name) if is_local else filesystem.open(name, "rb")
 

@@ -105,7 +105,7 @@ class ColumnChunk:
         metadata = {
             1: thrift.i32(TYPES[self.leaf.values.dtype]),
             2: encodings,
-            3: thrift.list_of([thrift.binary(name.encode()) for name in self.leaf.path]),
+            3: thrift.list_value([thrift.binary(name.encode()) for name in self.leaf.path]),
             4: thrift.i32(_UNCOMPRESSED),
             5: thrift.i64(self.levels),
             6: thrift.i64(size),
@@ -132,7 +132,7 @@ def _describe_encodings(has_dictionary: bool, pages: int) -> tuple[Value, Value]
     else:
         encodings = [_PLAIN, _RLE]
         page_encodings = [_describe_pages(_DATA_PAGE, _PLAIN, pages)]
-    return thrift.list_of([thrift.i32(number) for number in encodings]), thrift.list_of(
+    return thrift.list_value([thrift.i32(number) for number in encodings]), thrift.list_value(
         page_encodings
     )
 

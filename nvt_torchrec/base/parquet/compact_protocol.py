@@ -58,7 +58,7 @@ def binary(content: bytes) -> Value:
     return BINARY, varint(len(content)) + content
 
 
-def list_of(values: Sequence[Value]) -> Value:
+def list_value(values: Sequence[Value]) -> Value:
     """Return a list of values of one type; an empty list is one of structs."""
     kind = values[0][0] if values else STRUCT
     if len(values) < _LONG_LIST:

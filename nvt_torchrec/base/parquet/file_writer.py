@@ -68,7 +68,7 @@ class ParquetFileWriter:
         self._row_groups.append(
             thrift.struct(
                 {
-                    1: thrift.list_of(chunks),
+                    1: thrift.list_value(chunks),
                     2: thrift.i64(size),
                     3: thrift.i64(len(table)),
                     5: thrift.i64(begin),
@@ -85,11 +85,11 @@ class ParquetFileWriter:
         leaves = len(self._schema)
         fields = {
             1: thrift.i32(_FORMAT_VERSION),
-            2: thrift.list_of(_describe_schema(self._schema)),
+            2: thrift.list_value(_describe_schema(self._schema)),
             3: thrift.i64(self._rows),
-            4: thrift.list_of(self._row_groups),
+            4: thrift.list_value(self._row_groups),
             6: thrift.binary(CREATED_BY.encode()),
-            7: thrift.list_of([ordered_by_type] * leaves),
+            7: thrift.list_value([ordered_by_type] * leaves),
         }
         _, footer = thrift.struct(fields)
         self._write([footer, len(footer).to_bytes(4, "little"), MAGIC])

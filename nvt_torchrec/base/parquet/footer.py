@@ -215,12 +215,12 @@ def read_footer(path: Path | str | RemoteFile, remedy: str = "") -> Footer:
     """
     try:
         with open_file(path) as file:
-            return footer_of(file)
+            return parse_footer(file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(f"{path}: not a whole parquet file: {error}", remedy) from error
 
 
-def footer_of(file: IO[bytes]) -> Footer:
+def parse_footer(file: IO[bytes]) -> Footer:
     """Read the footer of an open parquet file.
 
     Raises:

@@ -126,7 +126,7 @@ class EventFields:
                     continue
                 # is_missing is for single values, and lists are not missing
                 if isinstance(value, Sequence) or not is_missing(value):
-                    row = field.row_of(position)
+                    row = field.get_row(position)
                     raise InvalidRowError(row, name, f"{value!r:.60}: {expected}", remedy)
             return
         held = field.values.type
@@ -193,7 +193,7 @@ def _read_numbers(
     values = field.values
     if isinstance(values, list) and field.index is None and {*map(type, values)} <= {int, float}:
         # Numbers as JSON has them. To convert a few as columns takes longer than to score the rows.
-        numbers = RAW_TYPES["float"].from_usual(values, {float})
+        numbers = RAW_TYPES["float"].convert_vectorized(values, {float})
         if numbers is not None:
             return numbers
     (found,) = find_columns(fields, [Read(name, "float")], spec, [name])

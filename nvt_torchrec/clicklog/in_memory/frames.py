@@ -227,7 +227,7 @@ def find_columns(
         try:
             column = _convert(field.values, read, spec.input.list_separator, text=as_text)
         except InvalidRowError as error:
-            row = field.row_of(error.row)
+            row = field.get_row(error.row)
             raise InvalidRowError(row, error.column, error.reason, error.remedy) from None
         _check(column, field, read, spec)
         columns.append(FoundColumn(read, column, field.index))
@@ -244,7 +244,7 @@ def _check(column: Converted, field: RowField, read: Read, spec: FeatureSpec) ->
         code = int(column.code[position])
         reason = RAW_TYPES[read.raw].message(code) if code else "a weight must not be missing"
         what = f"{column.show(position)}: {reason}"
-        raise add_remedy(InvalidRowError(field.row_of(position), read.source, what), spec)
+        raise add_remedy(InvalidRowError(field.get_row(position), read.source, what), spec)
 
 
 def check_lengths(lengths: Mapping[str, np.ndarray]) -> None:

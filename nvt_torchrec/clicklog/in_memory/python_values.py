@@ -24,9 +24,9 @@ from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError
 from nvt_torchrec.clicklog.readers.parquet_values import convert_column
-from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items, fields_of
+from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_items, to_fields
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
-from nvt_torchrec.formats.feature_spec.raw_types.time import microseconds_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import to_microseconds
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import Jagged
 
@@ -128,16 +128,16 @@ def _convert_lists(values: list, read: Read, text: bool) -> Converted:
     offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     flat = list(itertools.chain.from_iterable(lists))
 
-    def row_of(item: int) -> int:
+    def get_row(item: int) -> int:
         return int(np.searchsorted(offsets, item, side="right")) - 1
 
     try:
         items = _convert_items(flat, dataclasses.replace(read, multi_hot=False), text)
     except base.BadValueError as error:
-        raise base.BadValueError(row_of(error.index), error.reason) from None
+        raise base.BadValueError(get_row(error.index), error.reason) from None
     empty = np.flatnonzero(items.missing & (items.code == 0))
     if len(empty):
-        raise base.BadValueError(row_of(int(empty[0])), base.MESSAGES[base.EMPTY_ITEM])
+        raise base.BadValueError(get_row(int(empty[0])), base.MESSAGES[base.EMPTY_ITEM])
     return dataclasses.replace(convert_items(offsets, items), show=_make_show(values))
 
 
@@ -206,7 +206,7 @@ def _read_texts(values: list, rows: list[int], read: Read) -> Converted:
         except UnicodeEncodeError:
             raise base.BadValueError(row, base.MESSAGES[base.NOT_UTF8]) from None
         encoded.append(text if isinstance(text, bytes) else b"")
-    return convert(fields_of(encoded), read)
+    return convert(to_fields(encoded), read)
 
 
 def _make_array(values: list, rows: list[int], kind: str, read: Read) -> pa.Array:
@@ -255,7 +255,7 @@ def _to_microseconds(value: Any) -> int:
         return value.astype("M8[us]").astype(np.int64)
     if not isinstance(value, datetime.datetime):
         value = datetime.datetime(value.year, value.month, value.day)
-    return int(microseconds_of(value))
+    return int(to_microseconds(value))
 
 
 def times_to_arrow(times: np.ndarray) -> pa.Array:

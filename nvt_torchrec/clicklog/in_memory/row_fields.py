@@ -25,7 +25,7 @@ from nvt_torchrec.clicklog.in_memory.value_errors import (
     MissingColumnError,
     no_such_key,
 )
-from nvt_torchrec.clicklog.text.convert import fields_of
+from nvt_torchrec.clicklog.text.convert import to_fields
 from nvt_torchrec.clicklog.text.remedies import suggest_column
 from nvt_torchrec.formats.feature_spec.raw_types.base import is_missing
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -59,7 +59,7 @@ class RowField:
         index = np.where(self.index < 0, len(self.values), self.index)
         return RowField([*self.values, None], index)
 
-    def row_of(self, position: int) -> int:
+    def get_row(self, position: int) -> int:
         """Return the first row that has the value at a position."""
         return position if self.index is None else int(np.argmax(self.index == position))
 
@@ -363,6 +363,6 @@ def _read_objects(values: list) -> pa.Array | list:
     if float in kinds and not all(is_missing(v) for v in values if isinstance(v, float)):
         return values
     try:
-        return fields_of([text.encode() for text in texts]).view(pa.string())
+        return to_fields([text.encode() for text in texts]).view(pa.string())
     except UnicodeEncodeError:
         return values  # converted one by one: the error names the row

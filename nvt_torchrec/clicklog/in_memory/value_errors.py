@@ -105,8 +105,3 @@ def _remedy(reason: str, read: Read) -> str:
         if reason.endswith(base.MESSAGES[code]):
             return say_fitted(value_remedy(read, base.NULL_ITEM))
     return ""
-
-
-def keys_of(read: Read) -> str:
-    """Return the keys of the spec to try for a value of another type, and when they take effect."""
-    return say_fitted(value_remedy(read, base.SYNTAX))

@@ -195,7 +195,7 @@ class _VectorReader:
         return f"pass {self._expected}, {source}, or null where there is none; {_LEAVE_OUT}"
 
     def _error(self, position: int, reason: str) -> InvalidRowError:
-        row = self._field.row_of(position)
+        row = self._field.get_row(position)
         return InvalidRowError(row, self._vector.name, reason, self._remedy)
 
 

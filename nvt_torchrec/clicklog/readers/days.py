@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.files.remote import filesystem_of
+from nvt_torchrec.base.files.remote import find_filesystem
 from nvt_torchrec.formats.day_names import (
     DayName,
     data_endings,
@@ -98,7 +98,7 @@ def find_days(
     """
     if split.by == "files":
         return _find_files_of_splits(str(input_path), days, split)
-    filesystem, root = filesystem_of(str(input_path))
+    filesystem, root = find_filesystem(str(input_path))
     is_file = filesystem.isfile(root)
     named: list[_Named]
     if is_file:
@@ -208,7 +208,7 @@ def find_table(path: str) -> list[DayFile]:
     Raises:
         BadInputError: There is none, or one is empty.
     """
-    filesystem, root = filesystem_of(path)
+    filesystem, root = find_filesystem(path)
     files = _match_files(filesystem, root)
     if not files:
         raise BadInputError(f"{path}: no such file", "correct the path of the table")
@@ -216,9 +216,9 @@ def find_table(path: str) -> list[DayFile]:
     return [_make_day_file(filesystem, info, name) for info, name in named]
 
 
-def directory_of(input_path: str) -> str:
+def find_directory(input_path: str) -> str:
     """Return the directory of a log, which may be a directory, a file or a glob."""
-    filesystem, root = filesystem_of(input_path)
+    filesystem, root = find_filesystem(input_path)
     if filesystem.isdir(root):
         return input_path.rstrip("/")
     names = input_path.split("/")
@@ -363,7 +363,7 @@ def _find_files_of_splits(
         raise SettingsError(
             "--days with a split by files", "name the files in the [split] of the spec"
         )
-    filesystem, root = filesystem_of(input_path)
+    filesystem, root = find_filesystem(input_path)
     if not filesystem.isdir(root):
         raise BadInputError(
             f"{input_path}: no directory, and the spec's split names files in one",

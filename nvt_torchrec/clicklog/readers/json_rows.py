@@ -175,7 +175,7 @@ def _make_array(values: list[Any]) -> pa.Array:
 class JsonLines(TextFormat):
     """An object in each line."""
 
-    layout_of = staticmethod(json_layout)
+    find_layout = staticmethod(json_layout)
     parse = staticmethod(parse_json)  # type: ignore[assignment]
 
     @classmethod

@@ -289,7 +289,7 @@ class LogFormat(abc.ABC):
         """
 
 
-def format_of(spec: FeatureSpec) -> LogFormat:
+def get_format(spec: FeatureSpec) -> LogFormat:
     """Return what reads files as a spec says. Raises ImportError if it needs another package."""
     return load_reader(spec.input.format)(spec)
 
@@ -319,7 +319,7 @@ def read_block_chunks(
     """
     if block.times is not None:
         spec = bound_times(spec, block.times)
-    reader = format_of(spec)
+    reader = get_format(spec)
     lines_before = 0
     bad_rows = 0
     for rows in reader.read(block, label=label, max_bad_rows=max_bad_rows, chunk_bytes=chunk_bytes):

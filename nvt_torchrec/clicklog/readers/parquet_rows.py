@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import open_input
-from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_leaves, footer_of
+from nvt_torchrec.base.parquet.footer import DECOMPRESSED, Footer, columns_of_leaves, parse_footer
 from nvt_torchrec.clicklog.readers.lines import PARQUET_MAGIC
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows
 from nvt_torchrec.clicklog.readers.table_rows import (
@@ -107,7 +107,7 @@ class Parquet(TableFormat):
         """
         try:
             with open_input(path) as file:
-                footer = footer_of(file)
+                footer = parse_footer(file)
                 with pq.ParquetFile(
                     file,
                     metadata=footer.metadata,

@@ -31,7 +31,7 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines, find_row_offset
 from nvt_torchrec.clicklog.text.line_layout import (
     HEAD_BYTES,
     LineLayout,
-    layout_of,
+    find_layout,
     plain_layout,
     plain_layouts,
 )
@@ -117,7 +117,7 @@ class TextFormat(LogFormat):
 
     @staticmethod
     @abc.abstractmethod
-    def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         """Return the positions of the columns, which a file's first lines show.
 
         Raises:
@@ -125,7 +125,7 @@ class TextFormat(LogFormat):
         """
 
     def block_layout(self, block: Block, label: bool) -> LineLayout:
-        """Return the positions of the columns for a block. Raises as :meth:`layout_of`."""
+        """Return the positions of the columns for a block. Raises as :meth:`find_layout`."""
         layout = self.file_layout(block.path, block.end, block.source)
         return layout if label else layout.drop_label()
 
@@ -190,7 +190,7 @@ class TextFormat(LogFormat):
             raise BadInputError(
                 f"{source}: a parquet file, where the spec says {spec.input.format}", remedy
             )
-        return first, self.layout_of(head, source, spec)
+        return first, self.find_layout(head, source, spec)
 
     def header_lines(self, path: str) -> int:
         """Return how many lines come before the first row; the file is read for comments."""
@@ -306,7 +306,7 @@ def _drop_empty_end(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
 class DelimitedText(TextFormat):
     """Fields between delimiters, perhaps quoted, perhaps with a header."""
 
-    layout_of = staticmethod(layout_of)
+    find_layout = staticmethod(find_layout)
     parse = staticmethod(parse_delimited)
 
     @property

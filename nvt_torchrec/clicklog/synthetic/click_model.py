@@ -284,7 +284,7 @@ def _draw_columns(
         ranks = _zipf_ranks(uniform, cardinality)
         if MLPERF_CARDINALITIES[c] > SMALL:
             ranks = _replace_late(ranks, day)
-        categorical[c] = values_of(ranks, settings.seed, c)
+        categorical[c] = draw_values(ranks, settings.seed, c)
         categorical[c, missing] = MISSING_VALUE
     return uniforms[0], dense, categorical
 
@@ -333,14 +333,14 @@ def _replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
     return ranks - (late & (first_day > day))
 
 
-def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
+def draw_values(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
     """Return the values of ranks: a bijection of 32 bits that looks like a hash, int64.
 
     It is MurmurHash3's finaliser (Appleby, 2011) after an exclusive or with a key.
     """
     from nvt_torchrec.base.hashing import finish_murmur3  # imports Numba
 
-    keyed = ranks.astype(np.uint32) ^ np.uint32(key_of(seed, "value", column) >> 32)
+    keyed = ranks.astype(np.uint32) ^ np.uint32(derive_key(seed, "value", column) >> 32)
     return finish_murmur3.py_func(keyed, 0).astype(np.int64)
 
 
@@ -350,7 +350,7 @@ def _evaluate(
     """Evaluate the function of one column in one term, before centring and scaling."""
     index = int(column[4:])
     if column.startswith("cat"):
-        return _hashed_effect(categorical[index], key_of(seed, *term.columns, column))
+        return _hashed_effect(categorical[index], derive_key(seed, *term.columns, column))
     return _soft_step(dense[index], MEDIANS[index])
 
 
@@ -373,7 +373,7 @@ def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
 
 
 @functools.cache
-def key_of(seed: int, *names: str | int) -> int:
+def derive_key(seed: int, *names: str | int) -> int:
     """Return 64 bits that depend on the seed and the names."""
     text = "/".join(map(str, names)).encode()
     words = np.random.SeedSequence([seed, *text]).generate_state(1, np.uint64)

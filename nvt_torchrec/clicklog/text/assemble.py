@@ -101,13 +101,13 @@ def assemble(
         weight=None if weight is None else weight.astype(np.float32),
         key=key,
         times=times,
-        groups=_hash_keys_of(plan.groups, converted, rows),
+        groups=_hash_keys(plan.groups, converted, rows),
         amounts=_stack_amounts([converted[index] for index in plan.amounts], rows, times),
         join_times=join_times,
-        table_keys=_hash_keys_of(plan.tables, converted, rows),
-        negative_keys=_hash_keys_of(tuple((index,) for index in plan.negatives), converted, rows),
+        table_keys=_hash_keys(plan.tables, converted, rows),
+        negative_keys=_hash_keys(tuple((index,) for index in plan.negatives), converted, rows),
         negative_times=negative_times,
-        label_keys=_hash_keys_of(plan.label_keys, converted, rows),
+        label_keys=_hash_keys(plan.label_keys, converted, rows),
         label_times=label_times,
     )
     bad = np.flatnonzero(wrong_field >= 0)
@@ -210,7 +210,7 @@ def _stack_amounts(
     return amounts
 
 
-def _hash_keys_of(
+def _hash_keys(
     keys: tuple[tuple[int, ...], ...], converted: list[Converted], rows: int
 ) -> np.ndarray | None:
     """Hash the keys whose columns have these indices in ``converted``; see :func:`hash_keys`."""

@@ -59,7 +59,7 @@ class Converted:
 
 def missing_column(read: Read, rows: int) -> Converted:
     """Return a column of single values for a source that a file lacks: all are missing."""
-    return convert(fields_of([b""] * rows), read)
+    return convert(to_fields([b""] * rows), read)
 
 
 def describe_count(fields: int, wanted: int) -> str:
@@ -68,7 +68,7 @@ def describe_count(fields: int, wanted: int) -> str:
     return f"{fields} {unit} instead of {wanted}"
 
 
-def fields_of(values: list[bytes]) -> pa.Array:
+def to_fields(values: list[bytes]) -> pa.Array:
     """Make an array of a few fields (``pa.array`` imports pandas)."""
     begins = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return string_array(begins, np.frombuffer(b"".join(values), np.uint8)).view(pa.binary())

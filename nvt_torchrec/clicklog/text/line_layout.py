@@ -85,7 +85,7 @@ def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
     return LineLayout(tuple(spec.file_columns(label=label)), label)
 
 
-def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+def find_layout(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout that a file's first lines show; a header may name further columns.
 
     Args:

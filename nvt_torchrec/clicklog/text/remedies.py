@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
-from nvt_torchrec.formats.feature_spec.raw_types.time import example_of
+from nvt_torchrec.formats.feature_spec.raw_types.time import make_example
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
 #: By code. ``{keys}`` are those of the raw type, ``{wider}`` is the raw type of larger numbers.
@@ -66,7 +66,7 @@ def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
         return "leave the whole list out where a vector is missing"
     remedy = REMEDIES[code].format(keys=kind.keys, wider=kind.wider, source=read.source)
     if read.raw == "time" and code == codes.SYNTAX:
-        remedy += f"; it reads {read.time_format or 'ISO 8601'}, such as {example_of(read)}"
+        remedy += f"; it reads {read.time_format or 'ISO 8601'}, such as {make_example(read)}"
     return remedy
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.files.atomic import Written, will_read
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.engines import kept_rows
 from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.kept_rows import KeptRows
@@ -296,7 +296,7 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
     """Ask the system to read the block after those in work; in the first turn, those as well."""
-    if not format_of(spec).by_rows:
+    if not get_format(spec).by_rows:
         first = turn + workers if turn else 0
         for block in blocks[first : turn + workers + 1]:
             will_read(block.path, block.begin, block.end)

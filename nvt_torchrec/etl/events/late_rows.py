@@ -16,7 +16,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
@@ -91,7 +91,7 @@ def warn_of_late_rows(
         name = block_name(block)
         times = files.read(name, files.times(name))[0]
         found += [(block, int(row), int(times[row])) for row in np.flatnonzero(times >= end)]
-    (block, row, time), reader = found[0], format_of(spec)
+    (block, row, time), reader = found[0], get_format(spec)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     log.warning(
         "warning: %s, %s %d: a row of %s%s is long after all others, the newest of which is of %s\n"

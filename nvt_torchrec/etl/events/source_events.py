@@ -20,7 +20,7 @@ from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.etl.events.extract import EventFiles, code_keys, flag_type, is_rising
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.keyed_rows import format_rejected
@@ -132,7 +132,7 @@ def store_sources(
             reader = _SourceReader(
                 rule, spec, source_spec, EventFiles(directory), file, str(number), reject
             )
-            pieces = enumerate(format_of(source_spec).stream(file.path, _BLOCK_BYTES))
+            pieces = enumerate(get_format(source_spec).stream(file.path, _BLOCK_BYTES))
             for name, rows, bad in map_in_order(reader.read, pieces, threads, "events"):
                 names.append(name)
                 rejected += bad

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError
 from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.clicklog.text.remedies import NUMBER_LABEL, may_leave_out
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, group_by_source, rejected_file
@@ -93,7 +93,7 @@ def _add_first_lines(
     results: list[UnitResult], spec: FeatureSpec
 ) -> Iterator[tuple[int, UnitResult]]:
     """Yield the results of a file in the order of its blocks, and the first line of the block."""
-    first = format_of(spec).first_line(results[0].unit.block)
+    first = get_format(spec).first_line(results[0].unit.block)
     for _, group in itertools.groupby(results, lambda result: result.unit.block):
         results_of_block = list(group)
         for result in results_of_block:

@@ -307,7 +307,7 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
     column = spec.dense[spec.dense_names.index(name)]
-    values = spec.transform_of(column).x(values, np)
+    values = spec.get_transform(column).x(values, np)
     return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
 
 
@@ -381,7 +381,7 @@ def write_report(path: Path, manifest: Manifest, description: WorkflowDescriptio
         folded_above=_FOLDED_ABOVE,
         by_vocabulary=_group_columns(data.categorical, "vocabulary"),
         by_policy=_group_columns(data.categorical, "policy"),
-        transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
+        transforms={c.name: description.spec.get_transform(c) for c in description.spec.dense},
     )
     write_text(path, page)
 

@@ -90,7 +90,7 @@ def is_code(name: str) -> bool:
     return any(is_called(ending, "thing") for ending in endings) or is_called(name, "anonymous")
 
 
-def is_made_with(name: str, outcome: str) -> bool:
+def contains_outcome(name: str, outcome: str) -> bool:
     """Return whether a name says that a column comes with an outcome, such as a label.
 
     It begins with the outcome's name, as reservation_status_date does, or ends like it with the

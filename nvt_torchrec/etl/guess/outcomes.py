@@ -7,7 +7,7 @@ import numpy as np
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.auroc import TOO_GOOD, bin_numbers, column_auroc
 from nvt_torchrec.etl.guess.label_choice import is_event
-from nvt_torchrec.etl.guess.names import is_called, is_code, is_made_with
+from nvt_torchrec.etl.guess.names import contains_outcome, is_called, is_code
 from nvt_torchrec.etl.guess.values import Profile
 
 #: With fewer rows of either label an AUROC is chance.
@@ -77,10 +77,10 @@ def _judge_name(column: Profile) -> str:
 def _compare_names(name: str, labels: list[Profile], leaks: list[str]) -> str:
     """Return why a name says that a column comes with a label, or with a column that leaks it."""
     for label in labels:
-        if label.name and is_made_with(name, label.name):
+        if label.name and contains_outcome(name, label.name):
             return f"known only with the label {label.name}, as its name says"
     for leak in leaks:
-        if is_made_with(name, leak):
+        if contains_outcome(name, leak):
             return f"comes with {leak}, as its name says, which gives the label away"
     return ""
 

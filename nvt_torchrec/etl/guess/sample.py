@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import as_bytes, is_list, is_text
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.remote import filesystem_of
+from nvt_torchrec.base.files.remote import find_filesystem
 from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_stream
@@ -123,12 +123,12 @@ def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
 
     There are none unless some are for training, and some for another split.
     """
-    filesystem, name = filesystem_of(path)
+    filesystem, name = find_filesystem(path)
     splits: dict[str, list[str]] = {}
     if filesystem.isfile(name):
         return "", splits
     root = path.rstrip("/") if filesystem.isdir(name) else path.rpartition("/")[0] or "."
-    filesystem, name = filesystem_of(root)
+    filesystem, name = find_filesystem(root)
     base = filesystem.unstrip_protocol(name).removeprefix("file://").rstrip("/")
     with contextlib.suppress(BadInputError):
         for file in find_days(path, split=ANY_FILES):
@@ -173,7 +173,7 @@ def _find_files(path: str) -> tuple[list[str], str, int]:
     Raises:
         BadInputError: There are no files.
     """
-    filesystem, name = filesystem_of(path)
+    filesystem, name = find_filesystem(path)
     if not filesystem.isfile(name):
         days = _list_days(path)
         if days:
@@ -204,7 +204,7 @@ def _list_days(path: str) -> list[str]:
 
 def _read_head(path: str, head_bytes: int) -> tuple[bytes, bool]:
     """Return the beginning of a file, and whether it is all of it; nothing of other tables."""
-    filesystem, name = filesystem_of(path)
+    filesystem, name = find_filesystem(path)
     if not filesystem.isfile(name):
         return b"", True
     head = b""

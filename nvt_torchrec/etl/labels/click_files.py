@@ -10,7 +10,7 @@ import numpy as np
 
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.etl.tables.keyed_rows import KeyedRows, parse_keyed
 from nvt_torchrec.etl.tables.table_spec import make_keyed_spec
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -110,7 +110,7 @@ def read_clicks(
                 unparsed, source, what, label.own_key, time=time.source, reject=reject
             )
 
-        pieces = format_of(click_spec).stream(file.path, _BLOCK_BYTES)
+        pieces = get_format(click_spec).stream(file.path, _BLOCK_BYTES)
         for piece in map_in_order(parse, pieces, threads, "labels"):
             assert piece.times is not None
             keys.append(piece.keys[piece.keys != 0])

@@ -59,7 +59,7 @@ def _find_time(sorted_keys, sorted_times, first, time):
     return low
 
 
-def shift_of(begins: np.ndarray) -> np.uint64:
+def choose_shift(begins: np.ndarray) -> np.uint64:
     """Return by how much a key is shifted to be looked up in what :func:`index_keys` returned."""
     return np.uint64(64 - (len(begins) - 1).bit_length() + 1)
 
@@ -77,7 +77,7 @@ def match_rows(click_keys, click_times, begins, shift, newest, seen, keys, times
         click_keys: int64 [clicks], rising.
         click_times: int64 [clicks], rising for each key.
         begins: See :func:`index_keys`.
-        shift: See :func:`shift_of`.
+        shift: See :func:`choose_shift`.
         newest: int64 [clicks], the time of the newest row so far; it is changed.
         seen: bool [clicks], of the first click of each key whether a row has the key; likewise.
         keys: int64 [n], the keys of rows, 0 without one.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_days, find_table
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days, find_directory, find_table
 from nvt_torchrec.etl.state.run_record import content_digest, fingerprint
 from nvt_torchrec.etl.tables.table_sources import TableSources, check_names
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -31,7 +31,7 @@ def find_label_files(spec: FeatureSpec, input_path: str, paths: Mapping[str, str
     found: TableSources = {}
     for file in spec.label_files:
         try:
-            path = paths.get(file.name) or f"{directory_of(input_path)}/{file.path}"
+            path = paths.get(file.name) or f"{find_directory(input_path)}/{file.path}"
             found[file.name] = find_table(path)
         except BadInputError as error:
             raise BadInputError(

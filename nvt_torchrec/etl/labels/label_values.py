@@ -20,7 +20,7 @@ from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.clicklog.text.assemble import take
-from nvt_torchrec.etl.labels.click_kernels import find_clicked, index_keys, shift_of
+from nvt_torchrec.etl.labels.click_kernels import choose_shift, find_clicked, index_keys
 from nvt_torchrec.etl.state.output import LABELS
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
@@ -107,7 +107,7 @@ class LabelValues:
                 clicked_keys,
                 clicked_times,
                 begins,
-                shift_of(begins),
+                choose_shift(begins),
                 np.ascontiguousarray(keys),
                 rows.label_times,
                 labels[index],

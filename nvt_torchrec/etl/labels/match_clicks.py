@@ -13,7 +13,7 @@ from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.etl.labels.click_files import ClickLog
-from nvt_torchrec.etl.labels.click_kernels import index_keys, match_rows, shift_of
+from nvt_torchrec.etl.labels.click_kernels import choose_shift, index_keys, match_rows
 from nvt_torchrec.etl.units.hours import add_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import block_name
@@ -46,7 +46,7 @@ class Matches:
 
     def add(self, keys: np.ndarray, times: np.ndarray) -> None:
         """Add rows: their keys and times, int64 [n] each. Thread-safe."""
-        clicks, shift = self.clicks, shift_of(self._begins)
+        clicks, shift = self.clicks, choose_shift(self._begins)
         with self._lock:
             match_rows(
                 clicks.keys,

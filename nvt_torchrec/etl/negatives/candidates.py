@@ -129,7 +129,7 @@ class ItemRows:
         directory.mkdir(parents=True)
         save_array(directory / KEYS, self.keys)
         save_array(directory / STARTS, self.starts)
-        for column in spec.columns_of(CANDIDATES):
+        for column in spec.table_columns(CANDIDATES):
             values, missing = self.columns[column.name]
             if isinstance(values, pa.Array):
                 values = values.cast(pa.large_string())
@@ -142,5 +142,5 @@ class ItemRows:
         table = StoredTable(directory, spec, CANDIDATES)
         assert table.starts is not None
         every = np.arange(len(table))
-        columns = {c.name: table.take(c.name, every) for c in spec.columns_of(CANDIDATES)}
+        columns = {c.name: table.take(c.name, every) for c in spec.table_columns(CANDIDATES)}
         return cls(table.keys, table.starts, columns)

@@ -94,7 +94,7 @@ def _join_items(parts: list[ItemRows]) -> ItemRows:
     return ItemRows.concatenate(parts).keep_oldest()
 
 
-def count_of(counts: Counts, keys: np.ndarray) -> np.ndarray:
+def look_up_counts(counts: Counts, keys: np.ndarray) -> np.ndarray:
     """Return how often each key was counted, int64 [n]; 0 for one that was not."""
     if not len(counts):
         return np.zeros(len(keys), np.int64)

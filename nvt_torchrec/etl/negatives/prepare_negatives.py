@@ -32,7 +32,7 @@ from nvt_torchrec.etl.negatives.candidates import (
     make_candidate_spec,
     own_columns,
 )
-from nvt_torchrec.etl.negatives.positives import Positives, count_of
+from nvt_torchrec.etl.negatives.positives import Positives, look_up_counts
 from nvt_torchrec.etl.negatives.sampler import COUNTS, PAIRS, NegativeSampler
 from nvt_torchrec.etl.state.output import NEGATIVES
 from nvt_torchrec.etl.tables.table_sources import TableSources
@@ -116,7 +116,7 @@ def prepare_negatives(
         items.append(before)
         pairs = np.union1d(pairs, map_array(earlier / NEGATIVES / PAIRS))
     candidates = ItemRows.concatenate(items).keep_oldest()
-    counts = count_of(positives.trained, candidates.keys)
+    counts = look_up_counts(positives.trained, candidates.keys)
     if earlier is not None:
         counts = np.zeros(len(candidates.keys), np.int64)
         index = np.searchsorted(candidates.keys, before.keys)

@@ -20,7 +20,7 @@ from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_stream
-from nvt_torchrec.clicklog.readers.log_format import format_of
+from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.etl.settings import EtlSettings
 from nvt_torchrec.etl.state.output import COPIES
 
@@ -47,7 +47,7 @@ def decompress_days(days: list[DayFile], settings: EtlSettings, work: Path) -> l
     missing = {day: copy for day, copy in copies.items() if not copy.exists()}
     if missing:
         for day in missing:
-            format_of(settings.spec).check_head(day, reject=settings.reject)
+            get_format(settings.spec).check_head(day, reject=settings.reject)
         log.info("decompressing %s below %s", ", ".join(day.name for day in missing), work)
         _decompress_all(missing, min(settings.threads, len(missing)))
     files = []

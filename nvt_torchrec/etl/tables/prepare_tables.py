@@ -62,7 +62,7 @@ def store_tables(
             assert earlier is not None
             with new_directory(directory) as temporary:
                 link_table(spec, rule.name, earlier, temporary)
-                for vector in spec.vectors_of(rule.name):
+                for vector in spec.table_vectors(rule.name):
                     assert before is not None
                     link_vectors(before / IN_WORKFLOW, temporary / IN_WORKFLOW, vector.name)
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.clicklog.readers.days import DayFile, directory_of, find_table
+from nvt_torchrec.clicklog.readers.days import DayFile, find_directory, find_table
 from nvt_torchrec.etl.state.run_record import content_digest, fingerprint
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
@@ -55,7 +55,7 @@ def find_tables(
     check_names(paths, names, "--table", "table or source")
     found: TableSources = {}
     for rule in rules:
-        path = paths.get(rule.name) or f"{directory_of(input_path)}/{rule.path}"
+        path = paths.get(rule.name) or f"{find_directory(input_path)}/{rule.path}"
         try:
             found[rule.name] = find_table(path)
         except BadInputError as error:

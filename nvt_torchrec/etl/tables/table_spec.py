@@ -42,7 +42,10 @@ def make_table_spec(
             the values of its vectors.
     """
     if columns is None:
-        columns = [*spec.columns_of(rule.name), *map(vector_values, spec.vectors_of(rule.name))]
+        columns = [
+            *spec.table_columns(rule.name),
+            *map(vector_values, spec.table_vectors(rule.name)),
+        ]
     return make_keyed_spec(
         spec,
         path,

@@ -20,7 +20,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, format_of
+from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
 from nvt_torchrec.etl.tables.keyed_rows import parse_keyed, refuse_empty
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
@@ -117,11 +117,11 @@ def store_table(
     if directory.exists():
         return
     with new_directory(directory) as temporary:
-        columns = spec.columns_of(rule.name)
+        columns = spec.table_columns(rule.name)
         on_disk = ColumnsOnDisk(temporary / _UNORDERED)
         (temporary / _UNORDERED).mkdir()
         vectors: dict[str, VectorsOnDisk] = {}
-        for vector in spec.vectors_of(rule.name):
+        for vector in spec.table_vectors(rule.name):
             file_name = temporary / _UNORDERED / f"{vector.name}.bin"
             vectors[vector.name] = VectorsOnDisk(file_name, vector.stored)
         read: list[RowKeys] = []
@@ -153,7 +153,7 @@ def store_table(
             arrays = to_arrays(column, take_values(values, order), missing[order])
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
-        for vector in spec.vectors_of(rule.name):
+        for vector in spec.table_vectors(rule.name):
             of_rows = vectors[vector.name]
             _store_vectors(vector, ordered, of_rows, temporary, earlier, earlier_vectors)
         shutil.rmtree(temporary / _UNORDERED)
@@ -218,7 +218,7 @@ def read_table_file(
         row_keys = RowKeys(file.source, lines, found.keys, starts)
         return TablePiece(table_spec, found.rows, row_keys), found.rejected
 
-    pieces = format_of(table_spec).stream(file.path, _BLOCK_BYTES)
+    pieces = get_format(table_spec).stream(file.path, _BLOCK_BYTES)
     yield from map_in_order(parse, pieces, threads, "tables")
 
 

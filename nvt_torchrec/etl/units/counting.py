@@ -26,7 +26,7 @@ from nvt_torchrec.base.arrays import to_arrow, to_numpy
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, TRANSFORMS
-from nvt_torchrec.formats.rows import RawRows, bit_of, word_of
+from nvt_torchrec.formats.rows import RawRows, get_bit, get_word
 
 #: Text that is parsed at once. Small enough that it stays in a core's caches together with the
 #: parsed columns, and that freed memory is reused instead of returned to the system. The last bits
@@ -196,13 +196,13 @@ def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         return result
     scratch = np.empty(len(rows))
     for j, column in enumerate(spec.dense):
-        transform = spec.transform_of(column)
+        transform = spec.get_transform(column)
         if not transform.normalized or (column.aggregate and not rows.has_aggregates):
             continue
         values = rows.dense[j]
         fill = rows.dense.dtype.type(column.fill)
-        missing = word_of(rows.dense_missing, j)
-        bit = np.uint64(1) << bit_of(j)
+        missing = get_word(rows.dense_missing, j)
+        bit = np.uint64(1) << get_bit(j)
         if transform.function != TRANSFORMS["log"].function:
             _fill(values, missing, bit, fill, scratch)
             result[j] = _compute_moments(transform.y(scratch, np))

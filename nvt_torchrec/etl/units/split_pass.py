@@ -21,7 +21,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.clicklog.readers.log_format import Block, format_of, read_block_chunks
+from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.state.output import CUTS_FILE
 from nvt_torchrec.etl.units.counting import Counts, count, merge
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -72,14 +72,14 @@ def prepare_division(
             changed[block] = dataclasses.replace(block, rule=rule)
         return plan.replace_blocks(changed)
     is_drawn = split.by == "share" or (split.by in ("files", "values") and split.valid)
-    if is_drawn and not format_of(spec).by_rows:
+    if is_drawn and not get_format(spec).by_rows:
         return _number_rows(plan, spec, threads)
     return plan
 
 
 def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
     """Count the rows of each divided block; note how many are before it in its file."""
-    log_format = format_of(spec)
+    log_format = get_format(spec)
 
     def count_rows(block: Block) -> int:
         return log_format.count_rows(block.path, block.begin, block.end)

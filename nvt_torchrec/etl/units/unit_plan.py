@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
-from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, format_of
+from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, get_format
 from nvt_torchrec.etl.units.ready_rows import ReadyRows, cuts_of_file
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
@@ -137,7 +137,7 @@ class UnitPlan:
     def max_rows(self, spec: FeatureSpec) -> int:
         """Return the most well-formed rows that there can be."""
         steps = sum(block.end - block.begin for block in self.blocks)
-        return steps // format_of(spec).row_size
+        return steps // get_format(spec).row_size
 
     def estimated_rows(self, split: str | None = None) -> int:
         """Estimate the rows in one split, or in all; exact for parquet."""
@@ -361,7 +361,7 @@ def group_by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
 
 def _open_day(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
     """Open a day whose rows have a label; return it, and where the last row that is used ends."""
-    day = format_of(spec).open(file)
+    day = get_format(spec).open(file)
     day.format.check_label(day.label, file.source)
     end = day.find_row(limit_rows, day.end) if limit_rows else day.end
     return day, end

@@ -10,7 +10,7 @@ from typing import ClassVar
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.events import Aggregate
-from nvt_torchrec.formats.feature_spec.field_checks import check, check_registered, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, check_registered, format_choices
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.raw_types import (
     CATEGORICAL_RAW_TYPES,
@@ -98,8 +98,8 @@ class InputFormat:
             ),
             ("list_separator", apart, "it is the delimiter, too"),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
-            ("decimal", self.decimal in (".", ","), one_of((".", ","))),
-            ("encoding", self.encoding in ENCODINGS, one_of(ENCODINGS)),
+            ("decimal", self.decimal in (".", ","), format_choices((".", ","))),
+            ("encoding", self.encoding in ENCODINGS, format_choices(ENCODINGS)),
             ("skip_lines", 0 <= self.skip_lines <= MAX_SKIP_LINES, f"from 0 to {MAX_SKIP_LINES}"),
             ("comment", comment, 'give ASCII characters of one line, such as "#"'),
             ("columns", not (names and self.header), "the header names them: remove columns"),
@@ -165,8 +165,8 @@ class DenseColumn:
         check(
             self,
             where,
-            ("transform", self.transform in ("", *TRANSFORMS), one_of(TRANSFORMS)),
-            ("raw", self.raw in DENSE_RAW_TYPES, one_of(DENSE_RAW_TYPES)),
+            ("transform", self.transform in ("", *TRANSFORMS), format_choices(TRANSFORMS)),
+            ("raw", self.raw in DENSE_RAW_TYPES, format_choices(DENSE_RAW_TYPES)),
         )
         kind = RAW_TYPES[self.raw]
         whole = isinstance(self.fill, int) and kind.contains(self.fill)
@@ -209,7 +209,7 @@ class CategoricalColumn:
         check(
             self,
             f"column {self.name}: ",
-            ("raw", self.raw in self.raw_types, one_of(self.raw_types)),
+            ("raw", self.raw in self.raw_types, format_choices(self.raw_types)),
             *(
                 (field, 0 <= value <= _MAXIMA[field], f"from 0 to {_MAXIMA[field]}")
                 for field, value in self.policy.items()

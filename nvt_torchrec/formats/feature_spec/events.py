@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.aggregates import AGGREGATES, AggregateValue
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 from nvt_torchrec.formats.feature_spec.split import Split
 
@@ -70,7 +70,7 @@ class Events:
             ("time", self.time, 'name the column of the time, such as time = "time"'),
             ("known", not self.known or parse_duration(self.known), DURATION),
             ("known", not (self.known and self.source), "give it or from, not both"),
-            ("cut", self.cut in CUTS, one_of(CUTS)),
+            ("cut", self.cut in CUTS, format_choices(CUTS)),
         )
 
     @property
@@ -106,7 +106,7 @@ class Aggregate:
     source: str = ""
 
     def __post_init__(self) -> None:
-        check(self, "aggregate: ", ("value", self.value in AGGREGATES, one_of(AGGREGATES)))
+        check(self, "aggregate: ", ("value", self.value in AGGREGATES, format_choices(AGGREGATES)))
         kind = self.kind
         of_column = f'write "{kind.name}(…)" with the name of a column of the file'
         check(
@@ -250,11 +250,11 @@ def check_events(
         check_split(split, keys)
     for name, rule in aggregates.items():
         if rule.label and rule.label not in labels:
-            raise SettingsError(f"aggregate {name}: label = {rule.label!r}", one_of(labels))
+            raise SettingsError(f"aggregate {name}: label = {rule.label!r}", format_choices(labels))
     for history in histories:
         check(
             history,
             f"history {history.name}: ",
             ("columns", set(history.columns) <= single, "name categorical columns of one value"),
-            ("where", history.where in ("", *labels), one_of(labels)),
+            ("where", history.where in ("", *labels), format_choices(labels)),
         )

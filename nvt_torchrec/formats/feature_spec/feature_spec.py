@@ -26,7 +26,7 @@ from nvt_torchrec.formats.feature_spec.events import (
     HistoryRule,
     check_events,
 )
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import (
     NegativesRule,
@@ -109,7 +109,7 @@ class FeatureSpec:
         check(
             self,
             "",
-            ("dense_transform", self.dense_transform in TRANSFORMS, one_of(TRANSFORMS)),
+            ("dense_transform", self.dense_transform in TRANSFORMS, format_choices(TRANSFORMS)),
             ("categorical", self.categorical or self.of_source, "add a [[categorical]] block"),
         )
         for kind in ("dense", "categorical"):
@@ -145,11 +145,11 @@ class FeatureSpec:
         names = [*self.columns, *(rule.name for rule in self.histories)]
         check_vectors(self.vectors, self.tables, names)
 
-    def columns_of(self, table: str) -> list[DenseColumn | CategoricalColumn]:
+    def table_columns(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
         return [column for column in self.features if column.table == table]
 
-    def vectors_of(self, table: str) -> list[VectorColumn]:
+    def table_vectors(self, table: str) -> list[VectorColumn]:
         """Return the vectors that rows find in a table."""
         return [vector for vector in self.vectors if vector.table == table]
 
@@ -217,14 +217,14 @@ class FeatureSpec:
         """Names of the labels, the main one first."""
         return [rule.name for rule in self.label_rules] or [self.label]
 
-    def transform_of(self, column: DenseColumn) -> DenseTransform:
+    def get_transform(self, column: DenseColumn) -> DenseTransform:
         """Return the transform of a dense column."""
         return TRANSFORMS[column.transform or self.dense_transform]
 
     @property
     def normalized_names(self) -> list[str]:
         """Names of the dense columns whose mean and standard deviation are needed."""
-        return [column.name for column in self.dense if self.transform_of(column).normalized]
+        return [column.name for column in self.dense if self.get_transform(column).normalized]
 
     def read_plan(self, *, label: bool) -> ReadPlan:
         """Return what is read from the file.
@@ -375,7 +375,7 @@ class FeatureSpec:
             name = self.join_time.source
         return "" if name in self.sources(label=False) else name
 
-    def sources_of(self, name: str) -> list[str]:
+    def field_sources(self, name: str) -> list[str]:
         """Return the columns of the file that an output column is read or derived from."""
         rules = {rule.name: [rule.column] for rule in self.label_rules}
         read = {column.name: list(column.reading.sources) for column in self.features}

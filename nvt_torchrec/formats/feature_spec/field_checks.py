@@ -41,12 +41,12 @@ def check_registered(key: str, name: str, registry: Iterable[str]) -> None:
     if name not in registry:
         raise UnregisteredError(
             f"{key} = {name!r:.80}: nothing is registered by this name",
-            f"{one_of(registry)}; for one of your own, import the module that registers it first, "
-            f"on a command line so: {_IMPORTING}",
+            f"{format_choices(registry)}; for one of your own, import the module that registers it "
+            f"first, on a command line so: {_IMPORTING}",
         )
 
 
-def one_of(names: Iterable[str]) -> str:
+def format_choices(names: Iterable[str]) -> str:
     """Return the remedy for a value that is none of some."""
     return f"give one of {', '.join(names)}"
 

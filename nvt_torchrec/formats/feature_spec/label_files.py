@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.events import DURATION, Events, parse_duration
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.feature_spec.split import Split
@@ -103,7 +103,7 @@ def check_label_files(
         check(
             file,
             where,
-            ("name", file.name in labels, one_of(labels)),
+            ("name", file.name in labels, format_choices(labels)),
             ("name", names.count(file.name) == 1, "a label is from the files of one path"),
             ("log_time", not (events and file.log_time), "leave it out: it is time of [events]"),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile
 from nvt_torchrec.formats.feature_spec.plan_reads import column_reads
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
@@ -119,7 +119,9 @@ def check_negatives(
     if rule.table:
         by_name = {table.name: table for table in tables}
         if rule.table not in by_name:
-            remedy = one_of(by_name) if by_name else f"add a [[table]] of name {rule.table!r}"
+            remedy = (
+                format_choices(by_name) if by_name else f"add a [[table]] of name {rule.table!r}"
+            )
             raise SettingsError(f"negatives: from = {rule.table!r}", remedy)
         if by_name[rule.table].key != (rule.item,):
             raise SettingsError(

@@ -9,7 +9,7 @@ from typing import ClassVar
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import InputFormat
 from nvt_torchrec.formats.feature_spec.events import DURATION, Aggregate, parse_duration
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule, is_inside
 
@@ -89,7 +89,9 @@ def check_sources(
     names = [rule.name for rule in rules]
     for aggregate in aggregates:
         if aggregate.source and aggregate.source not in names:
-            remedy = one_of(names) if names else f"add a [[source]] of name {aggregate.source!r}"
+            remedy = (
+                format_choices(names) if names else f"add a [[source]] of name {aggregate.source!r}"
+            )
             raise SettingsError(f"aggregate: source = {aggregate.source!r}", remedy)
     every = [*names, *(table.name for table in tables)]
     for rule in rules:
@@ -105,7 +107,7 @@ def check_sources(
         if unknown := [name for name in rule.key if name not in known]:
             raise SettingsError(
                 f"source {rule.name}: key names {unknown[0]!r}, which is no key of its aggregates",
-                one_of(known) if known else "remove it",
+                format_choices(known) if known else "remove it",
             )
         own = rule.own_names(sorted(known))
         if len(set(own)) < len(own):

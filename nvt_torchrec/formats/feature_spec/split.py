@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 
 
@@ -53,7 +53,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.by not in SPLIT_BY:
-            raise SettingsError(f"split by {self.by!r}", one_of(SPLIT_BY))
+            raise SettingsError(f"split by {self.by!r}", format_choices(SPLIT_BY))
         takes = SPLIT_BY[self.by]
         names = "/".join((*self.train_files, *self.valid_files, *self.test_files))
         listed = ", ".join(dict.fromkeys(map(spec_key, takes))) or "nothing else"

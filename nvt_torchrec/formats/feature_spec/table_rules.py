@@ -9,7 +9,7 @@ from typing import ClassVar
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.feature_spec.events import DURATION, parse_duration
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 
 
@@ -111,7 +111,7 @@ def check_tables(
         raise SettingsError(f"tables of the same name: {', '.join(twice)}")
     for column in columns:
         if column.table and column.table not in names:
-            remedy = one_of(names) if names else f"add a [[table]] of name {column.table!r}"
+            remedy = format_choices(names) if names else f"add a [[table]] of name {column.table!r}"
             raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
     with_versions = [rule for rule in rules if rule.valid_from]
     for rule in with_versions:

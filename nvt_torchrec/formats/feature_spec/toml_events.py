@@ -41,7 +41,7 @@ def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     columns = []
     for block in blocks:
         check_keys(block, {*_OF_AGGREGATE, "of", "values", "transform"}, source)
-        default = [name for name in DEFAULT_VALUES if _is_default_of(name, block)]
+        default = [name for name in DEFAULT_VALUES if _is_default_value(name, block)]
         for value in as_list(block.get("values", default)):
             options = _options_of_value(value, block, label)
             aggregate = make_part(Aggregate, options, "aggregate: ")
@@ -57,7 +57,7 @@ def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     return columns
 
 
-def _is_default_of(value: str, block: dict[str, Any]) -> bool:
+def _is_default_value(value: str, block: dict[str, Any]) -> bool:
     """Return whether a default value is one of a table: events of a source have no label."""
     return "source" not in block or not AGGREGATES[value].has_label
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import check_name
-from nvt_torchrec.formats.feature_spec.field_checks import check, one_of
+from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.vectors import DTYPES, MAX_WIDTH, StoredVectors
 
@@ -40,7 +40,7 @@ class VectorColumn:
             f"vector {self.name}: ",
             ("table", self.table, 'name the [[table]] that has it, such as table = "items"'),
             ("width", 1 <= self.width <= MAX_WIDTH, f"from 1 to {MAX_WIDTH}"),
-            ("dtype", self.dtype in DTYPES, one_of(DTYPES)),
+            ("dtype", self.dtype in DTYPES, format_choices(DTYPES)),
         )
 
     @property
@@ -76,7 +76,7 @@ def check_vectors(
         if vector.table not in table_names:
             remedy = f"add a [[table]] of name {vector.table!r}"
             if table_names:
-                remedy = one_of(table_names)
+                remedy = format_choices(table_names)
             raise SettingsError(f"vector {vector.name}: table = {vector.table!r}", remedy)
     if vectors and len(set(taken)) < len(taken):
         twice = next(name for name in taken if taken.count(name) > 1)

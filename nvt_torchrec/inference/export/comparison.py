@@ -22,8 +22,8 @@ from nvt_torchrec.inference.named_tensors import (
     DTYPES,
     MISSING_OF,
     OUTPUT,
-    inputs_of,
     inputs_without_tables,
+    list_inputs,
     to_columns,
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
@@ -150,7 +150,7 @@ def _make_probes(
     spec = drop_tables(predictor.row_spec)
     plan = spec.read_plan(label=False)
     usual = _find_usual_numbers(spec, description)
-    known_of_source = {spec.sources_of(name)[0]: values for name, values in known.items()}
+    known_of_source = {spec.field_sources(name)[0]: values for name, values in known.items()}
     history_of: dict[str, str] = {}
     for history in predictor.workflow.histories:
         for name in history.features:
@@ -159,7 +159,7 @@ def _make_probes(
     rng = np.random.default_rng(0)
     tensors: dict[str, np.ndarray] = {}
     lengths: dict[str, np.ndarray] = {}
-    for column in inputs_of(spec):
+    for column in list_inputs(spec):
         reads = [read for read in plan.reads if read.source == column.name]
         values = [*known_of_source.get(column.name, [])]
         for read in reads:
@@ -244,7 +244,7 @@ def _find_usual_numbers(
         kind = RAW_TYPES[column.raw]
         normalized = center[j] + scale[j] * np.array(_DEVIATIONS)
         # Mean and deviation are those of transformed values.
-        numbers = spec.transform_of(column).x(normalized, np)
+        numbers = spec.get_transform(column).x(normalized, np)
         if kind.is_whole:
             numbers = np.rint(numbers)
         source = plan.reads[plan.dense[j][0]].source

@@ -21,7 +21,7 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.formats.feature_spec.derivations import DERIVATIONS, Derivation, DerivedValue
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import number_of
+from nvt_torchrec.formats.feature_spec.raw_types.base import parse_number
 from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
@@ -37,9 +37,9 @@ from nvt_torchrec.inference.export.onnx_operators import (
 from nvt_torchrec.inference.named_tensors import (
     MISSING,
     MISSING_OF,
-    inputs_of,
-    kind_of,
-    vector_inputs_of,
+    get_tensor_type,
+    list_inputs,
+    list_vector_inputs,
 )
 
 #: The version of the domain ai.onnx.ml; LabelEncoder takes tensors of keys since version 4.
@@ -107,14 +107,14 @@ def encode(
         SettingsError: There are columns that ONNX cannot encode.
     """
     vectors = []
-    for vector in vector_inputs_of(spec):
+    for vector in list_vector_inputs(spec):
         vector_type = ir.TensorType(_TYPES[vector.kind])
         vector_shape = ir.Shape(["rows", vector.width])
         vectors.append(ir.Value(name=vector.name, type=vector_type, shape=vector_shape))
     spec = drop_tables(spec)
     _check_columns(spec)
     plan = spec.read_plan(label=False)
-    columns = inputs_of(spec)
+    columns = list_inputs(spec)
     inputs: dict[str, ir.Value] = {}
     for column in columns:
         for name, (kind, rank) in column.tensors.items():
@@ -140,7 +140,7 @@ def encode(
             singles.append(ids[category.name])
             continue
         lists.append(ids[category.name])
-        for source in spec.sources_of(category.name):
+        for source in spec.field_sources(category.name):
             lengths.append(inputs[f"{source}.length"])
     return Encoded(
         inputs=[*inputs.values(), *vectors],
@@ -171,7 +171,7 @@ def _check_columns(spec: FeatureSpec) -> None:
     # By the column of the log: whether it is read as text, and as lists.
     ways: dict[str, set[tuple[bool, bool]]] = {}
     for read in spec.read_plan(label=False).reads:
-        is_text = kind_of(read) == "string"
+        is_text = get_tensor_type(read) == "string"
         ways.setdefault(read.source, set()).add((is_text, read.multi_hot))
         if is_text and read.trim:
             refused.setdefault(_TRIMMED, []).append(read.source)
@@ -222,7 +222,7 @@ def _mark_missing(graph: Graph, value: ir.Value, read: Read, input_kind: str) ->
         read: How it is read.
         input_kind: The kind of the input, which is wider if it is read in several ways.
     """
-    kind = kind_of(read)
+    kind = get_tensor_type(read)
     if kind == "float64" and input_kind == "int64":
         value = _as_double(graph, value)
     if read.multi_hot:
@@ -240,11 +240,11 @@ def _list_nulls(read: Read, input_kind: str) -> Sequence[str | int | float]:
         return read.nulls
     numbers = []
     for text in read.nulls:
-        number = number_of(text)
+        number = parse_number(text)
         # What int64 does not hold is no value of the input.
         if number is None or abs(number) >= -MISSING:
             continue
-        if kind_of(read) != "int64" or float(number).is_integer():
+        if get_tensor_type(read) != "int64" or float(number).is_integer():
             numbers.append(number)
     return numbers
 
@@ -261,7 +261,7 @@ def _derive(graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, 
         return sources[0][0]
     values, is_missing = [], []
     for value, read in sources:
-        kind = kind_of(read)
+        kind = get_tensor_type(read)
         if kind == "float64":
             is_missing.append(graph.IsNaN(value))
         else:
@@ -270,7 +270,7 @@ def _derive(graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, 
             value = graph.Mul(value, EPOCHS[read.time_format])
         values.append(value)
     result = DERIVATIONS[how.kind].compute_onnx(graph, values, how)
-    missing = MISSING_OF[kind_of(Read("", how.gives))]
+    missing = MISSING_OF[get_tensor_type(Read("", how.gives))]
     return graph.Where(functools.reduce(graph.Or, is_missing), missing, result)
 
 

@@ -65,7 +65,7 @@ class Scores(nn.Module):
         if isinstance(model.head, OnnxHead):
             self.head_inputs = model.head.inputs
 
-        self.transforms = [spec.transform_of(column) for column in spec.dense]
+        self.transforms = [spec.get_transform(column) for column in spec.dense]
         center, scale = normalization(spec, description.statistics)
         self.center, self.scale = torch.from_numpy(center), torch.from_numpy(scale)
         self.fill = torch.tensor([float(column.fill) for column in spec.dense], dtype=torch.float64)

@@ -56,7 +56,7 @@ from nvt_torchrec.inference.model.weight_files import (
     save_array,
     write_weights,
 )
-from nvt_torchrec.models.checkpoint.record import MODEL_FILE, digest_of
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, compute_digest
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build
 from nvt_torchrec.models.onnx_head import OnnxHead, export_head
@@ -140,7 +140,7 @@ def _is_made_from(
 ) -> bool:
     """Return whether the bundle at ``path`` is of this workflow, checkpoint and type of tables."""
     bundle = describe(path, check=True)
-    if bundle.tables != tables or bundle.origin.checkpoint.digest != digest_of(checkpoint):
+    if bundle.tables != tables or bundle.origin.checkpoint.digest != compute_digest(checkpoint):
         return False
     if bundle.workflow_digest != workflow.digest:
         return workflow.ancestor(bundle.workflow_digest) is not None

@@ -161,7 +161,9 @@ class ServingModel:
         for name, rows in config.tables.items():
             begins[name] = num_rows
             num_rows += rows
-        first = torch.tensor([begins[config.table_of[own]] for own in config.features.values()])
+        first = torch.tensor(
+            [begins[config.table_by_column[own]] for own in config.features.values()]
+        )
         head.eval().requires_grad_(False)
         if isinstance(head, Head) and head.dense_vectors is not None:
             head.dense_vectors.fold()

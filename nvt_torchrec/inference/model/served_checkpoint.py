@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vectors import StoredVectors
 from nvt_torchrec.inference.model.scoring import JoinedTable, ServingModel
-from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.models.checkpoint.record import MODEL_FILE, CheckpointRecord, compute_digest
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import Build, load_build
 
@@ -132,7 +132,7 @@ def _read_origin(path: Path) -> CheckpointOrigin:
         if isinstance(value, str) and "/" in value:
             del settings[key]
     content = {
-        "digest": digest_of(path),
+        "digest": compute_digest(path),
         "steps": training.get("steps"),
         "samples": training.get("samples"),
         "workflow_digest": training.get("workflow_digest") or "",

@@ -13,7 +13,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.progress_bars import show_progress
-from nvt_torchrec.inference.bulk import metrics_of, read_to_score
+from nvt_torchrec.inference.bulk import measure_probabilities, read_to_score
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, input_spec
@@ -258,7 +258,7 @@ def score_labelled(
     for name, parts in scores.items():
         probabilities = np.concatenate(parts)
         for t, label in enumerate(first.labels):
-            metrics[label][name] = metrics_of(probabilities[:, t], truth[t], weight)
+            metrics[label][name] = measure_probabilities(probabilities[:, t], truth[t], weight)
     return metrics
 
 

@@ -172,7 +172,7 @@ def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) ->
             items = value if isinstance(value, list) else [value]
             if bool in map(type, items):
                 reason = f"{value!r:.60}: {RAW_TYPES[read.raw].syntax}"
-                row = field.row_of(position)
+                row = field.get_row(position)
                 raise InvalidRowError(row, read.source, reason, "write 1 for true and 0 for false")
 
 

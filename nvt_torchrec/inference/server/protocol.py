@@ -23,9 +23,9 @@ from nvt_torchrec.inference.named_tensors import (
     MODEL_NAME,
     OUTPUT,
     Input,
-    inputs_of,
+    get_tensor_type,
     inputs_without_tables,
-    kind_of,
+    list_inputs,
     to_columns,
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
@@ -142,11 +142,11 @@ def parse_tensors(
         raise RefusedError(400, f"not a request of tensors with the same rows: {error}") from None
 
     def respond(probabilities: np.ndarray) -> Response:
-        values_of = dict(zip(names, probabilities.T, strict=True))
+        draw_values = dict(zip(names, probabilities.T, strict=True))
         outputs = []
         binary = b""
         for name, as_binary in is_binary.items():
-            values = values_of[name]
+            values = draw_values[name]
             output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values), 1]}
             if as_binary:
                 output["parameters"] = {"binary_data_size": values.nbytes}
@@ -206,7 +206,7 @@ def _find_outputs(request: Any, names: Sequence[str]) -> dict[str, bool]:
 
 def _list_inputs(predictor: Predictor) -> list[Input]:
     """Return the columns of the log, and what a request may give in addition."""
-    return [*inputs_of(predictor.row_spec), *_list_optional_inputs(predictor)]
+    return [*list_inputs(predictor.row_spec), *_list_optional_inputs(predictor)]
 
 
 def _list_optional_inputs(predictor: Predictor) -> list[Input]:
@@ -219,10 +219,10 @@ def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     optional = []
     for read in spec.read_plan(label=False).reads:
         if read.source == spec.optional_time:
-            optional.append(Input(read.source, kind_of(read), multi_hot=False))
+            optional.append(Input(read.source, get_tensor_type(read), multi_hot=False))
     for aggregate in spec.aggregates:
         optional.append(Input(aggregate.name, "float64", multi_hot=False))
-    needed = {column.name for column in inputs_of(spec)}
+    needed = {column.name for column in list_inputs(spec)}
     for column in inputs_without_tables(spec):
         if column.name not in needed:
             optional.append(column)

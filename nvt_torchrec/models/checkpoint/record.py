@@ -98,7 +98,7 @@ def is_checkpoint_alone(path: Path) -> bool:
         return False
 
 
-def digest_of(path: Path | str) -> str:
+def compute_digest(path: Path | str) -> str:
     """Return the digest that a checkpoint's ``model.json`` holds of itself, and so of all files."""
     value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
     return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""

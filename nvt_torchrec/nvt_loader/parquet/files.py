@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import is_list
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.remote import RemoteFile, filesystem_of, open_file
+from nvt_torchrec.base.files.remote import RemoteFile, find_filesystem, open_file
 from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.base.parquet.footer import Footer, read_footer
 from nvt_torchrec.formats.day_names import natural_order
@@ -197,7 +197,7 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
     text = os.fspath(paths)
     found: list[Path] | list[RemoteFile]
     if "://" in text:
-        filesystem, inner = filesystem_of(text)
+        filesystem, inner = find_filesystem(text)
         if filesystem.isfile(inner):
             return [RemoteFile(filesystem, inner)]
         pattern = inner if glob.has_magic(inner) else f"{inner.rstrip('/')}/*.parquet"

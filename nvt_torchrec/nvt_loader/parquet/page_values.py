@@ -16,7 +16,7 @@ from numba import types
 from nvt_torchrec.base.kernels import compiled, pointer
 from nvt_torchrec.base.parquet.footer import varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, largest_of
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, find_largest
 
 #: Indices of at most so many bits are unpacked eight at a time, four from each word of 64 bits:
 #: these may begin at any of a byte's 8 bits, and 7 + 4 · 14 bits fit a word.
@@ -230,7 +230,7 @@ def open_columns(state, largest):
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if all_indices:
-            largest[c] = largest_of(cursor.words, cursor.entries, chunks[c].signed)
+            largest[c] = find_largest(cursor.words, cursor.entries, chunks[c].signed)
     return True
 
 
@@ -306,7 +306,7 @@ def read_rows(addresses, largest, state, targets, checked, rows):
             cursor.left -= count
             done += count
         if target and checked[c]:
-            largest[c] = largest_of(addresses[c], rows, chunks[c].signed)
+            largest[c] = find_largest(addresses[c], rows, chunks[c].signed)
     return True
 
 

@@ -139,7 +139,7 @@ def permute(target, sources, stride, to_rows, from_rows):
 
 
 @numba.njit(inline="always")
-def largest_of(address, count, signed):
+def find_largest(address, count, signed):
     """Return the largest of ``count`` numbers of 32 bits, read as unsigned integers.
 
     So read, a negative id is larger than any table: one reduction checks both ends. Of ``signed``

@@ -137,7 +137,7 @@ def _count_lookups(
     ids_by_table: dict[str, list[np.ndarray]] = {}
     for name, column in zip(config.categorical, sample.columns, strict=False):
         if column.rows is None:
-            ids_by_table.setdefault(config.table_of[name], []).append(column.ids)
+            ids_by_table.setdefault(config.table_by_column[name], []).append(column.ids)
     found = {}
     for table, ids in ids_by_table.items():
         values, counts = np.unique(np.concatenate(ids), return_counts=True)

@@ -22,7 +22,7 @@ from nvt_torchrec.models.checkpoint.record import (
     AGAIN,
     MODEL_FILE,
     CheckpointRecord,
-    digest_of,
+    compute_digest,
     is_checkpoint_alone,
 )
 from nvt_torchrec.models.config import ModelConfig, differences
@@ -124,7 +124,7 @@ def _find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor
     if newest is None:
         return _describe(resolve(given)) if given else None
     path, record = newest
-    recorded = ancestor_of(path, record.training)
+    recorded = find_ancestor(path, record.training)
     if given is None or (recorded and _may_be(given.absolute(), recorded)):
         return recorded
     began = f"continued from {recorded.checkpoint}" if recorded else "began from scratch"
@@ -145,7 +145,7 @@ def _may_be(given: Path, before: Ancestor) -> bool:
     return now.digest == before.digest
 
 
-def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
+def find_ancestor(path: Path, training: dict[str, Any]) -> Ancestor | None:
     """Return the checkpoint that the run of a training record continued from, if any.
 
     Raises:
@@ -164,7 +164,7 @@ def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
     if settings.mode != "train" or not (path / MODEL_FILE).is_file():
         return None
     training = CheckpointRecord.read(path).training
-    before = ancestor_of(path, training)
+    before = find_ancestor(path, training)
     then = training["settings"]
     now: dict[str, Any] = {}
     # Through JSON and back, as the settings in the record: tuples become lists.
@@ -194,12 +194,16 @@ def remove_older(path: Path, keep: int) -> None:
     chain = [path.absolute()]
     with contextlib.suppress(ClickLogError):  # a damaged checkpoint ends the chain
         while True:
-            before = ancestor_of(chain[-1], CheckpointRecord.read(chain[-1]).training)
+            before = find_ancestor(chain[-1], CheckpointRecord.read(chain[-1]).training)
             if before is None:
                 break
             older = Path(before.checkpoint)
             is_beside = older.parent == chain[0].parent
-            if not is_beside or digest_of(older) != before.digest or not is_checkpoint_alone(older):
+            if (
+                not is_beside
+                or compute_digest(older) != before.digest
+                or not is_checkpoint_alone(older)
+            ):
                 break
             chain.append(older)
     for older in chain[keep:]:
@@ -224,7 +228,7 @@ def _describe(path: Path) -> Ancestor:
         if field.name in training:
             content[field.name] = training[field.name]
     content["checkpoint"] = str(path.absolute())
-    content["digest"] = digest_of(path)
+    content["digest"] = compute_digest(path)
     return parse(Ancestor, content, path / MODEL_FILE, AGAIN)
 
 

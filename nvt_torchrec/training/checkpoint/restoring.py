@@ -95,7 +95,7 @@ def grow_tables(
     columns = {column.name: column for column in workflow.spec.categorical}
     tables = {}
     for (name, table), rows_then, rows in zip(
-        now.table_of.items(), then.num_embeddings, now.num_embeddings, strict=True
+        now.table_by_column.items(), then.num_embeddings, now.num_embeddings, strict=True
     ):
         if name not in columns:
             raise SchemaError(

@@ -21,7 +21,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.registry import MODELS, flags_of
+from nvt_torchrec.models.registry import MODELS, model_flags
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.directories import list_checkpoints, newest_record, resolve
 from nvt_torchrec.training.settings.train_settings import (
@@ -95,7 +95,7 @@ def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
             )
     labels = () if given == (schema.label,) else given
     # With one label there is nothing to choose.
-    path = _checkpoint_of(settings) if len(schema.labels) > 1 else None
+    path = _find_checkpoint(settings) if len(schema.labels) > 1 else None
     if path is not None:
         trained = CheckpointRecord.read(path).labels
         if settings.mode != "train" and not given:
@@ -128,7 +128,7 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
     )
 
 
-def _checkpoint_of(settings: TrainSettings) -> Path | None:
+def _find_checkpoint(settings: TrainSettings) -> Path | None:
     """Return the checkpoint that the settings name to start from; None if they name none."""
     if settings.continue_from:
         return resolve(Path(settings.continue_from))
@@ -155,7 +155,7 @@ def choose_sizes(settings: TrainSettings, schema: TableSchema, ranks: int) -> Tr
         kept = _find_settings(settings, str(directory), resumed[1], ranks, is_resumed=True)
         settings = settings.fill_in(kept)
     else:
-        path = _checkpoint_of(settings)
+        path = _find_checkpoint(settings)
         if path:
             record = CheckpointRecord.read(path)
             kept = _find_settings(settings, str(path), record, ranks, is_resumed=False)
@@ -220,7 +220,7 @@ def _find_settings(
 
 def _find_model_sizes(settings: TrainSettings, model: ModelConfig) -> dict[str, Any]:
     """Return the flags that are sizes of a checkpoint's model."""
-    flags = flags_of(settings.model)
+    flags = model_flags(settings.model)
     sizes: dict[str, Any] = {}
     if flags:  # checkpoints of earlier versions know neither
         sizes = {"batch_norm": False, "dropout": 0.0}

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import widest_layer
-from nvt_torchrec.models.registry import flags_of
+from nvt_torchrec.models.registry import model_flags
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -108,7 +108,7 @@ def default_warmup(epoch_steps: int) -> int:
 def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
     layers = []
-    for name in flags_of(config.model):
+    for name in model_flags(config.model):
         sizes = config.settings.get(name)
         if isinstance(sizes, list):
             layers.append(as_text(tuple(sizes)))

@@ -235,9 +235,9 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
     lists = read_schema(settings).multi_hot
     factors = {}
     for name, rows in zip(config.categorical, config.num_embeddings, strict=True):
-        if name in lists or config.table_of[name] not in start.lookups:
+        if name in lists or config.table_by_column[name] not in start.lookups:
             continue
-        ids, counts = start.lookups[config.table_of[name]]
+        ids, counts = start.lookups[config.table_by_column[name]]
         # Ids that are in no row of the sample are taken to be as rare as its rarest ones.
         lookups = torch.full((rows,), float(counts.min()))
         lookups[torch.from_numpy(ids)] = torch.from_numpy(counts)
@@ -286,7 +286,7 @@ def _write_regression(regression: Regression, label: int, run: RunState) -> None
         config.features.items(), feature_columns, strict=True
     ):
         coordinate = config.first_order_coordinates[name] + label
-        fitted[config.table_of[column]].append((coordinate, ids, weights))
+        fitted[config.table_by_column[column]].append((coordinate, ids, weights))
     for table, shard, (first_row, first_column) in _iterate_shards(model):
         for coordinate, ids, weights in fitted[table]:
             if not first_column <= coordinate < first_column + shard.shape[1]:

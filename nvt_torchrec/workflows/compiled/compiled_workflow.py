@@ -25,9 +25,9 @@ from nvt_torchrec.formats.rows import (
     CategoryValues,
     Jagged,
     RawRows,
-    bit_of,
     flat_values,
-    word_of,
+    get_bit,
+    get_word,
 )
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vectors import VectorStores
@@ -235,7 +235,7 @@ class CompiledWorkflow:
         if any(isinstance(values, Jagged) for values in columns):
             offsets = np.empty((len(columns), rows + 1), np.int32)
         for j, values in enumerate(columns):
-            flat, absent, tally = flat_values(values), word_of(missing, j), tallies[j]
+            flat, absent, tally = flat_values(values), get_word(missing, j), tallies[j]
             begin, end = end, end + len(flat)
             if offsets is not None:
                 offsets[j] = values.offsets if isinstance(values, Jagged) else each
@@ -244,7 +244,7 @@ class CompiledWorkflow:
                 ids[begin:end] = flat
                 continue
             if isinstance(values, Jagged):  # a missing list is empty, and not the id 1
-                tally[0] = np.count_nonzero(absent >> bit_of(j) & np.uint64(1))
+                tally[0] = np.count_nonzero(absent >> get_bit(j) & np.uint64(1))
                 absent = _NO_BITS
             self._encode(j, flat, absent, ids[begin:end], tally)
         return Ids(ids if offsets is not None else ids.reshape(len(columns), rows), offsets)
@@ -286,7 +286,7 @@ class CompiledWorkflow:
         tally: np.ndarray,
     ) -> None:
         """Write the ids of values to ``ids``, and add the null and unknown ones to ``tally``."""
-        place, bit = self._places[j], int(bit_of(j))
+        place, bit = self._places[j], int(get_bit(j))
         if not isinstance(values, np.ndarray):
             begins, data = string_parts(values)
             texts = self._text_begins, self._text

@@ -17,7 +17,7 @@ from numba import types
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import DenseTransform
-from nvt_torchrec.formats.rows import WORD_BITS, bit_of, word_of
+from nvt_torchrec.formats.rows import WORD_BITS, get_bit, get_word
 
 #: Number of integers in the table of a column; most counts are among the first few.
 _INTEGERS = 1 << 16
@@ -87,7 +87,7 @@ class DensePlan:
 
     def __init__(self, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> None:
         """Make the plan of a spec and its statistics. Raises KeyError if a column has none."""
-        self.transforms = tuple(map(spec.transform_of, spec.dense))
+        self.transforms = tuple(map(spec.get_transform, spec.dense))
         self.fill = np.array([float(column.fill) for column in spec.dense])
         self.center, self.scale = normalization(spec, statistics)
         minima = {j: t.minimum for j, t in enumerate(self.transforms) if t.minimum is not None}
@@ -116,12 +116,12 @@ class DensePlan:
             beyond = _look_up(values, missing, *where, out)
             for k in np.flatnonzero(beyond):
                 j = int(self.looked_up[k])
-                word, first = word_of(missing, j), self.first_beyond(j)
+                word, first = get_word(missing, j), self.first_beyond(j)
                 over = values[j] >= first
                 if self.fill[j] >= first:
-                    over |= (word >> bit_of(j)) & _ONE != 0
+                    over |= (word >> get_bit(j)) & _ONE != 0
                 rows = np.flatnonzero(over)
-                absent = (word[rows] >> bit_of(j)) & _ONE
+                absent = (word[rows] >> get_bit(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
                 out[j, rows] = self.calculate(j, filled)
         self._calculate(self._rest if from_table else self._all, values, missing, out)

@@ -10,7 +10,7 @@ from numba import types
 
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.flat_columns import FlatColumns
-from nvt_torchrec.formats.ids import Ids, offsets_of
+from nvt_torchrec.formats.ids import Ids, find_offsets
 from nvt_torchrec.formats.rows import is_missing
 from nvt_torchrec.workflows.compiled.tables import (
     IDS,
@@ -80,4 +80,4 @@ def encode_columns(
     if missing.any():
         for j in columns.lists:  # a missing list is empty, and not the id 1
             tallies[j, 0] = np.count_nonzero(is_missing(missing, j))
-    return Ids(ids, offsets_of(columns.lengths, np.int32))
+    return Ids(ids, find_offsets(columns.lengths, np.int32))

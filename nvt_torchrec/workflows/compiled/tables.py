@@ -107,7 +107,7 @@ def mix64(key):
 
 
 @numba.njit(forceinline=True)
-def slot_of(hashed, slots):
+def find_slot(hashed, slots):
     """Return the slot of a hash: its upper half, scaled to any number of slots (Lemire 2019)."""
     return ((hashed >> _HALF) * slots) >> _HALF
 
@@ -118,12 +118,12 @@ def home_narrow(key, slots):
 
     One product suffices as a hash: its upper half depends on all bits of the value.
     """
-    return slot_of(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
+    return find_slot(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
 
 
 @numba.njit(forceinline=True)
 def _home_wide(key, slots):
-    return np.uint64(2) * slot_of(mix64(key), slots)
+    return np.uint64(2) * find_slot(mix64(key), slots)
 
 
 WORDS = types.Array(types.uint64, 1, "C")
@@ -169,7 +169,7 @@ def insert_wide(words, slots, values, first_id):
         if i + AHEAD < len(values):
             prefetch(words, _home_wide(values[i + AHEAD], size))
         key = np.uint64(values[i])
-        at = slot_of(mix64(key), size)
+        at = find_slot(mix64(key), size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             if words[np.uint64(2) * at] == key:
                 return i

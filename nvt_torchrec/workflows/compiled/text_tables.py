@@ -49,7 +49,7 @@ def insert_text(words, slots, begins, data, first_id):
     size = np.uint64(slots)
     for i in range(len(begins) - 1):
         hashed = _hash_text(data, begins[i], begins[i + 1])
-        at = tables.slot_of(hashed, size)
+        at = tables.find_slot(hashed, size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
         words[np.uint64(2) * at] = hashed
@@ -100,12 +100,12 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
         if i + tables.AHEAD < rows:
             later = _hash_text(data, begins[i + tables.AHEAD], begins[i + tables.AHEAD + 1])
             hashes[i % tables.AHEAD] = later
-            tables.prefetch(words, begin + np.uint64(2) * tables.slot_of(later, size))
+            tables.prefetch(words, begin + np.uint64(2) * tables.find_slot(later, size))
         if masked and (missing[i] >> shift) & np.uint64(1):
             out[i] = tables.NULL_ID32
             nulls += 1
             continue
-        home = begin + np.uint64(2) * tables.slot_of(hashed, size)
+        home = begin + np.uint64(2) * tables.find_slot(hashed, size)
         at = home
         id_ = np.int32(0)
         while words[at + np.uint64(1)] != 0:

@@ -139,7 +139,7 @@ _starting = threading.Lock()
 def worker_card() -> Card:
     """Return the card of this process; pinned memory and streams are made once."""
     with _starting:
-        return _card_of(make_device())
+        return _get_card(make_device())
 
 
 @functools.lru_cache(maxsize=1)
@@ -149,7 +149,7 @@ def make_device() -> Device:
 
 
 @functools.lru_cache(maxsize=1)
-def _card_of(device: Device) -> Card:
+def _get_card(device: Device) -> Card:
     return Card(device)
 
 

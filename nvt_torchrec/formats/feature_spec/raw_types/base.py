@@ -192,7 +192,7 @@ class RawType:
                 usual = [0 if value is None else value for value in values]
                 kinds.add(int)
                 nulls = np.array([value is None for value in values], bool)
-        converted = self.from_usual(usual, kinds)
+        converted = self.convert_vectorized(usual, kinds)
         if converted is not None:
             return converted if nulls is None else (converted[0], converted[1] | nulls)
         parsed = []
@@ -204,7 +204,7 @@ class RawType:
         missing = np.array([value is None for value in parsed], bool)
         return self.array([self.placeholder if v is None else v for v in parsed]), missing
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         """Convert values without None, of which ``kinds`` are the types; None: not the usual ones.
 
         Returns:
@@ -239,20 +239,20 @@ def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.
     numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
-    for number in map(number_of, nulls):
+    for number in map(parse_number, nulls):
         if number is not None:
             null = null | (numbers == number)
     return np.where(null, numbers.dtype.type(0), numbers), null
 
 
-def is_number_of(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+def match_number(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Return which numbers are those of some texts, bool [n]; ``true`` is 1, ``false`` 0."""
     booleans = {"true": 1, "false": 0}
-    wanted = [booleans.get(text.strip().lower(), number_of(text)) for text in texts]
+    wanted = [booleans.get(text.strip().lower(), parse_number(text)) for text in texts]
     return np.isin(numbers, [number for number in wanted if number is not None])
 
 
-def number_of(text: str) -> int | float | None:
+def parse_number(text: str) -> int | float | None:
     """Return the number that a text is, or None."""
     try:
         return int(text)

@@ -73,7 +73,7 @@ class Integer(RawType):
             raise ValueError(self.syntax)
         return self.checked(int(value))
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         return usual_numbers(self, values, np.int64) if kinds == {int} else None
 
 
@@ -125,9 +125,9 @@ class Hex32(Integer):
             return int(value, 16)
         return super().from_python(value)
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
-            return super().from_usual(values, kinds)
+            return super().convert_vectorized(values, kinds)
         try:
             texts = strings(values)
         except UnicodeEncodeError:
@@ -162,7 +162,7 @@ class Bool(Integer):
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
         return ParsedText(values.astype(self.dtype), missing, code)
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         usual = kinds and kinds <= {int, bool}
         return usual_numbers(self, values, np.int64) if usual else None
 

@@ -50,7 +50,7 @@ class Float(base.RawType):
             raise ValueError(self.range)
         return number
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if not kinds or not kinds <= {int, float}:
             return None
         return usual_numbers(self, values, np.float64)
@@ -115,7 +115,7 @@ class Label(base.RawType):
         numbers, missing = base.as_numbers(array, read.nulls)
         if rule.positive:
             present = np.where(missing, np.nan, numbers)
-            return _read_texts(rule, missing, partial(base.is_number_of, present))
+            return _read_texts(rule, missing, partial(base.match_number, present))
         values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
         return base.ParsedText(
             values, missing, np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)

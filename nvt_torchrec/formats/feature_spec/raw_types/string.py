@@ -62,7 +62,7 @@ class String(base.RawType):
             raise ValueError(base.MESSAGES[base.NOT_UTF8]) from None
         return value
 
-    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+    def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if kinds != {str}:
             return None
         try:

@@ -85,10 +85,10 @@ def parse_iso(text: str, where: str) -> int:
         raise SettingsError(
             f"{where} = {text!r}", "write a date or time such as 2014-10-30 12:00:00"
         ) from None
-    return microseconds_of(time)
+    return to_microseconds(time)
 
 
-def microseconds_of(time: datetime.datetime) -> int:
+def to_microseconds(time: datetime.datetime) -> int:
     """Return the microseconds since 1970 of a time, UTC unless it has a time zone."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
@@ -183,7 +183,7 @@ def parse_times(
         values = _plain_iso(texts) if time_format == ISO else None
         good = np.ones(len(texts), bool)
         if values is None:
-            values, good = _match_pattern(texts, pattern_of(time_format))
+            values, good = _match_pattern(texts, make_pattern(time_format))
         fits = (values >= kind.minimum) & (values <= kind.maximum)  # not by its offset, perhaps
     code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
@@ -234,7 +234,7 @@ def _decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
 
 
 @functools.lru_cache(maxsize=64)
-def pattern_of(time_format: str) -> str:
+def make_pattern(time_format: str) -> str:
     """Return the regular expression of a time format; its groups are named as the directives."""
     if time_format == ISO:
         return _ISO
@@ -319,7 +319,7 @@ def _offset(text: str) -> int:
     return -seconds if text[0] == "-" else seconds
 
 
-def example_of(read: Read) -> int | str:
+def make_example(read: Read) -> int | str:
     """Return a time as it is written in a column that is read in this way."""
     if read.time_format in EPOCHS:
         return int(_EXAMPLE.timestamp()) * 1_000_000 // EPOCHS[read.time_format]
