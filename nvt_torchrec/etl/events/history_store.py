@@ -117,16 +117,11 @@ def divide_histories(name: str, log: EventLog, workflow: Path, digest: str) -> N
     flags, known = map_array(files.flags(name)), map_array(files.times(name))[-1]
     for history, (rule, group) in enumerate(zip(spec.histories, _list_groups(log), strict=True)):
         numbers = map_array(files.numbers(name, group))
-        is_event = (numbers >= 0) & (flags >> history_bit(spec, history) & 1 == 1)
-        events = np.flatnonzero(is_event)
-        bounds = map_array(files.bounds(group))
-        order, offsets, in_partition = divide_numbers(numbers[events], bounds)
-        chosen = np.array([spec.history_columns.index(column) for column in rule.columns])
-        columns = {
-            "known": known[events],
-            "numbers": in_partition,
-            "ids": ids[np.ix_(chosen, events)],
-        }
+        is_event = flags >> history_bit(spec, history) & 1 == 1
+        numbers = np.where(is_event, numbers, np.int32(-1))
+        order, offsets, in_partition = divide_numbers(numbers, map_array(files.bounds(group)))
+        chosen = [spec.history_columns.index(column) for column in rule.columns]
+        columns = {"known": known, "numbers": in_partition, "ids": ids[chosen]}
         dtype = history_dtype(len(rule.columns))
         write_records(_make_path(log, history, name), dtype, offsets, order, columns)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
-from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
 from nvt_torchrec.etl.events.event_records import (
@@ -22,6 +22,7 @@ from nvt_torchrec.etl.events.event_records import (
     event_dtype,
     gather_part,
     row_dtype,
+    save_array,
     sums_dtype,
     write_records,
 )
@@ -178,25 +179,27 @@ def cut_by_key(keys: np.ndarray) -> Iterator[slice]:
 
 
 def divide_numbers(
-    numbers: np.ndarray, bounds: np.ndarray
+    numbers: np.ndarray, bounds: np.ndarray, *, keep_missing: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort rows or events by partition; those of a partition keep their order.
 
     Args:
-        numbers: int32 [n], those of their keys; negative without one: with the first partition.
+        numbers: int32 [n], those of their keys; negative without one.
         bounds: int64 [partitions + 1], see :func:`cut_keys`.
+        keep_missing: Whether those without a key are with the first partition, or left out.
 
     Returns:
-        Their indices in the new order, int32 [n]; int64 [partitions + 1], where those of each
+        Their indices in the new order, int32 [kept]; int64 [partitions + 1], where those of each
         partition begin, and the last ones end; int32 [n], for each of ``numbers`` the number of the
         key within its partition, -1 without a key.
     """
-    partitions = np.maximum(np.searchsorted(bounds, numbers, side="right") - 1, 0)
-    num_partitions = len(bounds) - 1
-    offsets = to_offsets(np.bincount(partitions, minlength=num_partitions))
-    order = sort_by_key(partitions, num_partitions)
-    in_partition = (numbers - bounds[partitions]).astype(np.int32)
-    in_partition[numbers < 0] = -1
+    counts = np.zeros(len(bounds) - 1, np.int64)
+    partitions = np.empty(len(numbers), np.int32)
+    in_partition = np.empty(len(numbers), np.int32)
+    _find_partitions(numbers, bounds, keep_missing, partitions, in_partition, counts)
+    offsets = to_offsets(counts)
+    order = np.empty(offsets[-1], np.int32)
+    _order_by_partition(partitions, offsets[:-1].copy(), order)
     return order, offsets, in_partition
 
 
@@ -214,15 +217,10 @@ def divide_block(name: str, group: DividedGroup) -> None:
         _divide_rows(name, group, bounds, times[0], flags, numbers)
     if name not in log.list_event_blocks(group.wanted.source):
         return
-    # A row without a key is no event of the group, and a row that was drawn is none at all.
-    is_event = numbers >= 0
-    if log.spec.negatives:
-        is_event &= flags >> EVENT != 0
-    events = np.flatnonzero(is_event)
-    order, offsets, in_partition = divide_numbers(numbers[events], bounds)
-    columns = {"known": times[-1], "happened": times[0], "flags": flags}
-    columns["numbers"] = np.empty(len(numbers), np.int32)
-    columns["numbers"][events] = in_partition
+    if log.spec.negatives:  # a row that was drawn is no event
+        numbers = np.where(flags >> EVENT != 0, numbers, np.int32(-1))
+    order, offsets, in_partition = divide_numbers(numbers, bounds)
+    columns = {"known": times[-1], "happened": times[0], "flags": flags, "numbers": in_partition}
     columns["amounts"] = np.empty((0, len(numbers)))
     if group.wanted.amounts:
         columns["amounts"] = map_array(files.amounts(name))
@@ -231,7 +229,7 @@ def divide_block(name: str, group: DividedGroup) -> None:
     if pair_keys:
         columns["pairs"] = np.stack([map_array(files.numbers(name, key)) for key in pair_keys])
     dtype = event_dtype(log.spec, group.wanted)
-    write_records(group.events_file(name), dtype, offsets, events[order], columns)
+    write_records(group.events_file(name), dtype, offsets, order, columns)
 
 
 def _divide_rows(
@@ -254,15 +252,16 @@ def _divide_rows(
     """
     files = group.log.files
     by_time, block_order = files.read_time_order(name), files.read_order(name)
-    order, offsets, in_partition = divide_numbers(numbers[by_time], bounds)
+    order, offsets, in_partition = divide_numbers(numbers[by_time], bounds, keep_missing=True)
     if not isinstance(by_time, slice):
         in_order, in_partition = in_partition, np.empty_like(in_partition)
         in_partition[by_time] = in_order
         order = by_time[order]
     columns = {"times": times, "flags": flags, "numbers": in_partition}
     write_records(group.rows_file(name), row_dtype(group.log.spec), offsets, order, columns)
-    rows = order if isinstance(block_order, slice) else block_order[order]
-    write_array(group.row_order_file(name), rows.astype(np.int32))
+    if not isinstance(block_order, slice):
+        order = block_order[order]
+    save_array(group.row_order_file(name), order.astype(np.int32, copy=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,6 +339,45 @@ def read_events(group: DividedGroup, partition: int) -> EventBlock:
             column[..., piece] = records[name][indices].T
         begin = piece.stop
     return EventBlock(**columns)
+
+
+@compiled()
+def _find_partitions(
+    numbers: np.ndarray,
+    bounds: np.ndarray,
+    keep_missing: bool,
+    partitions: np.ndarray,
+    in_partition: np.ndarray,
+    counts: np.ndarray,
+) -> None:
+    """Find the partition of each key, -1 for what is left out, and count those of each."""
+    for i in range(len(numbers)):
+        if numbers[i] < 0:
+            in_partition[i] = -1
+            partitions[i] = 0 if keep_missing else -1
+            counts[0] += keep_missing
+            continue
+        # The last partition that begins at or before the number.
+        first, last = 0, len(counts) - 1
+        while first < last:
+            middle = (first + last + 1) // 2
+            if bounds[middle] <= numbers[i]:
+                first = middle
+            else:
+                last = middle - 1
+        partitions[i] = first
+        in_partition[i] = numbers[i] - bounds[first]
+        counts[first] += 1
+
+
+@compiled()
+def _order_by_partition(partitions: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
+    # A counting sort: begins[partition] is where the next one of a partition goes.
+    for i in range(len(partitions)):
+        partition = partitions[i]
+        if partition >= 0:
+            order[begins[partition]] = i
+            begins[partition] += 1
 
 
 def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
