@@ -24,8 +24,8 @@ from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.threads import MapTasks
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_records import gather_part, history_dtype, write_records
 from nvt_torchrec.etl.events.extract import is_rising
 from nvt_torchrec.etl.events.partitions import (

@@ -15,7 +15,7 @@ from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
-from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
 from nvt_torchrec.workflows.event_groups import sums_of_groups
 
 #: About how many keys of all blocks are merged at once.

@@ -24,8 +24,8 @@ from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import MapTasks
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_records import put_records, read_part
 from nvt_torchrec.etl.events.label_rates import KeyMoments
 from nvt_torchrec.etl.events.partitions import (

@@ -16,7 +16,7 @@ import numpy as np
 from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
 from nvt_torchrec.etl.events.event_records import (
     allocate,
     event_dtype,

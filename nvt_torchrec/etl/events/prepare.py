@@ -29,8 +29,8 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import MapTasks
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import extract
 from nvt_torchrec.etl.events.history_store import read_tail, write_histories
