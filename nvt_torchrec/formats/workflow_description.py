@@ -220,6 +220,7 @@ class WorkflowDescription:
             histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
             vocabularies=tuple(column.vocabulary_name for column in columns),
             vectors=tuple(vector.stored for vector in self.spec.vectors),
+            log_q_correction=self.spec.log_q_correction,
         )
 
     def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:

@@ -160,6 +160,7 @@ class CompiledWorkflow:
             null=tallies[: len(self.spec.categorical), 0],
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
+            log_q_correction=rows.log_q_correction,
             pointers=rows.pointers,
             vector_rows=rows.vector_rows,
             given_vectors=rows.given_vectors,
