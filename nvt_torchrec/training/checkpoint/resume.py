@@ -44,9 +44,16 @@ _MUST_STAY = (
     "embedding_l2",
     "weight_decay",
     "stop_by",
+    "log_q_correction",
 )
 #: The values of settings that a checkpoint of an earlier version does not know, or a run lacks.
-_DEFAULTS = {"hash_indices": False, "embedding_l2": 0.0, "weight_decay": 0.0, "stop_by": "log_loss"}
+_DEFAULTS = {
+    "hash_indices": False,
+    "embedding_l2": 0.0,
+    "weight_decay": 0.0,
+    "stop_by": "log_loss",
+    "log_q_correction": False,
+}
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 

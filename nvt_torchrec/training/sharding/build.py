@@ -89,6 +89,7 @@ def build(
         amp=settings.amp,
         compiled=settings.compile_dense,
         kept_negatives=settings.undersampling_rate,
+        log_q_correction=bool(settings.log_q_correction),
     )
     combined.fuse_table_optimizer(unsharded.sparse_arch, settings)
     set_up_dense(unsharded.head, group.device, settings)
