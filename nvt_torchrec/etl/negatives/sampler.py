@@ -24,7 +24,7 @@ from nvt_torchrec.formats.rows import (
     set_missing,
 )
 from nvt_torchrec.workflows.event_groups import cut_times
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
 #: The files beside the items.
 PAIRS, COUNTS = "pairs.npy", "counts.npy"
