@@ -25,7 +25,7 @@ from nvt_torchrec.workflows.stored_tables import StoredTables
 #: The least share of rows with a key that a table has.
 _MIN_FOUND = 0.01
 #: Bytes of a block that are looked at.
-_SAMPLE_BYTES = 4 << 20
+_SAMPLE_BYTES = 1 << 20
 
 
 def store_tables(
