@@ -88,13 +88,21 @@ def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
         state["step"].zero_()
 
 
-def count_bytes(state: Any) -> int:
-    """Return the bytes that a tensor, or a nested dict of tensors, takes on this rank."""
-    if isinstance(state, dict):
-        return sum(map(count_bytes, state.values()))
+def list_local_tensors(state: Any) -> list[torch.Tensor]:
+    """Return the tensors of this rank in a tensor or a nested dict of them; they share memory."""
     if isinstance(state, ShardedTensor):
-        return sum(count_bytes(shard.tensor) for shard in state.local_shards())
-    return state.numel() * state.element_size()
+        return [shard.tensor for shard in state.local_shards()]
+    if not isinstance(state, dict):
+        return [state.detach()]
+    tensors = []
+    for value in state.values():
+        tensors += list_local_tensors(value)
+    return tensors
+
+
+def count_bytes(state: dict[str, Any]) -> int:
+    """Return the bytes that a nested dict of tensors takes on this rank."""
+    return sum(tensor.nbytes for tensor in list_local_tensors(state))
 
 
 def copy_state(state: T) -> T:

@@ -22,10 +22,11 @@ from nvt_torchrec.training.checkpoint.directories import list_checkpoints
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import choose_days, log_days, read_schema
-from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, pad_batches
+from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loaders, pad_batches
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object, gather_objects
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
+from nvt_torchrec.training.loop.averaging import Averaging
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import fit_bias, make_samples, measure_importance
 from nvt_torchrec.training.loop.stopping import Stopping
@@ -69,11 +70,7 @@ class Trainer:
         self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         self.files = days.files
-        self.loaders = {
-            "train": make_loader(settings, config, "train", group, days.files),
-            "valid": make_loader(settings, config, "valid", group),
-            "test": make_loader(settings, config, "test", group),
-        }
+        self.loaders = make_loaders(settings, config, group, days.files)
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
@@ -88,6 +85,7 @@ class Trainer:
         self.run, plan = build(settings, config, group, self.loaders | samples, own)
         self.pipeline = make_pipeline(self.run)
         self.steps = Steps(self.run, self.pipeline, settings, self.progress, self.learning)
+        self.averaging = Averaging(self.run, self.epoch_steps, settings)
         self.origin = {
             "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
@@ -190,6 +188,7 @@ class Trainer:
             self._train_epoch()
         if not self.finished:
             last = progress.step
+            self.averaging.finish()
             self.stopping.finish(progress, self.run)
             fit_bias(self.samples["train"], self.pipeline, self.run)
             self.finished = last
@@ -222,6 +221,7 @@ class Trainer:
         every = self.settings.checkpoint_freq or progress.validation_every
         while progress.step < end:
             self.steps.train(batches)
+            self.averaging.note_step(progress.step)
             if progress.is_due or progress.step == end:
                 progress.report(self.steps.learning_rate)
             if progress.step % every == 0:
@@ -235,9 +235,10 @@ class Trainer:
         if progress.step in (0, progress.total_steps):
             due = bool(self.settings.early_stopping)
         if due:
-            metrics = self._evaluate("valid")
-            self.learning.note_evaluation(progress.step, metrics)
-            self.stopping.note_evaluation(metrics, progress, self.run)
+            with self.averaging.applied():
+                metrics = self._evaluate("valid")
+                self.learning.note_evaluation(progress.step, metrics)
+                self.stopping.note_evaluation(metrics, progress, self.run)
 
     def _evaluate(self, split: str) -> ByLabel | None:
         """Evaluate a split; return rank 0's metrics. A trained model is kept if that fails."""
@@ -306,8 +307,10 @@ class Trainer:
                 "add --resume to go on from there, or choose another directory",
             )
         loader: Any = self.loaders["train"]
-        path, training, best = resume_from(checkpoints, self._record(), loader, self.run)
-        self.stopping.best, self.stopping.state = training.get("best"), best
+        path, training, beside = resume_from(checkpoints, self._record(), loader, self.run)
+        self.stopping.best, self.stopping.state = training.get("best"), beside.get("best")
+        self.averaging.samples = training.get("averaged") or 0
+        self.averaging.state = beside.get("average")
         self.finished = training.get("finished")
         self.resumed, self.checkpoints.saved_step = True, self.finished or training["steps"]
         self.origin = {name: training.get(name) for name in self.origin}
@@ -327,8 +330,7 @@ class Trainer:
     def save_state(self, position: dict[str, Any] | None = None) -> None:
         """Write a checkpoint to ``--checkpoint_dir``, if given, in the background.
 
-        Args:
-            position: The :meth:`position`, if a trial's loader has read the training set.
+        ``position`` is that of a trial, whose loader has read the training set.
         """
         if self.checkpoints is None:
             return
@@ -341,6 +343,9 @@ class Trainer:
             "finished": self.finished,
         }
         state = self.run.tensors()
+        if self.averaging.state and not self.finished:
+            state["average"] = self.averaging.state
+            record["averaged"] = self.averaging.samples
         if self.stopping.state:
             state["best"] = self.stopping.state
         self.checkpoints.save(self.finished or progress.step, state, record, progress.loss)
@@ -362,6 +367,7 @@ class Trainer:
         kept = "nothing is kept of it without --checkpoint_dir"
         if checkpoints:
             checkpoints.wait()
+            self.averaging.take_back()
             if checkpoints.saved_step != (self.finished or self.progress.step):
                 self.save_state()
                 checkpoints.wait()
