@@ -54,7 +54,8 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_table import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
@@ -155,13 +156,12 @@ def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.n
     distinct = table.distinct(column.name)
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([distinct[:0]])
-    codes = table.take_codes(column.name, rows)
-    numbers = np.bincount(codes.values[~codes.no_value], minlength=len(distinct))
-    seen = np.flatnonzero(numbers)
+    counts = table.count_values(column.name, rows, len(distinct))
+    seen = np.flatnonzero(counts)
     if isinstance(distinct, np.ndarray):
-        return Counts(distinct[seen], numbers[seen])
+        return Counts(distinct[seen], counts[seen])
     values = distinct.take(to_arrow(seen)).cast(pa.large_string())
-    return Counts(values, numbers[seen])
+    return Counts(values, counts[seen])
 
 
 def encode_block(
