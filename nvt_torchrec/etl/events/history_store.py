@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -236,7 +237,7 @@ class HistoryReader:
         """Return the new events that all blocks have of a partition, records [n]."""
         log, history = self._log, self._history
         paths = [_make_path(log, history, name) for name in log.names]
-        spilled = log.files.scratch(self._group, f"history.{history}.spilled")
+        spilled = log.files.scratch(self._group, f"history.{history}.{os.getpid()}.spilled")
         dtype = history_dtype(self._columns)
         records, _ = gather_part(paths, dtype, partitions, partition, spilled, MAX_IN_MEMORY)
         return records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
 
 
 def _pairs_file(log: EventLog, key: int) -> Path:
-    return log.files.scratch(key, "pairs")
+    return log.files.scratch(key, f"{os.getpid()}.pairs")
 
 
 def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -172,7 +173,7 @@ def join_partitions(group: DividedGroup) -> SummedGroup:
     """
     wanted, files = group.wanted, group.log.files
     file = files.directory / kept_file(group.number)
-    of_keys = KeyMoments(files.scratch(group.number, "moments"), wanted.labels)
+    of_keys = KeyMoments(files.scratch(group.number, f"{os.getpid()}.moments"), wanted.labels)
     with GrowingArray(file, np.int64, EarlierEvents.count_rows(wanted)) as written:
         for partition in range(group.partitions):
             written.append(np.load(group.kept_file(partition)))

@@ -8,6 +8,7 @@ rows and events, by partition and then time; who sums up a partition merges thos
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,8 +94,8 @@ class DividedGroup:
         return self.log.files.scratch(self.number, f"{partition}.trained")
 
     def spilled_file(self, partition: int, name: str) -> Path:
-        """Return the file of an array that is too large for memory."""
-        return self.log.files.scratch(self.number, f"{partition}.spilled.{name}")
+        """Return the file of an array that is too large for the memory of this process."""
+        return self.log.files.scratch(self.number, f"{partition}.{os.getpid()}.spilled.{name}")
 
     def list_spilled(self, partition: int) -> list[Path]:
         """Return these files."""
