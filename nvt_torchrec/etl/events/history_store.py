@@ -23,7 +23,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
@@ -75,11 +75,9 @@ def write_histories(
     divide = functools.partial(
         divide_histories, log=log, workflow=description.path, digest=description.digest
     )
-    for _ in map_tasks(divide, log.names):
-        pass
+    run_each(map_tasks, divide, log.names)
     store = functools.partial(store_history, log=log, earlier=earlier, first_keys=first_keys)
-    for _ in map_tasks(store, range(len(groups))):
-        pass
+    run_each(map_tasks, store, range(len(groups)))
     for group in set(groups):
         files.delete_scratch(group)
 

@@ -23,7 +23,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
 from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
@@ -76,13 +76,11 @@ def sum_group(
     """
     log.files.delete_scratch(number)  # of a process that was killed
     group = _divide_keys(log, number, earlier, map_tasks)
-    for _ in map_tasks(functools.partial(divide_block, group=group), log.list_blocks(number)):
-        pass
+    run_each(map_tasks, functools.partial(divide_block, group=group), log.list_blocks(number))
     add_up = functools.partial(sum_partition, group=group, earlier=earlier, newest=newest)
     for rows in map_tasks(add_up, range(group.partitions)):
         report(rows)
-    for _ in map_tasks(functools.partial(collect_sums, group=group), range(len(log.names))):
-        pass
+    run_each(map_tasks, functools.partial(collect_sums, group=group), range(len(log.names)))
     (summed,) = map_tasks(join_partitions, [group])
     log.files.delete_scratch(number)
     return summed

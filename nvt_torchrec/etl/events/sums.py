@@ -19,15 +19,13 @@ from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles
 from nvt_torchrec.etl.events.event_records import iterate_slices, save_array, save_records
 from nvt_torchrec.etl.events.extract import flag_type
-from nvt_torchrec.etl.events.partitions import (
-    DividedGroup,
+from nvt_torchrec.etl.events.merged_partitions import (
     PartitionRows,
     allocate_sums,
-    find_keys,
     read_events,
     read_rows,
-    sort_by_key,
 )
+from nvt_torchrec.etl.events.partitions import DividedGroup, find_keys, sort_by_key
 from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
 from nvt_torchrec.etl.events.timeline import EventBlock, merge_events
 from nvt_torchrec.etl.events.window_picks import WindowPicks
