@@ -35,8 +35,11 @@ def number_keys(log: EventLog, earlier: EarlierFiles | None, map_tasks: MapTasks
         earlier: What is kept of the days before; None of a run.
         map_tasks: Runs tasks.
     """
-@@    keys_by_block: dict[str, list[int]] = {}
-    for key in range(len(log.spec.event_keys)):
+    num_keys = len(log.spec.event_keys)
+    merge = functools.partial(write_keys, log=log, earlier=earlier)
+    run_each(map_tasks, merge, range(num_keys))
+    keys_by_block: dict[str, list[int]] = {}
+    for key in range(num_keys):
         for name in log.list_blocks(key):
             keys_by_block.setdefault(name, []).append(key)
     run_each(map_tasks, functools.partial(number_block, log=log), keys_by_block.items())
