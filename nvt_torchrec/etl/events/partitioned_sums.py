@@ -171,9 +171,9 @@ def join_partitions(group: DividedGroup) -> SummedGroup:
     """
     wanted, files = group.wanted, group.log.files
     file = files.directory / kept_file(group.number)
-    of_keys = KeyMoments(files.scratch(group.number, f"{os.getpid()}.moments"), wanted.labels)
+    key_moments = KeyMoments(files.scratch(group.number, f"{os.getpid()}.moments"), wanted.labels)
     with GrowingArray(file, np.int64, EarlierEvents.count_rows(wanted)) as written:
         for partition in range(group.partitions):
             written.append(np.load(group.kept_file(partition)))
-            of_keys.add(np.load(group.trained_file(partition)))
-    return SummedGroup(of_keys.sum(), FileEntry.from_file(file))
+            key_moments.add(np.load(group.trained_file(partition)))
+    return SummedGroup(key_moments.sum(), FileEntry.from_file(file))

@@ -8,6 +8,7 @@ rows and events, by partition and then time; :mod:`.merged_partitions` merges th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ class DividedGroup:
     partitions: int
     large: bool
 
-    @property
+    @functools.cached_property
     def wanted(self) -> GroupSums:
         """What is summed up."""
         return sums_of_groups(self.log.spec)[self.number]

@@ -96,9 +96,9 @@ def prepare(
         _extract_block, spec=spec, work=work, max_bad_rows=max_bad_rows
     )
     times = []
-    for rows_read, times_of_block in map_tasks(extract_block, training):
+    for rows_read, block_times in map_tasks(extract_block, training):
         report(rows_read)
-        times.append(times_of_block)
+        times.append(block_times)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
     log = EventLog(spec, EventFiles(directory), names, list_blocks(spec, work))
@@ -158,14 +158,14 @@ def _find_newest(
     Raises:
         BadInputError: There is no well-formed row.
     """
-    late_from = find_late(add_hours([of_block.hours for of_block in times]))
+    late_from = find_late(add_hours([block_times.hours for block_times in times]))
     if late_from is not None:
         find = functools.partial(find_late_rows, files=log.files, end=late_from)
         late_rows = list(map_tasks(find, log.names))
-        newest = max(of_block.newest for of_block in late_rows)
+        newest = max(block_times.newest for block_times in late_rows)
         warn_of_late_rows(blocks, log.spec, late_rows, newest)
         return newest
-    with_rows = [of_block.last for of_block in times if of_block.rows]
+    with_rows = [block_times.last for block_times in times if block_times.rows]
     if not with_rows:
         raise BadInputError("there is no well-formed row", "correct the input")
     return max(with_rows)
@@ -220,11 +220,11 @@ def _check_files(blocks: list[Block], times: list[_BlockTimes], splits: dict[Blo
         BadInputError: One has, so training would count events of the rows that it is tested on.
     """
     newest, oldest = [], []
-    for block, of_block in zip(blocks, times, strict=True):
-        if of_block.rows and splits[block] == "train":
-            newest.append((of_block.last, block.source))
-        elif of_block.rows:
-            oldest.append((of_block.first, block.source))
+    for block, block_times in zip(blocks, times, strict=True):
+        if block_times.rows and splits[block] == "train":
+            newest.append((block_times.last, block.source))
+        elif block_times.rows:
+            oldest.append((block_times.first, block.source))
     if not newest or not oldest or min(oldest)[0] >= max(newest)[0]:
         return
     (last, trained), (first, tested) = max(newest), min(oldest)
@@ -242,8 +242,8 @@ def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, fl
     for column in spec.aggregates:
         aggregate = column.aggregate
         if aggregate and aggregate.label:
-            of_group = moments[spec.groups.index(aggregate.group)]
-            fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
+            group_moments = moments[spec.groups.index(aggregate.group)]
+            fitted = fit_smoothing(group_moments[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
     return smoothing
 
