@@ -25,13 +25,23 @@ def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray,
         The bounds of the buckets, int64 [buckets + 1], rows; and the shift, see
         :func:`find_bucket`.
     """
-    bits = max(1, (len(sorted_keys) // bucket_rows).bit_length())
-    shift = 64 - bits
-    lowest = np.arange(-(1 << bits - 1), 1 << bits - 1, dtype=np.int64) << shift
-    bounds = np.empty(len(lowest) + 1, np.int64)
+    num_buckets, shift = shift_to_buckets(len(sorted_keys), bucket_rows)
+    lowest = np.arange(-num_buckets // 2, num_buckets // 2, dtype=np.int64) << shift
+    bounds = np.empty(num_buckets + 1, np.int64)
     bounds[:-1] = np.searchsorted(sorted_keys, lowest)
     bounds[-1] = len(sorted_keys)
     return bounds, shift
+
+
+def shift_to_buckets(num_rows: int, bucket_rows: int) -> tuple[int, int]:
+    """Return how many buckets some rows are divided into, and the shift of :func:`find_bucket`.
+
+    Args:
+        num_rows: How many rows there are.
+        bucket_rows: About how many rows a bucket has.
+    """
+    bits = max(1, (num_rows // bucket_rows).bit_length())
+    return 1 << bits, 64 - bits
 
 
 @compiled()
@@ -96,7 +106,7 @@ def find_versions(sorted_keys, starts, bounds, shift, keys, cuts):
                 low = middle + _ONE
             else:
                 high = middle
-        is_there = key != 0 and low > 0 and sorted_keys[low - _ONE] == key
+        is_there = key != 0 and low > np.uint64(0) and sorted_keys[low - _ONE] == key
         found[i] = np.int64(low) - 1 if is_there else -1
     return found
 

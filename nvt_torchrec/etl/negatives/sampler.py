@@ -25,7 +25,7 @@ from nvt_torchrec.formats.rows import (
     set_missing,
 )
 from nvt_torchrec.workflows.event_groups import cut_times
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
 #: Arrays of rows that are repeated with them, where rows have them.
 _ARRAYS = (

@@ -24,6 +24,7 @@ from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
+from nvt_torchrec.training.sharding.lookup_precision import FeatureSums
 
 
 @dataclasses.dataclass
@@ -317,6 +318,7 @@ class ModelWithTables(nn.Module):
         if head.raw_columns or config.histories:
             self.inputs = _HeadInputs(config, head.raw_columns)
         self.lookup_l2 = LookupL2(config.categorical)
+        self.feature_sums = FeatureSums(config)
 
     def forward(
         self,
@@ -334,7 +336,8 @@ class ModelWithTables(nn.Module):
         more = None
         if self.inputs is not None:
             vectors, more = self.inputs(sparse_features, vectors)
-        return self.head(dense_features, vectors, more, dense_vectors)
+        feature_sums = self.feature_sums(sparse_features)
+        return self.head(dense_features, vectors, more, dense_vectors, feature_sums)
 
 
 def build_model(

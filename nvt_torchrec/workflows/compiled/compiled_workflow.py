@@ -33,7 +33,8 @@ from nvt_torchrec.workflows.compiled import flat_tables, tables, text_tables
 from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.event_state import EventState
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_table import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vector_stores import gather_vectors
 
 #: Events of a history that are looked up, where no model says how many it takes.
@@ -259,12 +260,11 @@ class CompiledWorkflow:
             if not column.table:
                 continue
             table = self.tables.by_name[column.table]
-            codes = table.take_codes(column.name, table_rows[numbers[column.table]])
-            ids = self._encode_distinct(j, column, table)[codes.values]
-            ids[codes.no_value] = NULL_ID
-            found[j] = ids if codes.offsets is None else Jagged(codes.offsets, ids)
-            is_oov = (ids >= FIRST_OOV_ID) & (ids < column.reserved_ids)
-            tallies[j] = np.count_nonzero(codes.missing), np.count_nonzero(is_oov)
+            rows = table_rows[numbers[column.table]]
+            bounds = NULL_ID, FIRST_OOV_ID, column.reserved_ids
+            ids_by_code = self._encode_distinct(j, column, table)
+            tallies[j] = 0
+            found[j] = table.encode(column.name, rows, ids_by_code, bounds, tallies[j])
         return found
 
     def _encode_distinct(self, j: int, column: CategoricalColumn, table: StoredTable) -> np.ndarray:
