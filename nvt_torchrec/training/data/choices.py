@@ -233,7 +233,7 @@ def _find_settings(
             kept["dense_decay"] = 0.0
             for name in RATES:
                 kept[name] = then.get(name)
-        for name in ("shuffle_training_set", "epochs", "early_stopping"):
+        for name in ("shuffle_training_set", "epochs", "early_stopping", "average_weights"):
             kept[name] = then.get(name)
     gives_table_sizes = any(getattr(settings, name) for name in TABLE_SIZES)
     if model.hash_indices and not gives_table_sizes:

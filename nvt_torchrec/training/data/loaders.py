@@ -117,6 +117,16 @@ def fold_batch(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:
     return dataclasses.replace(batch, sparse_features=folded)
 
 
+def make_loaders(
+    settings: TrainSettings, config: ModelConfig, group: Group, files: tuple[Path, ...] | None
+) -> dict[str, Loader]:
+    """Return this rank's loader of each split; of train, that of some files, or None for all."""
+    loaders = {"train": make_loader(settings, config, "train", group, files)}
+    for split in ("valid", "test"):
+        loaders[split] = make_loader(settings, config, split, group)
+    return loaders
+
+
 def make_loader(
     settings: TrainSettings,
     config: ModelConfig,

@@ -197,6 +197,10 @@ class TrainFields(Settings):
         "metric of valid by which --early_stopping compares, and the best model is kept",
         "log_loss", choices=("log_loss", "auroc")
     )
+    average_weights: bool | None = _optimization(
+        "evaluate and keep the moving average of the weights over an epoch (default: on where "
+        "settings are chosen on valid, else off)", None
+    )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, minimum=1, needs="--mode train",
         aliases=("max_iter",)
