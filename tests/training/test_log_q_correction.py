@@ -143,6 +143,24 @@ def test_the_loss_of_a_constant_logit(training: bool, corrects: bool) -> None:
     assert model.model.logit.grad.item() == pytest.approx(errors.sum() / 3, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_gets_corrected_logits() -> None:
+    """Without a line in the model: it is added before the loss."""
+    model = ConstantModel(0.7)
+    model.head.module.loss = lambda logits, labels, weights: logits * labels
+    ids = KeyedJaggedTensor(["x"], torch.zeros(2).int(), lengths=torch.ones(2).int())
+    correction = torch.tensor([0.5, -1.0])
+    batch = TrainBatch(
+        torch.zeros(2, 1),
+        ids,
+        torch.ones(2, 1),
+        log_q_correction=correction,
+        rows=2,
+        global_size=2,
+    )
+    loss, _ = TrainModel(model, 1, log_q_correction=True)(batch)
+    assert loss.item() == pytest.approx((1.2 - 0.3) / 2)
+
+
 def test_data_without_a_correction_are_left_as_they_are() -> None:
     ids = KeyedJaggedTensor(["x"], torch.zeros(2).int(), lengths=torch.ones(2).int())
     batch = TrainBatch(torch.zeros(2, 1), ids, torch.ones(2, 1), rows=2, global_size=2)
@@ -212,7 +230,6 @@ def test_scores_rank_by_the_odds(likes: Likes, tmp_path: Path) -> None:
         for event in events(path / "log", "baseline"):
             assert abs(event["calibration"] - 1) < 0.1
             assert event["name"] in (CLICK_RATE, REGRESSION, TREES)
-    print(found)
     assert found["with"][0] > 0.85
     assert found["without"][0] < 0.6
     assert found["with"][1] == pytest.approx(1 / 4, abs=0.03)
