@@ -11,6 +11,7 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.formats.day_names import days_text, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,9 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
     return TrainingDays(tuple(days), tuple(files))
 
 
-def log_days(chosen: TrainingDays, rows: int) -> None:
-    """Log which days a run reads, if it does not read all."""
-    if chosen.files and chosen.days:
+def log_days(chosen: TrainingDays, rows: int, group: Group) -> None:
+    """Log which days a run reads, if it does not read all, on rank 0."""
+    if group.rank == 0 and chosen.files and chosen.days:
         log.info("training on %s: %s rows", _describe_days(chosen.days), f"{rows:,}")
 
 

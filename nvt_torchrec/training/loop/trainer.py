@@ -72,8 +72,7 @@ class Trainer:
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         self.files = days.files
         self.loaders = make_loaders(settings, config, group, days.files)
-        if group.rank == 0:
-            log_days(days, self.loaders["train"].num_rows)
+        log_days(days, self.loaders["train"].num_rows, group)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy = learning_rates.find_remedies(settings, config, global_batch, self.epoch_steps)
