@@ -106,11 +106,6 @@ def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, spee
     assert difference.mean() < 0.03
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [[], ["--amp"], ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]],
-    ids=" ".join,
-)
 @pytest.mark.parametrize("dense", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vectors", [torch.float32, torch.bfloat16])
 def test_the_kernel_joins_vectors(device, dense, vectors, caplog) -> None:
@@ -144,6 +139,11 @@ def test_lookups_in_bfloat16(device, data: Path, tmp_path: Path, monkeypatch, fl
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--amp"], ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]],
+    ids=" ".join,
+)
 def test_replays_train_as_launches(
     device, data: Path, tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
