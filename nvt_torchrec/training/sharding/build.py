@@ -29,6 +29,7 @@ from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.optim import combined
 from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.data_parallel_warnings import hide_data_parallel_warnings
 from nvt_torchrec.training.sharding.initial_weights import fill_table
 from nvt_torchrec.training.sharding.lookup_precision import round_lookups
 from nvt_torchrec.training.sharding.planning import (
@@ -89,6 +90,7 @@ def build(
         amp=settings.amp,
         compiled=settings.compile_dense,
         kept_negatives=settings.undersampling_rate,
+        log_q_correction=bool(settings.log_q_correction),
     )
     combined.fuse_table_optimizer(unsharded.sparse_arch, settings)
     set_up_dense(unsharded.head, group.device, settings)
@@ -131,6 +133,7 @@ def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> N
         module.forward = torch.compile(module.forward, dynamic=False, mode="reduce-overhead")
 
 
+@hide_data_parallel_warnings()
 def _shard_model(
     model: TrainModel,
     config: ModelConfig,
