@@ -227,7 +227,7 @@ def _compute_moments(
     device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec
 ) -> np.ndarray:
     """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
-    first = np.zeros((1, len(spec.dense), 4))
+    first = [np.zeros((len(spec.dense), 4))]
     if not has_moments(spec):
         return merge_moments(first)
     dense, missing = device.download(rows.dense), device.download(rows.missing)
