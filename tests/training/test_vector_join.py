@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.launch.distributed import Group, process_group
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding import build, train_model
 from nvt_torchrec.training.sharding.lookup_precision import FeatureSums, round_lookups
@@ -185,3 +186,39 @@ def test_lookups_are_rounded_only_where_that_changes_nothing(
     )
     for table in made.plan["sparse_arch"].values():
         assert table.output_dtype == (DataType.BF16 if is_rounded else None)
+
+
+def test_fbgemm_is_told_and_its_memory_is_read(monkeypatch):
+    """Tables as TorchRec shards them: their output's type, and weights in FBGEMM's memory."""
+    config = make_config()
+    flags = ["--binary_path=split", "--sharding=table_wise", "--learning_rate=0.1"]
+    settings = parse_settings([*flags, "--dense_learning_rate=0.1", "--optimizer=sgd"])
+
+    def round_lookups(plan, *_):
+        for tables in plan.plan.values():
+            for table in tables.values():
+                table.output_dtype = DataType.BF16
+        return True
+
+    monkeypatch.setattr(build, "round_lookups", round_lookups)
+    with process_group() as group:
+        run, _ = build.build(settings, config, group)
+        model = run.model.module.model
+        (lookup,) = model.sparse_arch.embedding_bag_collection._lookups
+        (kernel,) = lookup._emb_modules
+        assert kernel.emb_module.output_dtype == SparseType.BF16.as_int()
+        kernel.emb_module.weights_host.data.normal_()  # after the sums were told where it lies
+        lengths = torch.tensor([1, 1, 1, 1, 2, 0])
+        ids = torch.tensor([4, 0, 1, 1, 39, 7], dtype=torch.int32)
+        features = KeyedJaggedTensor.from_lengths_sync([*NAMES], ids, lengths.int())
+        sums = model.feature_sums(features)
+    weights = [table.detach() for table in kernel.emb_module.split_embedding_weights()]
+    by_rows = {len(table): table for table in weights}
+    shared, c = by_rows[5], by_rows[40]
+    expected = torch.stack(
+        [
+            shared[4, 0] + shared[1, 1] + c[39, 0] + c[7, 0],
+            shared[0, 0] + shared[1, 1],
+        ]
+    )
+    torch.testing.assert_close(sums[:, 0], expected)
