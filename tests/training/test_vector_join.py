@@ -50,6 +50,14 @@ def round_as_fbgemm(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(build, "round_lookups", lambda *_: True)
 
 
+def give_bfloat16(plan, *_):
+    """Let FBGEMM give bfloat16, also on a CPU, where it fails."""
+    for tables in plan.plan.values():
+        for table in tables.values():
+            table.output_dtype = DataType.BF16
+    return True
+
+
 @pytest.mark.parametrize("bins", [0, 4])
 @pytest.mark.parametrize("first_order", [0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -102,7 +110,9 @@ def test_parts_train_the_same_losses(data, tmp_path, monkeypatch, flags):
     ("flags", "tolerance"),
     [(["--dense_bins=4"], 2e-3), (["--first_order=0", "--dense_bins=0"], 0)],
 )
-def test_lookups_in_bfloat16_train_the_same_losses(data, tmp_path, monkeypatch, flags, tolerance):
+def test_lookups_in_bfloat16_train_the_same_losses(
+    data, tmp_path, monkeypatch, caplog, flags, tolerance
+):
     """Without a linear term to the last bit: the module rounds its vectors anyway.
 
     With one they are rounded before and after they are scaled, and so are gradients of its weights.
@@ -115,6 +125,31 @@ def test_lookups_in_bfloat16_train_the_same_losses(data, tmp_path, monkeypatch, 
     train_here(*small_run(data, tmp_path / "rounded", *common))
     rounded, whole = (losses(tmp_path / name / "log") for name in ("rounded", "whole"))
     np.testing.assert_allclose(rounded, whole, rtol=0, atol=tolerance)
+    assert "lookups stay in float32" not in caplog.text
+
+
+@pytest.mark.parametrize("failure", ["FBGEMM has none", "another table is read"])
+def test_lookups_that_fail_stay_in_float32(data, tmp_path, monkeypatch, caplog, failure):
+    common = [*MODEL, "--adagrad", "--learning_rate=0.02", "--amp", "--sharding=table_wise"]
+    train_here(*small_run(data, tmp_path / "whole", *common))
+    join_parts(monkeypatch)
+    if failure == "FBGEMM has none":
+        monkeypatch.setattr(build, "round_lookups", give_bfloat16)
+    else:
+        round_as_fbgemm(monkeypatch)
+        look_up = FeatureSums.sum_coordinates
+        monkeypatch.setattr(
+            FeatureSums, "sum_coordinates", lambda *inputs: look_up(*inputs).roll(1, 0)
+        )
+    train_here(*small_run(data, tmp_path / "tried", *common))
+    tried, whole = (losses(tmp_path / name / "log") for name in ("tried", "whole"))
+    warnings = [record.message for record in caplog.records if "lookups stay" in record.message]
+    assert len(warnings) == 1
+    if failure == "FBGEMM has none":
+        assert "not implemented for 'BFloat16'" in warnings[0]
+        np.testing.assert_allclose(tried, whole, rtol=0, atol=1e-6)
+    else:
+        assert " off; report this" in warnings[0]
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -193,14 +228,8 @@ def test_fbgemm_is_told_and_its_memory_is_read(monkeypatch):
     config = make_config()
     flags = ["--binary_path=split", "--sharding=table_wise", "--learning_rate=0.1"]
     settings = parse_settings([*flags, "--dense_learning_rate=0.1", "--optimizer=sgd"])
-
-    def round_lookups(plan, *_):
-        for tables in plan.plan.values():
-            for table in tables.values():
-                table.output_dtype = DataType.BF16
-        return True
-
-    monkeypatch.setattr(build, "round_lookups", round_lookups)
+    monkeypatch.setattr(build, "round_lookups", give_bfloat16)
+    monkeypatch.setattr(build, "try_lookups", lambda *_: True)
     with process_group() as group:
         run, _ = build.build(settings, config, group)
         model = run.model.module.model
