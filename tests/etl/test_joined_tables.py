@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on_with_the_tables_that_it_has(
         write_day(raw, joined, day, rows, items, users, HOUR)
     run(settings(raw, tmp_path / "whole", spec))
     stop = KeyboardInterrupt("ctrl-c")
-    with failing("nvt_torchrec.etl.tables.table_writer.np.lexsort", stop, after=1):
+    with failing("nvt_torchrec.etl.tables.table_writer.order_rows", stop, after=1):
         run(settings(raw, tmp_path / "out", spec))  # the second table
     with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", stop):
         run(settings(raw, tmp_path / "out", spec))
