@@ -19,13 +19,13 @@ import torchrec  # noqa: F401  # before the loader
 
 import train_torchrec
 from nvt_torchrec.training.data import loaders as data
-from nvt_torchrec.training.loop import trainer
+from nvt_torchrec.training.loop import train_steps
 
 how, at, directory, *flags = sys.argv[1:]
 place = Path(directory, os.environ["RANK"])
 place.parent.mkdir(exist_ok=True)
 disturbed = os.environ["RANK"] == "1" and not place.exists()
-original, steps = trainer.set_learning_rate, itertools.count()
+original, counted = train_steps.set_learning_rate, itertools.count()
 
 
 class Loader(data.KJTLoader):
@@ -39,7 +39,7 @@ def fail(closure=None):
 
 
 def set_learning_rate(optimizer, rates):
-    step = next(steps)
+    step = next(counted)
     with place.open("a") as file:
         file.write(f"{os.getpid()} {step}\n")
     original(optimizer, rates)
@@ -52,6 +52,6 @@ def set_learning_rate(optimizer, rates):
         time.sleep(0.01)
 
 
-data.KJTLoader, trainer.set_learning_rate = Loader, set_learning_rate
+data.KJTLoader, train_steps.set_learning_rate = Loader, set_learning_rate
 if __name__ == "__main__":
     sys.exit(train_torchrec.main(flags))

@@ -20,7 +20,7 @@ from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.training.launch.distributed import process_group
-from nvt_torchrec.training.loop import trainer
+from nvt_torchrec.training.loop import train_steps
 from nvt_torchrec.training.loop.train import TrainResult, train
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding.train_model import ModelWithTables, build_model
@@ -63,7 +63,7 @@ def train_here(*flags: str) -> TrainResult:
 def with_model(flags: Sequence[str]) -> list[str]:
     """Return the flags with those of a small model, as far as it has such layers."""
     names = [flag.removeprefix("--model=") for flag in flags if flag.startswith("--model=")]
-    taken = registry.flags_of((*names, registry.DEFAULT_MODEL)[0])
+    taken = registry.model_flags((*names, registry.DEFAULT_MODEL)[0])
     settings = {flag: flag[2:].removeprefix("no-").split("=")[0] for flag in MODEL}
     layers = {
         flag
@@ -252,8 +252,8 @@ def interrupt_at(monkeypatch, step: int) -> None:
             raise PulledPlug
         original(optimizer, value)
 
-    original = trainer.set_learning_rate
-    monkeypatch.setattr(trainer, "set_learning_rate", pull)
+    original = train_steps.set_learning_rate
+    monkeypatch.setattr(train_steps, "set_learning_rate", pull)
 
 
 def train_until_pulled(monkeypatch, step: int, *flags: str) -> None:

@@ -114,7 +114,8 @@ def test_a_chain_of_checkpoints(outputs, tmp_path, monkeypatch):
     train_here(*second)
     train_here(*run("c", f"--continue_from={tmp_path / 'b'}", "--keep=2"))
     assert {path.name for path in tmp_path.iterdir()} == {"b", "c", "other"}
-    monkeypatch.setattr("nvt_torchrec.training.loop.trainer.set_learning_rate", None)  # of a step
+    # of a step
+    monkeypatch.setattr("nvt_torchrec.training.loop.train_steps.set_learning_rate", None)
     assert train_here(*second).steps == 2
     (tmp_path / "other").rename(tmp_path / "a")  # another checkpoint than that of "b"
     with pytest.raises(OutputError, match="holds a checkpoint already"):

@@ -12,7 +12,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.etl_output import PREVIOUS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.loop import trainer
+from nvt_torchrec.training.loop import train_steps, trainer
 from nvt_torchrec.training.loop.trainer import TrainResult
 from tests.etl.extended import add, copy_of, make_base, write_days
 from tests.training.runs import events, train_here
@@ -49,14 +49,15 @@ def _meanwhile(
     monkeypatch: pytest.MonkeyPatch, what: str, number: int, work: Callable[[], object]
 ) -> None:
     """Do something before the run calls a function so many times."""
-    calls, original = itertools.count(1), getattr(trainer, what)
+    module = train_steps if what == "set_learning_rate" else trainer
+    calls, original = itertools.count(1), getattr(module, what)
 
     def call(*arguments, **options):
         if next(calls) == number:
             work()
         return original(*arguments, **options)
 
-    monkeypatch.setattr(trainer, what, call)
+    monkeypatch.setattr(module, what, call)
 
 
 def _baselines(output: Path) -> list[dict]:

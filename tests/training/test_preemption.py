@@ -13,7 +13,7 @@ import pytest
 
 from nvt_torchrec.training.checkpoint.directories import list_whole
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS
-from nvt_torchrec.training.loop import trainer
+from nvt_torchrec.training.loop import train_steps, trainer
 from tests.training.runs import (
     MODEL,
     ROOT,
@@ -33,7 +33,7 @@ SCRIPT = str(ROOT / "tests" / "training" / "disturbed.py")
 
 
 def _terminate_at(monkeypatch, what: str, number: int) -> None:
-    """Send this process SIGTERM when ``loop.trainer`` calls it for the ``number``th time."""
+    """Send this process SIGTERM when the loop calls it for the ``number``th time."""
     calls = iter(range(1, 10**9))
 
     def call(*args, **kwargs):
@@ -41,8 +41,9 @@ def _terminate_at(monkeypatch, what: str, number: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **kwargs)
 
-    original = getattr(trainer, what)
-    monkeypatch.setattr(trainer, what, call)
+    module = train_steps if what == "set_learning_rate" else trainer
+    original = getattr(module, what)
+    monkeypatch.setattr(module, what, call)
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,16 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
     monkeypatch.setattr(trials.choices, "choose_days", lambda *_: SimpleNamespace(files=None))
     monkeypatch.setattr(trials, "model_config", lambda *arguments: None)
     monkeypatch.setattr(trials, "choose_sharding", lambda settings, *rest: settings)
+    monkeypatch.setattr(trials.KeptTraining, "keep", lambda trial: given[-1])
     flags = [DATA, "--batch_size=64", "--checkpoint_dir=steps", "--save_checkpoint_path=final"]
     settings = parse_settings(flags)
     with process_group() as group:
-        found, known = selection.choose_regularization(settings, settings, None, group)
+        found, known, training = selection.choose_regularization(settings, settings, None, group)
     assert given == tried
     assert known == baselines
+    # The training that is kept is that of the settings that are chosen.
+    kept = found.embedding_l2 or ("wide" if found.over_arch_layer_sizes else found.batch_norm)
+    assert training == ("long" if found.epochs == 15 else kept)
     assert {name: getattr(found, name) for name in chosen} == chosen
     assert found.batch_size == (256 if "embedding_l2" in chosen else 64)
     assert (found.checkpoint_dir, found.save_checkpoint_path) == ("steps", "final")

@@ -203,7 +203,7 @@ def test_empty_valid_and_test_sets(tmp_path):
 def test_a_checkpoint_is_never_overwritten(data, one_rank, flags, monkeypatch):
     """It is found before training, not after."""
     # the first thing a step calls
-    monkeypatch.setattr("nvt_torchrec.training.loop.trainer.set_learning_rate", None)
+    monkeypatch.setattr("nvt_torchrec.training.loop.train_steps.set_learning_rate", None)
     same = small_run(data, one_rank, *flags)
     before = (one_rank / "final" / "model.json").read_bytes()
     for other in (small_run(data, one_rank), [*same, "--max_steps=60"]):

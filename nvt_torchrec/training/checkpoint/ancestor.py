@@ -68,6 +68,7 @@ _CHOSEN = (
     "early_stopping",
     "sharding",
     "embedding_l2",
+    "average_weights",
 )
 
 

@@ -127,7 +127,7 @@ def _make_sharing_error(name: str, ids: int, rows_then: int, rows: int) -> Setti
 
 def load_state(
     path: Path, run: RunState, tables: dict[str, GrownTable] | None = None
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Load weights and optimizer state, also from another world size and plan (collective).
 
     Random number generators are loaded as well if tables and the world size are the same.
@@ -138,8 +138,9 @@ def load_state(
         tables: How each table follows from that of the checkpoint; None if all are the same.
 
     Returns:
-        Weights and optimizer state of the run's best evaluation, if it is to be resumed and has
-        kept them (:mod:`training.loop.stopping`).
+        What a run that is to be resumed keeps beside its weights, on this rank: ``best``, weights
+        and optimizer state of the best evaluation (:mod:`training.loop.stopping`), and ``average``,
+        that of its weights (:mod:`training.loop.averaging`), if it has them.
 
     Raises:
         BadInputError: The checkpoint is damaged, or holds values that are not finite.
@@ -150,9 +151,13 @@ def load_state(
     record = call_on_all_ranks(group, path, CheckpointRecord.read, path)
     if tables is not None or record.world_size != group.world_size:
         state.pop("random", None)
-    best = None
-    if not run.alone and tables is None and record.training.get("best"):
-        best = state["best"] = copy_state({name: state[name] for name in ("model", "optimizer")})
+    beside: dict[str, Any] = {}
+    if not run.alone and tables is None:
+        if record.training.get("best"):
+            beside["best"] = copy_state({name: state[name] for name in ("model", "optimizer")})
+        if record.training.get("averaged"):
+            beside["average"] = copy_state(state["model"])
+    state |= beside
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
     call_on_all_ranks(group, path, _read_state, path, state, tables or {})
@@ -163,7 +168,7 @@ def load_state(
                 "use an earlier one",
             )
     call_on_all_ranks(group, path, run.load, state)
-    return best
+    return beside
 
 
 def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *args: Any) -> T:

@@ -44,16 +44,25 @@ _MUST_STAY = (
     "embedding_l2",
     "weight_decay",
     "stop_by",
+    "log_q_correction",
+    "average_weights",
 )
 #: The values of settings that a checkpoint of an earlier version does not know, or a run lacks.
-_DEFAULTS = {"hash_indices": False, "embedding_l2": 0.0, "weight_decay": 0.0, "stop_by": "log_loss"}
+_DEFAULTS = {
+    "hash_indices": False,
+    "embedding_l2": 0.0,
+    "weight_decay": 0.0,
+    "stop_by": "log_loss",
+    "log_q_correction": False,
+    "average_weights": False,
+}
 #: The digests that a checkpoint records of its data, and their names in errors.
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
 
 def resume_from(
     checkpoints: list[Path], record: dict[str, Any], loader: KJTLoader, run: RunState
-) -> tuple[Path, dict[str, Any], dict[str, Any] | None]:
+) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """Load the newest checkpoint that is whole, undamaged and finite (collective).
 
     Newer ones are renamed, so that the run can write checkpoints of these steps itself. Rank 0 logs
@@ -67,8 +76,8 @@ def resume_from(
         run: The run, which is filled from the checkpoint.
 
     Returns:
-        The checkpoint; its training record with what is known of its data; and the state of the
-        best evaluation, if it holds one (:func:`training.checkpoint.restoring.load_state`).
+        The checkpoint; its training record with what is known of its data; and what it holds
+        beside the run (:func:`training.checkpoint.restoring.load_state`).
 
     Raises:
         BadInputError: None of them can be used.
@@ -81,12 +90,12 @@ def resume_from(
     for path in reversed(checkpoints):
         try:
             training = call_on_all_ranks(group, path, _read_training, path, record, loader, run)
-            best = load_state(path, run)
+            beside = load_state(path, run)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
         call_on_all_ranks(group, path, _make_newest, path, refused, group)
-        return path, training, best
+        return path, training, beside
     reasons = "\n  ".join(reason for _, reason in refused)
     raise BadInputError(
         f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "

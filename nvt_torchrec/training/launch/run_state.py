@@ -44,9 +44,7 @@ class RunState:
         """Return all tensors, to save them or to load into them: they share the run's memory."""
         if self.alone:
             return {"model": self.model.state_dict()}
-        for _, part in self.optimizer.optimizers:
-            if isinstance(part, KeyedOptimizerWrapper) and not part.state:
-                _init_state(part)
+        self._make_state()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],
@@ -58,10 +56,17 @@ class RunState:
         self.model.load_state_dict(tensors["model"])
         if self.alone:
             return
+        self._make_state()
         described = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**described, "state": tensors["optimizer"]})
         if "random" in tensors:
             torch.set_rng_state(tensors["random"][f"rank_{self.group.rank}"])
+
+    def _make_state(self) -> None:
+        """Make what the optimizers keep, if they have taken no step yet."""
+        for _, part in self.optimizer.optimizers:
+            if isinstance(part, KeyedOptimizerWrapper) and not part.state:
+                _init_state(part)
 
 
 def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
@@ -81,6 +86,23 @@ def _init_state(optimizer: KeyedOptimizerWrapper) -> None:
         group.update(values)
     for state in optimizer.state.values():
         state["step"].zero_()
+
+
+def list_local_tensors(state: Any) -> list[torch.Tensor]:
+    """Return the tensors of this rank in a tensor or a nested dict of them; they share memory."""
+    if isinstance(state, ShardedTensor):
+        return [shard.tensor for shard in state.local_shards()]
+    if not isinstance(state, dict):
+        return [state.detach()]
+    tensors = []
+    for value in state.values():
+        tensors += list_local_tensors(value)
+    return tensors
+
+
+def count_bytes(state: dict[str, Any]) -> int:
+    """Return the bytes that a nested dict of tensors takes on this rank."""
+    return sum(tensor.nbytes for tensor in list_local_tensors(state))
 
 
 def copy_state(state: T) -> T:

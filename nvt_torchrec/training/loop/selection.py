@@ -14,9 +14,8 @@ from typing import Any
 
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import MODELS
-from nvt_torchrec.training.baselines.baselines import Baselines
 from nvt_torchrec.training.launch.distributed import Group
-from nvt_torchrec.training.loop.trials import Trials, format_flags, make_l2_run
+from nvt_torchrec.training.loop.trials import Choice, Trials, format_flags, make_l2_run
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def is_open(given: TrainSettings) -> bool:
 
 def choose_regularization(
     given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
-) -> tuple[TrainSettings, Baselines | None]:
+) -> Choice:
     """Try regularizations on valid, and choose the best one.
 
     1. The default model, and one with batch normalization and wide layers, are trained without L2.
@@ -69,7 +68,7 @@ def choose_regularization(
        that are worse than the best one without L2.
     3. If a trial with L2 is the best of all, it is tried with more epochs as well.
 
-    Every trial is a complete training, so that the run can repeat the best one
+    Every trial is a complete training, so that the run goes on from the end of the best one
     (:class:`.Trials` defines it).
 
     Args:
@@ -79,12 +78,12 @@ def choose_regularization(
         group: This rank.
 
     Returns:
-        The settings of the best trial, and on rank 0 the baselines.
+        The settings of the best trial, on rank 0 the baselines, and the training of that trial.
     """
     trials = Trials(given, settings, schema, group)
     trials.try_out({"batch_norm": False})
     if trials.best is None:  # valid has no rows
-        return settings, trials.baselines
+        return Choice(settings, trials.baselines)
     normalized: dict[str, Any] = {"batch_norm": True}
     if given.over_arch_layer_sizes is None:
         normalized["over_arch_layer_sizes"] = (*_WIDE_LAYERS, given.label_count)
@@ -108,4 +107,4 @@ def choose_regularization(
         chosen = trials.best
     if group.rank == 0:
         log.info("chosen on valid: %s", format_flags(chosen))
-    return trials.fill(chosen), trials.baselines
+    return trials.choose_best()

@@ -17,6 +17,7 @@ from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, call_on_rank_0, process_group
 from nvt_torchrec.training.loop.selection import choose_regularization, is_open
 from nvt_torchrec.training.loop.trainer import Trainer
+from nvt_torchrec.training.loop.trials import Choice
 from nvt_torchrec.training.loop.tuning import tune
 from nvt_torchrec.training.reporting.progress import TrainResult
 from nvt_torchrec.training.settings.train_settings import TrainSettings
@@ -58,6 +59,7 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     schema = choices.read_schema(settings)
     settings = choices.choose_label(settings, schema)
     choices.check_gauc_column(settings, schema)
+    choices.check_log_q_correction(settings, schema)
     if settings.save_checkpoint_path:
         done = finished_run(settings)
         if done:
@@ -78,13 +80,17 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     if schema.histories or schema.vectors:
         call_on_rank_0(group, choices.check_stores, settings)
     with claim_directories(lock_files(settings), group):
-        baselines = None
+        choice = Choice(settings)
         resumed = given.checkpoint_dir and list_checkpoints(given.checkpoint_dir)
         if given.tune and not resumed:
-            settings, baselines = tune(given, settings, schema, group)
+            choice = tune(given, settings, schema, group)
         elif settings.size == "tiny" and is_open(given) and not resumed:
-            settings, baselines = choose_regularization(given, settings, schema, group)
-        config = model_config(settings, schema)
-        settings = choose_sharding(settings, config, group.device.type)
+            choice = choose_regularization(given, settings, schema, group)
+        config = model_config(choice.settings, schema)
+        settings = choose_sharding(choice.settings, config, group.device.type)
         trainer = Trainer(settings, config, group)
-        return trainer.test() if settings.mode == "test" else trainer.train(baselines)
+        if settings.mode == "test":
+            return trainer.test()
+        if choice.training:
+            choice.training.load(trainer)
+        return trainer.train(choice.baselines)

@@ -22,15 +22,17 @@ from nvt_torchrec.training.checkpoint.directories import list_checkpoints
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import choose_days, log_days, read_schema
-from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loader, pad_batches
+from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loaders, pad_batches
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object, gather_objects
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
+from nvt_torchrec.training.loop.averaging import Averaging
 from nvt_torchrec.training.loop.evaluate import evaluate
 from nvt_torchrec.training.loop.finish import fit_bias, make_samples, measure_importance
 from nvt_torchrec.training.loop.stopping import Stopping
+from nvt_torchrec.training.loop.train_steps import Steps
 from nvt_torchrec.training.optim import learning_rates
-from nvt_torchrec.training.optim.combined import set_learning_rate, set_step
+from nvt_torchrec.training.optim.combined import set_step
 from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
@@ -48,7 +50,7 @@ class Trainer:
         settings: The settings of the run.
         config: The model's shape.
         group: This rank.
-        keeps_log: Whether the run has a directory for its log.
+        keeps_log: Whether the run has a directory for its log; a trial holds it in memory.
     """
 
     def __init__(
@@ -62,15 +64,13 @@ class Trainer:
         self.config = config
         self.group = group
         directory = settings.log_directory() if keeps_log and group.rank == 0 else None
-        self.events = MetricsLog(directory, tensorboard=settings.tensorboard)
+        self.events = MetricsLog(
+            directory, tensorboard=settings.tensorboard, holds=group.rank == 0 and not keeps_log
+        )
         self.ancestor = ancestors.agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         self.files = days.files
-        self.loaders = {
-            "train": make_loader(settings, config, "train", group, days.files),
-            "valid": make_loader(settings, config, "valid", group),
-            "test": make_loader(settings, config, "test", group),
-        }
+        self.loaders = make_loaders(settings, config, group, days.files)
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
@@ -84,21 +84,22 @@ class Trainer:
         samples = {f"sample of {name}": sample for name, sample in self.samples.items()}
         self.run, plan = build(settings, config, group, self.loaders | samples, own)
         self.pipeline = make_pipeline(self.run)
+        self.steps = Steps(self.run, self.pipeline, settings, self.progress, self.learning)
+        self.averaging = Averaging(self.run, self.epoch_steps, settings)
         self.origin = {
             "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **data_origin(settings),
         }
-        self.learning_rate = settings.learning_rate
         self.stopping = Stopping(settings, group)
         self.finished: int | None = None  # the last trained step, once the model is finished
         self.resumed = False
+        self.taken_over = False  # by a trial, which :class:`.KeptTraining` has loaded
         self.metrics: dict[str, ByLabel] = {}
         self.baselines: dict[tuple[str, str], ByLabel] = {}  # by split and name
         self.checkpoints: Checkpoints | None = None
         if settings.checkpoint_dir:
             self.checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep, self.run)
-        self.profiler: Any = None
         self.stop_requests: StopRequests | None = None
         rows = {split: loader.num_rows for split, loader in self.loaders.items()}
         self.progress.report_start(config, plan, rows)
@@ -118,8 +119,7 @@ class Trainer:
         """Train from rank 0's ``start`` without writing anything; return rank 0's valid metrics."""
         check_length(self.settings, self.progress.total_steps)
         self._start(self._prepare(start))
-        self._train_all()
-        return self._evaluate("valid")
+        return self._train_and_validate()
 
     def train(self, known: Baselines | None = None) -> TrainResult:
         """Train, evaluate, write checkpoints; ``known``: rank 0's baselines, computed before."""
@@ -133,7 +133,7 @@ class Trainer:
             known = known or compute_baselines(settings, self.config, self.files)
             start, self.baselines = known
         start = self._prepare(start)
-        if not self._resume():
+        if not (self.taken_over or self._resume()):
             self._start(start)
         # The checkpoints in --checkpoint_dir are of the last steps, not of the best one.
         kept = settings.checkpoint_dir and not settings.early_stopping
@@ -141,9 +141,9 @@ class Trainer:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
-                with profiler as self.profiler:
+                with profiler as self.steps.profiler:
                     self._train_epochs()
-                self._save_final_checkpoint()
+                self._save_model()
                 self.stop_requests.finish()
                 warnings: list[str] = []
                 if self.group.rank == 0:
@@ -159,16 +159,23 @@ class Trainer:
 
     def _train_epochs(self) -> None:
         """Train what is left of all epochs, and evaluate the model."""
-        progress = self.progress
-        self._train_all()
-        progress.total_steps = progress.step
-        self.learning.note_evaluation(progress.step, self._evaluate("valid"))
+        if not self.taken_over:
+            self._train_and_validate()
+        self.progress.total_steps = self.progress.step
         self._evaluate("test")
         importance = measure_importance(self.samples["valid"], self.pipeline, self.run)
         for label, losses in importance.items():
             self.events.write("importance", label=label, columns=losses)
         if self.checkpoints:
             self.checkpoints.wait()
+
+    def _train_and_validate(self) -> ByLabel | None:
+        """Train what is left of all epochs; return rank 0's metrics of valid."""
+        self._train_all()
+        self.progress.total_steps = self.progress.step
+        metrics = self._evaluate("valid")
+        self.learning.note_evaluation(self.progress.step, metrics)
+        return metrics
 
     def _train_all(self) -> None:
         """Train what is left of all epochs, with evaluations on the way, and finish the model."""
@@ -181,6 +188,7 @@ class Trainer:
             self._train_epoch()
         if not self.finished:
             last = progress.step
+            self.averaging.finish()
             self.stopping.finish(progress, self.run)
             fit_bias(self.samples["train"], self.pipeline, self.run)
             self.finished = last
@@ -194,7 +202,7 @@ class Trainer:
         progress, every = self.progress, self.progress.validation_every
         first = progress.step % self.epoch_steps
         last = min(self.epoch_steps, first + progress.total_steps - progress.step)
-        batches = self._batches(first)
+        batches = self.steps.read_batches(self.loaders["train"], first)
         while first < last and progress.step < progress.total_steps:
             end = min(first - first % every + every, last)
             # A new iterator object, which the pipeline takes as a new series of batches.
@@ -212,36 +220,13 @@ class Trainer:
         set_step(self.run.model, self._optimizer_steps)
         every = self.settings.checkpoint_freq or progress.validation_every
         while progress.step < end:
-            self._train_step(batches)
+            self.steps.train(batches)
+            self.averaging.note_step(progress.step)
             if progress.is_due or progress.step == end:
-                progress.report(self.learning_rate)
-            if self.checkpoints and progress.step % every == 0:
-                self._save_checkpoint()
+                progress.report(self.steps.learning_rate)
+            if progress.step % every == 0:
+                self.save_state()
             self._stop_if_asked()
-
-    def _batches(self, first: int) -> Iterator[TrainBatch]:
-        """Yield an epoch's batches from a step on, and measure how long they are waited for."""
-        batches = pad_batches(self.loaders["train"], self.group, first)
-        while True:
-            begin = time.perf_counter()
-            batch = next(batches, None)
-            self.progress.waited += time.perf_counter() - begin
-            if batch is None:
-                return
-            yield batch
-
-    def _train_step(self, batches: Iterator[TrainBatch]) -> None:
-        """Train the next batch, at the learning rates of this step."""
-        progress = self.progress
-        steps = progress.step, progress.total_steps, self.epoch_steps
-        rates = learning_rates.learning_rates(self.settings, *steps)
-        self.learning_rate = rates.tables
-        set_learning_rate(self.run.optimizer, rates)
-        output = self.pipeline.progress(batches)
-        progress.add(output)
-        self.learning.add(progress.step, output)
-        if self.profiler:
-            self.profiler.step()
 
     def _validate_if_due(self) -> None:
         """Evaluate valid if it is time; at the beginning and the end only to choose the model."""
@@ -250,9 +235,10 @@ class Trainer:
         if progress.step in (0, progress.total_steps):
             due = bool(self.settings.early_stopping)
         if due:
-            metrics = self._evaluate("valid")
-            self.learning.note_evaluation(progress.step, metrics)
-            self.stopping.note_evaluation(metrics, progress, self.run)
+            with self.averaging.applied():
+                metrics = self._evaluate("valid")
+                self.learning.note_evaluation(progress.step, metrics)
+                self.stopping.note_evaluation(metrics, progress, self.run)
 
     def _evaluate(self, split: str) -> ByLabel | None:
         """Evaluate a split; return rank 0's metrics. A trained model is kept if that fails."""
@@ -273,7 +259,7 @@ class Trainer:
             # Saving is collective. An error in the middle of the evaluation may be this rank's
             # alone, while the others wait for its next step.
             if is_trained and (errors or group.world_size == 1):
-                self._save_final_checkpoint()
+                self._save_model()
                 path = self.settings.save_checkpoint_path
                 if group.rank == 0 and path:
                     log.warning("%s: written, although the evaluation of %s failed", path, split)
@@ -321,8 +307,10 @@ class Trainer:
                 "add --resume to go on from there, or choose another directory",
             )
         loader: Any = self.loaders["train"]
-        path, training, best = resume_from(checkpoints, self._record(), loader, self.run)
-        self.stopping.best, self.stopping.state = training.get("best"), best
+        path, training, beside = resume_from(checkpoints, self._record(), loader, self.run)
+        self.stopping.best, self.stopping.state = training.get("best"), beside.get("best")
+        self.averaging.samples = training.get("averaged") or 0
+        self.averaging.state = beside.get("average")
         self.finished = training.get("finished")
         self.resumed, self.checkpoints.saved_step = True, self.finished or training["steps"]
         self.origin = {name: training.get(name) for name in self.origin}
@@ -333,25 +321,36 @@ class Trainer:
             log.info("resumed from %s", path)
         return True
 
-    def _save_checkpoint(self) -> None:
-        """Write a checkpoint of the last step, in the background."""
-        progress = self.progress
-        last = self.finished or progress.step
+    def position(self) -> dict[str, Any]:
+        """Return the state of the training set's loader after the last trained step."""
+        last = self.finished or self.progress.step
         steps = (last - 1) % self.epoch_steps + 1 if last else 0
+        return self.loaders["train"].state_dict(steps)  # type: ignore[union-attr]
+
+    def save_state(self, position: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint to ``--checkpoint_dir``, if given, in the background.
+
+        ``position`` is that of a trial, whose loader has read the training set.
+        """
+        if self.checkpoints is None:
+            return
+        progress = self.progress
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(steps),  # type: ignore[union-attr]
+            "loader": position or self.position(),
             "train_seconds": progress.train_seconds,
             "best": self.stopping.best,
             "finished": self.finished,
         }
         state = self.run.tensors()
+        if self.averaging.state and not self.finished:
+            state["average"] = self.averaging.state
+            record["averaged"] = self.averaging.samples
         if self.stopping.state:
             state["best"] = self.stopping.state
-        assert self.checkpoints is not None
-        self.checkpoints.save(last, state, record, progress.loss)
+        self.checkpoints.save(self.finished or progress.step, state, record, progress.loss)
 
-    def _save_final_checkpoint(self) -> None:
+    def _save_model(self) -> None:
         """Write ``--save_checkpoint_path``, with the metrics so far."""
         path, keep = self.settings.save_checkpoint_path, self.settings.keep
         if path:
@@ -368,8 +367,9 @@ class Trainer:
         kept = "nothing is kept of it without --checkpoint_dir"
         if checkpoints:
             checkpoints.wait()
+            self.averaging.take_back()
             if checkpoints.saved_step != (self.finished or self.progress.step):
-                self._save_checkpoint()
+                self.save_state()
                 checkpoints.wait()
             kept = f"--resume continues from the checkpoint of this step in {checkpoints.directory}"
         if self.group.rank == 0:
@@ -392,7 +392,7 @@ class Trainer:
         return {
             "settings": self.settings.to_dict(),
             "steps": self.progress.step,
-            "learning_rate": self.learning_rate,
+            "learning_rate": self.steps.learning_rate,
             "samples": self.progress.samples,
             "epochs": self.progress.step / max(self.epoch_steps, 1),
             "optimizer_steps": self._optimizer_steps,

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
@@ -21,6 +21,7 @@ from nvt_torchrec.training.baselines.baselines import (
 )
 from nvt_torchrec.training.data import choices
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
+from nvt_torchrec.training.loop.kept_training import KeptTraining
 from nvt_torchrec.training.loop.stopping import NATS
 from nvt_torchrec.training.loop.trainer import Trainer
 from nvt_torchrec.training.settings.train_settings import TrainSettings, test_batch_for
@@ -38,8 +39,22 @@ _KEPT_NOWHERE: dict[str, Any] = {
 _NEVER = 1 << 30
 
 
+class Choice(NamedTuple):
+    """What a run goes on with, after its trials.
+
+    Attributes:
+        settings: The settings of the run.
+        baselines: The baselines, on rank 0, if they are computed already.
+        training: The training of the best trial; None if it must be trained again.
+    """
+
+    settings: TrainSettings
+    baselines: Baselines | None = None
+    training: KeptTraining | None = None
+
+
 class Trials:
-    """The trials of a run, and the best of them.
+    """The trials of a run, and the best of them, whose training is kept in main memory.
 
     A trial is better than an earlier one, which is simpler, if its log loss of valid, summed over
     the rows, is lower by ``NATS``, as in :mod:`.stopping`. With a standard error of the rows'
@@ -67,6 +82,7 @@ class Trials:
         self.best: dict[str, Any] | None = None
         self.best_loss = math.inf
         self.baselines: Baselines | None = None
+        self._kept: KeptTraining | None = None
         if group.rank == 0:
             files = choices.choose_days(settings, None).files
             self.baselines = compute_baselines(settings, model_config(settings, schema), files)
@@ -85,11 +101,17 @@ class Trials:
         settings = choices.choose_sizes(settings, self._schema, self._group.world_size)
         return choices.choose_order(settings)
 
+    def choose_best(self) -> Choice:
+        """Return the settings of the best trial, with its training."""
+        return Choice(self.fill(self.best or {}), self.baselines, self._kept)
+
     def try_out(self, chosen: Mapping[str, Any]) -> float | None:
         """Train with the settings ``chosen``, and return the log loss of valid (collective).
 
         It is None if valid has no rows, or if the training diverges.
         """
+        if self._given.average_weights is None:
+            chosen = {**chosen, "average_weights": True}
         begin = time.perf_counter()
         settings_of_trials = dict(_KEPT_NOWHERE)
         if "epochs" in chosen:
@@ -108,6 +130,9 @@ class Trials:
         loss, rows = broadcast_object(self._group, measured)
         if loss is not None and loss < self.best_loss - NATS / rows:
             self.best, self.best_loss = dict(chosen), loss
+            self._kept = None  # so that there are never two
+            if not self._given.profile:
+                self._kept = KeptTraining.keep(trainer)
         if self._group.rank == 0:
             seconds = time.perf_counter() - begin
             found = "no log loss of valid" if loss is None else f"log loss of valid {loss:.5f}"

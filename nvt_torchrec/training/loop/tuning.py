@@ -14,9 +14,8 @@ from nvt_torchrec.base.versions import missing_package
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
-from nvt_torchrec.training.baselines.baselines import Baselines
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
-from nvt_torchrec.training.loop.trials import Trials, format_flags, make_l2_run
+from nvt_torchrec.training.loop.trials import Choice, Trials, format_flags, make_l2_run
 from nvt_torchrec.training.optim.learning_rates import default_rates
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
@@ -55,7 +54,7 @@ _FIRST: tuple[dict[str, Any], ...] = (
 
 def tune(
     given: TrainSettings, settings: TrainSettings, schema: TableSchema, group: Group
-) -> tuple[TrainSettings, Baselines | None]:
+) -> Choice:
     """Try settings until the time of ``--tune`` has passed.
 
     Settings that the user gave are not changed; nor is the model, unless it is the default one. The
@@ -68,7 +67,7 @@ def tune(
         group: This rank.
 
     Returns:
-        The best settings, and on rank 0 the baselines.
+        The best settings, on rank 0 the baselines, and the training of the best trial.
 
     Raises:
         SettingsError: Optuna is not installed, or valid has no rows.
@@ -98,7 +97,7 @@ def tune(
             "the best settings, log loss of valid %.5f: %s",
             trials.best_loss, format_flags(trials.best),
         )  # fmt: skip
-    return trials.fill(trials.best), trials.baselines
+    return trials.choose_best()
 
 
 def _make_study(seed: int) -> optuna.Study:

@@ -99,6 +99,7 @@ class LearningCheck:
         self._settings, self._group, self._events = settings, group, events
         self._remedies = remedies
         self._warned: set[str] = set()
+        self._logged: list[str] = []
         self._at_end: list[str] = []
         #: By label, the log losses of valid with their steps.
         self._losses: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -134,6 +135,12 @@ class LearningCheck:
                 name = self._name_of("valid", label)
                 problem = f"AUROC {valid.auroc:.4f} of {name}: nothing is learned yet"
                 self._warn(f"chance {label}", step, problem, self._remedies.at_chance)
+
+    def take_over(self, trial: LearningCheck) -> None:
+        """Continue with what the check of a trial has found, and log its warnings."""
+        self._warned, self._losses = trial._warned, trial._losses
+        for text in trial._logged:
+            log.warning("%s", text)
 
     def _name_of(self, split: str, label: str) -> str:
         return name_of(split, label if len(self._clicks) > 1 else "")
@@ -325,6 +332,7 @@ class LearningCheck:
         if last:
             self._at_end.append(text)
         else:
+            self._logged.append(text)
             log.warning("%s", text)
 
 

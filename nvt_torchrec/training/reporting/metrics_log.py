@@ -66,17 +66,23 @@ class MetricsLog:
         directory: The same.
         tensorboard: Whether to write the numbers of ``train`` and ``evaluation`` as TensorBoard's
             events too.
+        holds: Whether the objects are held in memory, for :meth:`write_held` of another log.
 
     Raises:
         OutputError: The file cannot be written.
     """
 
-    def __init__(self, directory: Path | None, *, tensorboard: bool = False) -> None:
+    def __init__(
+        self, directory: Path | None, *, tensorboard: bool = False, holds: bool = False
+    ) -> None:
         self.directory = directory
+        self._held: list[tuple[str, dict[str, Any]]] | None = [] if holds else None
         self._tensorboard = _open_tensorboard(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one object."""
+        if self._held is not None:
+            self._held.append((event, values))
         if self.directory is None:
             return
         path = self.directory / METRICS_FILE
@@ -92,6 +98,11 @@ class MetricsLog:
                 if isinstance(value, int | float) and name not in ("step", "epoch"):
                     self._tensorboard.add_scalar(f"{prefix}/{name}", value, values["step"])
             self._tensorboard.flush()
+
+    def write_held(self, other: MetricsLog) -> None:
+        """Append the objects that another log holds."""
+        for event, values in other._held or ():
+            self.write(event, **values)
 
 
 def _open_tensorboard(directory: Path) -> SummaryWriter:

@@ -106,6 +106,12 @@ class Progress:
         self.waited = 0.0
         self.loss = torch.zeros((), dtype=torch.float64, device=self._group.device)
 
+    def take_over(self, trial: Progress) -> None:
+        """Continue with the counts of a trial, which is the whole training."""
+        self.step, self.samples = trial.step, trial.samples
+        self.train_seconds = trial.train_seconds
+        self._timed_samples, self._timed_seconds = trial._timed_samples, trial._timed_seconds
+
     @property
     def epoch_step(self) -> int:
         """The trained steps of the epoch that the last step belongs to."""

@@ -96,6 +96,10 @@ class TrainFields(Settings):
         "histories whose newest --max_events events the model gets one by one, beside their means "
         "(default: all with --model din, else none)", None, needs="--model"
     )
+    log_q_correction: bool | None = _data(
+        "learn scores that rank as if negatives had been drawn evenly, where [negatives] drew them "
+        "by popularity: the loss corrects for it (default: as the checkpoint, or not)", None
+    )
     vectors: bool | None = _data(
         "give the model the vectors of the data, such as embeddings of texts (default: if there "
         "are any)", None
@@ -192,6 +196,10 @@ class TrainFields(Settings):
     stop_by: str = _optimization(
         "metric of valid by which --early_stopping compares, and the best model is kept",
         "log_loss", choices=("log_loss", "auroc")
+    )
+    average_weights: bool | None = _optimization(
+        "evaluate and keep the moving average of the weights over an epoch (default: on where "
+        "settings are chosen on valid, else off)", None
     )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, minimum=1, needs="--mode train",

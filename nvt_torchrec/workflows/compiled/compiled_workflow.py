@@ -161,6 +161,7 @@ class CompiledWorkflow:
             null=tallies[: len(self.spec.categorical), 0],
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
+            log_q_correction=rows.log_q_correction,
             pointers=rows.pointers,
             vector_rows=rows.vector_rows,
             given_vectors=rows.given_vectors,
@@ -301,7 +302,9 @@ class CompiledWorkflow:
             )
 
 
-def load(path: Path | str, *, verify: bool = False, events: bool = True) -> CompiledWorkflow:
+def load(
+    path: Path | str, *, verify: bool = False, events: bool = True, vectors: bool = True
+) -> CompiledWorkflow:
     """Open the compiled form of the workflow saved at ``path``.
 
     Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
@@ -313,6 +316,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
             Without it, damaged arrays give wrong ids, but all of them are inside their column's
             table, and nothing is read outside of the arrays.
         events: Open what happened before, too; not while the ETL makes it.
+        vectors: Open the vectors of a spec that has some, too; not for a model that takes none.
 
     Raises:
         BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
@@ -345,7 +349,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
-        vectors=open_vectors(description, verify=verify),
+        vectors=open_vectors(description, verify=verify) if vectors else None,
     )
 
 
