@@ -83,6 +83,11 @@ class GrowingArray:
             if kind is None:
                 self._finish()
 
+    def close(self) -> None:
+        """Put the rows together; for arrays that are in no ``with`` block."""
+        with self._stack:
+            self._finish()
+
     def append(self, values: np.ndarray) -> None:
         """Add values, [n] or [rows, n]."""
         values = np.atleast_2d(values)

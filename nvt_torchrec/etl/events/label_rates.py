@@ -92,8 +92,7 @@ class KeyMoments:
             float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of
             events n and of events with the label p.
         """
-        with self._terms:
-            pass
+        self._terms.close()
         n, squares, *label_terms = map_array(self._path)
         moments = np.empty((self._labels, 5))
         for label in range(self._labels):
