@@ -132,8 +132,9 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     with process_group() as group:
         result = train(settings, group)
     tried = re.findall(r"trial (.*): log loss of valid ([\d.]+)", caplog.text)
-    wide = "--batch_norm --over_arch_layer_sizes 256,128,1"
-    assert [name for name, _ in tried[:2]] == ["--no-batch_norm", wide]
+    default = "--no-batch_norm --average_weights"
+    wide = "--batch_norm --over_arch_layer_sizes 256,128,1 --average_weights"
+    assert [name for name, _ in tried[:2]] == [default, wide]
     assert tried[2][0].startswith("--embedding_l2 0.015 ")
     best = re.search(r"chosen on valid: (.*)\n", caplog.text)[1]
     assert ("--embedding_l2" in best) == regularized
@@ -148,6 +149,7 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     else:
         assert (then["embedding_l2"], then["optimizer"]) == (None, "adagrad")
         assert then["batch_norm"] is ("--no-batch_norm" not in best)
+    assert then["average_weights"]
     assert result.metrics["test"]["auroc"] > 0.7
     with process_group() as group:
         assert train(settings, group).status == "already done"
