@@ -62,7 +62,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-negatives bench-labels bench-sources bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-servers test-gpu lint docs coverage release bench-etl bench-parquet bench-events bench-tables bench-negatives bench-popularity bench-labels bench-sources bench-loader bench-train bench-quality bench-published bench-inference bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -128,6 +128,9 @@ bench-tables: $(LINKED) ## tables joined as of a time beside DuckDB and Polars; 
 
 bench-negatives: $(LINKED) ## negatives drawn beside the rows of a log, beside Polars; minutes
 	@$(ON_PATH) python -m benchmarks.negatives $(BENCH_FLAGS)
+
+bench-popularity: $(LINKED) ## scores of models whose negatives were drawn by popularity; minutes
+	@$(ON_PATH) python -m benchmarks.popularity $(BENCH_FLAGS)
 
 bench-labels: $(LINKED) ## clicks in a file of their own beside the same log with them; minutes
 	@$(ON_PATH) python -m benchmarks.label_files $(BENCH_FLAGS)

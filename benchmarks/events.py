@@ -10,6 +10,11 @@ Of a long log ours is measured alone, beside a tenth of it: rows/s, and the memo
 mapped files apart. It has a user for every five rows, and a window of 30 of 60 days.
 
     python -m benchmarks.events --long 40000000
+
+Or on a Dask cluster of this machine, with the memory of the coordinator, which also runs the
+scheduler, and of the worker that takes most:
+
+    python -m benchmarks.events --long 10000000 --engine dask --workers 4
 """
 
 from __future__ import annotations
@@ -95,6 +100,11 @@ LONG_METRICS = (
     Metric("peak_own_mb", "own MB"),
     METRICS[3],
 )
+DASK_METRICS = (
+    *METRICS[:3],
+    Metric("peak_main_mb", "coordinator's own MB"),
+    Metric("peak_child_mb", "largest worker's own MB"),
+)
 _LONG_DAYS = 60
 #: About how many rows of a long log are made at once.
 _LONG_ROWS = 4_000_000
@@ -120,6 +130,9 @@ class EventsSettings(Settings):
     columns: int = flag("further columns, of integers", 0)
     repeats: int = flag("runs of each system", 3, minimum=1)
     long: int = flag("rows of a long log, measured instead of that of --rows; 0: none", 0)
+    engine: str = flag("the engine for the long log", "cpu", choices=("cpu", "dask"))
+    workers: int = flag("threads, or workers of the cluster; 0: one for each core", 0)
+    block_mb: int = flag("MiB of the long log per unit of work", 64, minimum=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,13 +177,17 @@ def _make_log(root: Path, rows: int, columns: int) -> None:
 def _run_long(settings: EventsSettings) -> int:
     """Measure a tenth of a long log, then all of it."""
     title = f"A tenth of {settings.long:,} rows, and all of them, a user for every 5 rows"
-    table = Table("events-long", title, LONG_METRICS, base="ours")
+    metrics = LONG_METRICS if settings.engine == "cpu" else DASK_METRICS
+    table = Table(f"events-long-{settings.engine}", title, metrics, base="ours")
+    options = ["--engine", settings.engine, "--block_mb", settings.block_mb]
+    if settings.workers:
+        options += ["--workers", settings.workers]
     systems: list[System] = []
     for rows in (settings.long // 10, settings.long):
         root = BUILD / f"events-long-{rows}"
         make_once(root, f"a log of {rows:,} rows", functools.partial(_make_long_log, root, rows))
         flags = "--spec", root / "events.toml", "--input_path", root / "log.csv"
-        system = etl_case(f"{rows:,} rows", root / "out", *flags, "--engine", "cpu")
+        system = etl_case(f"{rows:,} rows", root / "out", *flags, *options)
         if systems:  # the first one has compiled what is cached
             system = dataclasses.replace(system, prepare=lambda: None)
         systems.append(dataclasses.replace(system, timeout=7200))

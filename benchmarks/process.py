@@ -39,6 +39,8 @@ class Run:
         output: The JSON object it printed last, or what was read from its files; {} if it failed.
         error: Why it failed; empty if it did not.
         peak_own_mb: As ``peak_rss_mb``, without pages of mapped files, which the system may drop.
+        peak_main_mb: The largest such memory of the process itself.
+        peak_child_mb: The largest such memory of one of its descendants; 0 without any.
     """
 
     wall_s: float
@@ -47,6 +49,8 @@ class Run:
     output: dict[str, Any]
     error: str = ""
     peak_own_mb: float = 0.0
+    peak_main_mb: float = 0.0
+    peak_child_mb: float = 0.0
 
 
 def run(
@@ -97,7 +101,16 @@ def run(
             stdout.seek(0)
             value = json.loads(stdout.readlines()[-1])
         cpu, peak = usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6
-        return Run(wall, cpu, peak, value, error, tree.peak_own_bytes / 1e6)
+        return Run(
+            wall_s=wall,
+            cpu_s=cpu,
+            peak_rss_mb=peak,
+            output=value,
+            error=error,
+            peak_own_mb=tree.peak_own_bytes / 1e6,
+            peak_main_mb=tree.peak_main_bytes / 1e6,
+            peak_child_mb=tree.peak_child_bytes / 1e6,
+        )
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float) -> tuple[int, Any]:
@@ -118,9 +131,12 @@ class _Tree:
 
     def __init__(self, pid: int) -> None:
         self._processes = {psutil.Process(pid)}
+        self._main = pid
         self._searched = 0.0
         self.peak_bytes = 0
         self.peak_own_bytes = 0
+        self.peak_main_bytes = 0
+        self.peak_child_bytes = 0
 
     def look(self) -> None:
         """Note the memory of every process; now and then look for new ones."""
@@ -132,7 +148,12 @@ class _Tree:
             with contextlib.suppress(psutil.Error, OSError):  # raised if it has ended
                 memory = process.memory_info()
                 total += memory.rss
-                own += memory.rss - memory.shared
+                own_of_process = memory.rss - memory.shared
+                own += own_of_process
+                if process.pid == self._main:
+                    self.peak_main_bytes = max(self.peak_main_bytes, own_of_process)
+                else:
+                    self.peak_child_bytes = max(self.peak_child_bytes, own_of_process)
                 self.peak_own_bytes = max(self.peak_own_bytes, own)
                 self.peak_bytes = max(self.peak_bytes, total, high_water(process.pid))
 

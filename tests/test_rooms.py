@@ -66,7 +66,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "units": {"state"},
     },
     "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
-    "models": {"checkpoint": set()},
+    "models": {"checkpoint": set(), "cuda": set()},
     "training": {
         "baselines": {"data", "launch", "settings"},
         "checkpoint": {"launch", "settings"},

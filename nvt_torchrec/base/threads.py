@@ -6,10 +6,26 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+
+
+class MapTasks(Protocol):
+    """Runs a function for each of some tasks, in threads or in other processes."""
+
+    def __call__(
+        self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """Yield the results in the order of the tasks.
+
+        Args:
+            work: Called with each task. It is sent to other processes, with what is bound to it,
+                and called again for a task whose process has died. If it raises, the error is
+                raised here, and tasks that have not begun are dropped.
+            tasks: Small objects that can be sent, as the results can be.
+        """
 
 
 def count_cores() -> int:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
     from nvt_torchrec.etl.events.prepare import EarlierDays
     from nvt_torchrec.etl.labels.label_state import EarlierLabels
-    from nvt_torchrec.workflows.history_tail import HistoryTail
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +187,7 @@ class Stages:
                 spec,
                 self.work,
                 earlier=self._earlier,
-                tails=self._tails,
-                threads=self.settings.threads,
+                map_tasks=engine.map_tasks,
                 max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
             )
@@ -283,7 +281,7 @@ class Stages:
         before = self._recorded_digest()
         description = write_workflow(started, report)
         if description.spec.events:
-            self._write_events(description)
+            self._write_events(started, description)
         if description.spec.negatives:
             from nvt_torchrec.etl.negatives.prepare_negatives import keep_negatives
 
@@ -297,10 +295,11 @@ class Stages:
             )
         write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
 
-    def _write_events(self, description: WorkflowDescription) -> None:
+    def _write_events(self, started: Engine, description: WorkflowDescription) -> None:
         from nvt_torchrec.etl.events.prepare import write_kept
 
-        write_kept(self.work, description, self.target.extension, self._tails)
+        earlier = self._earlier.files if self._earlier else None
+        write_kept(self.work, description, self.target.extension, earlier, started.map_tasks)
 
     @functools.cached_property
     def _earlier(self) -> EarlierDays | None:
@@ -308,18 +307,11 @@ class Stages:
         if self.before is None:
             return None
         from nvt_torchrec.etl.events.prepare import EarlierDays
-
-        return EarlierDays.read(self.before.extension, self.settings.spec)
-
-    @functools.cached_property
-    def _tails(self) -> list[HistoryTail] | None:
-        """The newest events of the days before, of each history; None of a run."""
-        if self.before is None:
-            return None
         from nvt_torchrec.workflows import compiled
 
-        events = compiled.load(self.before.workflow, verify=True).events
-        return events.tails if events else None
+        # Its events of histories are read as well.
+        compiled.load(self.before.workflow, verify=True)
+        return EarlierDays.read(self.before.extension, self.settings.spec, self.before.workflow)
 
     def _recorded_digest(self) -> str | None:
         """Return the digest of the workflow that was made; None if there is none."""

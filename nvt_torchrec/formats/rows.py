@@ -150,6 +150,8 @@ class RawRows:
             are drawn for, 0 where missing; None once they were drawn, and of other rows.
         negative_times: int64 [n], the time of these rows, :data:`NO_TIME` where it is missing, if
             the spec names one; else None.
+        log_q_correction: float32 [n], what training may add to the logit of each row, because items
+            were drawn by their popularity (docs/negatives.md); None unless they were.
         drawn: bool [n], which rows are negatives that were drawn: they are in no file, and are no
             events; None of a spec without negatives.
         label_keys: int64 [labels, n], the hash of the key of each label from another file; 0 where
@@ -188,6 +190,7 @@ class RawRows:
     negative_keys: np.ndarray | None = None
     negative_times: np.ndarray | None = None
     drawn: np.ndarray | None = None
+    log_q_correction: np.ndarray | None = None
     pointers: np.ndarray | None = None
     label_keys: np.ndarray | None = None
     label_times: np.ndarray | None = None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SCHEMA_FILE = Path(".merlin") / "schema.json"
 #: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
 WEIGHT_TAG = "sample_weight"
+#: The tag of the column with the correction for how drawn rows were drawn; likewise.
+LOG_Q_TAG = "log_q_correction"
 #: The tag of the columns that point to a history's events.
 HISTORY_TAG = "history"
 #: That of the columns with the numbers of vectors.
@@ -55,6 +57,8 @@ class TableSchema:
             ids, and an embedding table; (): each has its own.
         vectors: The vectors, each with one more column (int32); see
             :mod:`nvt_torchrec.formats.vectors`.
+        log_q_correction: Name of the column with what training may add to a row's logit, because
+            items were not drawn evenly (float32, docs/negatives.md); "" for none.
     """
 
     labels: tuple[str, ...]
@@ -66,6 +70,7 @@ class TableSchema:
     histories: tuple[StoredHistory, ...] = ()
     vocabularies: tuple[str, ...] = ()
     vectors: tuple[StoredVectors, ...] = ()
+    log_q_correction: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, str):
@@ -153,9 +158,9 @@ class TableSchema:
 
     @property
     def floats(self) -> list[str]:
-        """The float32 columns, which come first: labels, weight, dense."""
-        weights = [self.weight] if self.weight else []
-        return [*self.labels, *weights, *self.dense]
+        """The float32 columns, which come first: labels, weight, log-Q correction, dense."""
+        optional = [name for name in (self.weight, self.log_q_correction) if name]
+        return [*self.labels, *optional, *self.dense]
 
     @functools.cached_property
     def arrow(self) -> pa.Schema:
@@ -185,6 +190,8 @@ class TableSchema:
             features.append(_describe_column(name, "FLOAT", [_TARGET_TAG, "binary_classification"]))
         if self.weight:
             features.append(_describe_column(self.weight, "FLOAT", [WEIGHT_TAG]))
+        if self.log_q_correction:
+            features.append(_describe_column(self.log_q_correction, "FLOAT", [LOG_Q_TAG]))
         for name in self.dense:
             features.append(_describe_column(name, "FLOAT", [_DENSE_TAG]))
         vocabularies = self.vocabularies or self.categorical
@@ -244,7 +251,7 @@ class TableSchema:
             SchemaError: It has no label, or a categorical column without a table size.
             AttributeError, LookupError, TypeError, ValueError, OverflowError: It is no schema.
         """
-        tags = (_TARGET_TAG, WEIGHT_TAG, _DENSE_TAG, _CATEGORICAL_TAG)
+        tags = (_TARGET_TAG, WEIGHT_TAG, LOG_Q_TAG, _DENSE_TAG, _CATEGORICAL_TAG)
         names: dict[str, list[str]] = {tag: [] for tag in tags}
         seen: set[str] = set()
         sizes: list[int] = []
@@ -274,12 +281,12 @@ class TableSchema:
                     histories.append(StoredHistory(properties[0]["history"], columns))
             elif VECTOR_TAG in feature_tags:
                 vectors.append(_read_vector(feature))
-        weights = names[WEIGHT_TAG]
-        if len(weights) > 1:
-            raise SchemaError(
-                f"{path}: {' and '.join(weights)} are both tagged {WEIGHT_TAG}",
-                "a row has one weight: remove the tag of one of them",
-            )
+        for tag in (WEIGHT_TAG, LOG_Q_TAG):
+            if len(names[tag]) > 1:
+                raise SchemaError(
+                    f"{path}: {' and '.join(names[tag])} are both tagged {tag}",
+                    "a row has one of them: remove the tag of the others",
+                )
         if not names[_TARGET_TAG]:
             raise SchemaError(
                 f"{path}: no label: no column has the tag {_TARGET_TAG}",
@@ -297,10 +304,11 @@ class TableSchema:
             categorical=tuple(names[_CATEGORICAL_TAG]),
             table_sizes=tuple(sizes),
             multi_hot=tuple(multi_hot),
-            weight=weights[0] if weights else "",
+            weight="".join(names[WEIGHT_TAG]),
             histories=tuple(histories),
             vocabularies=tuple(vocabularies),
             vectors=tuple(vectors),
+            log_q_correction="".join(names[LOG_Q_TAG]),
         )
 
 

@@ -47,7 +47,7 @@ from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.table_files import table_files
-from nvt_torchrec.formats.vectors import vector_files
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, select_vectors, vector_files
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
     Generation,
@@ -171,13 +171,25 @@ class WorkflowDescription:
         listed.write()
         return listed
 
+    @property
+    def copied_files(self) -> dict[str, FileEntry]:
+        """The files that must be here: all but those of vectors, if their directory is missing.
+
+        The bundle of a model without vectors has none. Whoever needs them checks that they are
+        there (:func:`workflows.vector_stores.open_vectors`).
+        """
+        if (self.path / IN_WORKFLOW).is_dir():
+            return self.files
+        left_out = select_vectors(self.files)
+        return {name: entry for name, entry in self.files.items() if name not in left_out}
+
     def check_sizes(self) -> None:
-        """Check that all files are there and have their sizes. Raises :class:`BadInputError`."""
-        check_sizes(self.path, self.files, COPY_AGAIN)
+        """Check that its files are there and have their sizes. Raises :class:`BadInputError`."""
+        check_sizes(self.path, self.copied_files, COPY_AGAIN)
 
     def verify(self) -> None:
         """Read every file and compare it with its digest. Raises :class:`BadInputError`."""
-        check_digests(self.path, self.files, COPY_AGAIN)
+        check_digests(self.path, self.copied_files, COPY_AGAIN)
 
     def check_file(self, name: str) -> Path:
         """Compare one file with its digest, and return its path. Raises :class:`BadInputError`."""
@@ -220,6 +232,7 @@ class WorkflowDescription:
             histories=tuple(StoredHistory(rule.name, rule.columns) for rule in self.spec.histories),
             vocabularies=tuple(column.vocabulary_name for column in columns),
             vectors=tuple(vector.stored for vector in self.spec.vectors),
+            log_q_correction=self.spec.log_q_correction,
         )
 
     def read_values(self, column: CategoricalColumn) -> tuple[pa.Array, pa.Array]:

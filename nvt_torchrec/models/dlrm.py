@@ -21,6 +21,7 @@ from nvt_torchrec.models.layers import (
     initialize,
 )  # fmt: skip
 from nvt_torchrec.models.regularization import REGULARIZATION
+from nvt_torchrec.models.vector_join import UnjoinedVectors
 
 #: If there are more vectors, those of the dense columns are summed to one. On Criteo's 26 + 13
 #: columns, the products of all pairs would double the time of a step.
@@ -35,6 +36,9 @@ class Dlrm(nn.Module):
     Attributes:
         sums_dense: Whether the model gets the sum of the dense columns' vectors
             (:mod:`.piecewise`), as one vector.
+        joins_vectors: Whether ``forward`` also takes vectors in parts
+            (:class:`.vector_join.UnjoinedVectors`), which it rounds to the dtype of the layers
+            before anything else.
 
     Args:
         columns: The columns of the data.
@@ -65,9 +69,10 @@ class Dlrm(nn.Module):
         if self.sums_dense:
             num_vectors -= num_piecewise - 1
         self.interaction, width = interaction.build(num_vectors, columns.embedding_dim, has_dense)
+        self.joins_vectors = has_dense and isinstance(self.interaction, PairProducts)
         self.top = Layers(width, top, last_relu=False, **regularization)
 
-    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor | UnjoinedVectors) -> torch.Tensor:
         """Return logits [B, T]; see :mod:`.contract`."""
         if self.bottom is not None:
             dense = self.bottom(dense)

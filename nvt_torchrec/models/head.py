@@ -18,6 +18,7 @@ from nvt_torchrec.models.contract import Build, find_raw_columns, find_vector_co
 from nvt_torchrec.models.dense_vectors import DenseVectors, locate_vectors, take_inputs
 from nvt_torchrec.models.piecewise import PiecewiseLinear
 from nvt_torchrec.models.registry import MODELS, load_model
+from nvt_torchrec.models.vector_join import UnjoinedVectors, VectorJoin
 
 
 class FirstOrder(nn.Module):
@@ -72,6 +73,10 @@ class FirstOrder(nn.Module):
         self, dense: torch.Tensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the term [B, T], and the vectors [B, V, D] with 0 in the coordinates it takes."""
+        return self.compute_term(dense, self.sum_weights(vectors)), vectors * self.others
+
+    def sum_weights(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the sums of the weights that are coordinates of the vectors, [B, T]."""
         if len(self.runs) > 1:
             counts = [count for count, _ in self.runs]
             # Vectors of dense values, and the data's own, follow those of the features; their
@@ -82,14 +87,23 @@ class FirstOrder(nn.Module):
             weights = []
             for part, coordinate in zip(parts, coordinates, strict=True):
                 weights.append(part.narrow(2, coordinate, self.labels))
-            sums = torch.cat(weights, 1).sum(1)
-        else:
-            sums = vectors.narrow(2, 0, self.labels).sum(1)
+            return torch.cat(weights, 1).sum(1)
+        return vectors.narrow(2, 0, self.labels).sum(1)
+
+    def compute_term(self, dense: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        """Return the term [B, T] of dense values [B, N] and the sums of the other weights."""
         term = torch.add(self.bias, sums, alpha=self.factor)
         if self.weight is not None:
             # Not a matrix product, which autocast would round to bfloat16.
             term = term + (dense.unsqueeze(1) * self.weight).sum(2)
-        return term, vectors * self.others
+        return term
+
+    def list_coordinates(self, num_vectors: int) -> list[int]:
+        """Return the coordinate at which the weights of each of ``num_vectors`` vectors begin."""
+        coordinates = []
+        for count, coordinate in self.runs:
+            coordinates += [coordinate] * count
+        return coordinates + [0] * (num_vectors - len(coordinates))
 
 
 class Head(nn.Module):
@@ -102,6 +116,8 @@ class Head(nn.Module):
         labels: The number of labels, T.
         raw_columns: The columns whose ids and lengths the module takes.
         dense_vectors: The layers of the data's vectors, or None.
+        vector_join: Joins the vectors for the module where :meth:`join_on_gpu` was called; None if
+            the module gets them joined.
 
     Args:
         factors: The factor of each vector before the module gets it, [V, 1]; None if all are 1.
@@ -127,6 +143,13 @@ class Head(nn.Module):
         self.dense_vectors, self._given = dense_vectors, given
         self.raw_columns = find_raw_columns(module)
         self.register_buffer("factors", factors, persistent=False)
+        self.vector_join: VectorJoin | None = None
+        self._coordinates: torch.Tensor | None = None
+
+    def join_on_gpu(self) -> None:
+        """Give the module its vectors in parts, which a kernel joins, if it can take them so."""
+        if self.factors is None and getattr(self.module, "joins_vectors", False):
+            self.vector_join = VectorJoin()
 
     def forward(
         self,
@@ -134,6 +157,7 @@ class Head(nn.Module):
         vectors: torch.Tensor,
         more: Mapping[str, torch.Tensor] | None = None,
         dense_vectors: torch.Tensor | None = None,
+        feature_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the logits of some rows.
 
@@ -143,6 +167,8 @@ class Head(nn.Module):
             more: The inputs ``ids``, ``lengths``, ``lists`` and ``present`` that the module takes.
             dense_vectors: The vectors of the data [B, all inputs], each followed by its indicator;
                 None if the data have none.
+            feature_sums: The sums of the features' weights of the linear term, float32 [B, T], if
+                ``vectors`` are rounded; only with ``vector_join``.
 
         Returns:
             The logits [B, T].
@@ -160,6 +186,8 @@ class Head(nn.Module):
             parts.append(self.dense_vectors(dense_vectors))
             if self._given:
                 more = {**more, "dense_vectors": take_inputs(dense_vectors, self._given)}
+        if self.vector_join is not None:
+            return self._compute_of_parts(dense, vectors, parts[1:], feature_sums)
         if len(parts) > 1:
             vectors = torch.cat(parts, 1)
         term = None
@@ -171,6 +199,41 @@ class Head(nn.Module):
             vectors = vectors * self.factors
         logits = self.module(dense, vectors, **more).reshape(-1, self.labels)
         return logits if term is None else logits + term
+
+    def _compute_of_parts(
+        self,
+        dense: torch.Tensor,
+        vectors: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        feature_sums: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Compute :meth:`forward`, with the vectors of features and the other vectors apart."""
+        assert self.vector_join is not None
+        others = None
+        if parts:
+            others = torch.cat([*parts], 1) if len(parts) > 1 else parts[0]
+        factors, sums = None, vectors.new_empty((len(vectors), 0), dtype=torch.float32)
+        if self.first_order is not None:
+            factors = self.first_order.others
+            with torch.no_grad():  # joining gives the sums their gradient
+                if feature_sums is None:
+                    feature_sums = self.first_order.sum_weights(vectors)
+                sums = feature_sums
+                if others is not None:
+                    sums = sums + others.narrow(2, 0, self.labels).sum(1)
+        if self._coordinates is None:
+            num_vectors = vectors.shape[1] + (0 if others is None else others.shape[1])
+            coordinates = [0] * num_vectors
+            if self.first_order is not None:
+                coordinates = self.first_order.list_coordinates(num_vectors)
+            self._coordinates = torch.tensor(coordinates, dtype=torch.int32, device=vectors.device)
+        unjoined = UnjoinedVectors(
+            self.vector_join, vectors, others, sums, factors, self._coordinates
+        )
+        logits = self.module(dense, unjoined).reshape(-1, self.labels)
+        if self.first_order is None:
+            return logits
+        return logits + self.first_order.compute_term(dense, unjoined.sums)
 
 
 def build_head(

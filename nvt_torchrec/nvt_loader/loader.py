@@ -49,7 +49,8 @@ class KJTLoader:
     - ``labels``: float32 [B], from 0 to 1, or [B, labels] if several are read; numbers outside are
       refused;
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column;
-    - ``dense_vectors``: float32 [B, all inputs], see :mod:`nvt_torchrec.formats.vectors`, or None.
+    - ``dense_vectors``: float32 [B, all inputs], see :mod:`nvt_torchrec.formats.vectors`, or None;
+    - ``log_q_correction``: float32 [B], see docs/negatives.md; None if the data have none.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
     rank. B is ``batch_size`` except in the last step: its rows are split evenly over the ranks, so

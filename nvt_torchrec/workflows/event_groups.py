@@ -205,8 +205,8 @@ class GroupSums:
             distinct=dict(enumerate(forever)),
         )
 
-    def place(self, bit: int, window: int = 0) -> int:
-        """Return the number of a sum."""
+    def find_sum(self, bit: int, window: int = 0) -> int:
+        """Return the number of the sum of a window that counts the events with a bit."""
         return self.sums.index((window, bit))
 
 

@@ -44,7 +44,7 @@ def report(path: Path | str) -> str:
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:
-    size = sum(entry.bytes for entry in description.files.values())
+    size = sum(entry.bytes for entry in description.copied_files.values())
     compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
     versions = {name: version.split()[0] for name, version in description.versions.items()}
     written_by = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -109,8 +109,10 @@ def _vectors(description: WorkflowDescription) -> list[list[str]]:
     """Return a line for each vector."""
     rows = [["vector", "table", "width", "stored as", "vectors"]]
     for vector in description.spec.vectors:
-        count = VectorStore(description.path / IN_WORKFLOW, vector.stored).count
-        rows.append([vector.name, vector.table, str(vector.width), vector.dtype, str(count)])
+        count = "left out"  # of the bundle of a model that takes none
+        if (description.path / IN_WORKFLOW).is_dir():
+            count = str(VectorStore(description.path / IN_WORKFLOW, vector.stored).count)
+        rows.append([vector.name, vector.table, str(vector.width), vector.dtype, count])
     return rows
 
 

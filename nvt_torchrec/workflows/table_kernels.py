@@ -6,6 +6,10 @@ import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
 
+#: Indices have no sign where they are searched: Numba compares others with 0, to count negative
+#: ones from the end, and that takes half of the time of a search.
+_ONE = np.uint64(1)
+
 
 def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray, int]:
     """Divide sorted keys into buckets by their highest bits.
@@ -21,19 +25,29 @@ def make_buckets(sorted_keys: np.ndarray, bucket_rows: int) -> tuple[np.ndarray,
         The bounds of the buckets, int64 [buckets + 1], rows; and the shift, see
         :func:`find_bucket`.
     """
-    bits = max(1, (len(sorted_keys) // bucket_rows).bit_length())
-    shift = 64 - bits
-    lowest = np.arange(-(1 << bits - 1), 1 << bits - 1, dtype=np.int64) << shift
-    bounds = np.empty(len(lowest) + 1, np.int64)
+    num_buckets, shift = shift_to_buckets(len(sorted_keys), bucket_rows)
+    lowest = np.arange(-num_buckets // 2, num_buckets // 2, dtype=np.int64) << shift
+    bounds = np.empty(num_buckets + 1, np.int64)
     bounds[:-1] = np.searchsorted(sorted_keys, lowest)
     bounds[-1] = len(sorted_keys)
     return bounds, shift
 
 
+def shift_to_buckets(num_rows: int, bucket_rows: int) -> tuple[int, int]:
+    """Return how many buckets some rows are divided into, and the shift of :func:`find_bucket`.
+
+    Args:
+        num_rows: How many rows there are.
+        bucket_rows: About how many rows a bucket has.
+    """
+    bits = max(1, (num_rows // bucket_rows).bit_length())
+    return 1 << bits, 64 - bits
+
+
 @compiled()
 def find_bucket(key, shift):
     """Return the bucket of a key: its highest bits, of which the lowest number has bucket 0."""
-    return (key >> shift) + (1 << (63 - shift))
+    return np.uint64((key >> shift) + (1 << (63 - shift)))
 
 
 @compiled()
@@ -53,15 +67,16 @@ def find_rows(sorted_keys, bounds, shift, keys):
     for i in range(len(keys)):
         key = keys[i]
         bucket = find_bucket(key, shift)
-        low, high = bounds[bucket], bounds[bucket + 1]
+        low = np.uint64(bounds[bucket])
+        high = np.uint64(bounds[bucket + _ONE])
         while low < high:
-            middle = (low + high) // 2
+            middle = (low + high) >> _ONE
             if sorted_keys[middle] < key:
-                low = middle + 1
+                low = middle + _ONE
             else:
                 high = middle
-        is_there = key != 0 and low < len(sorted_keys) and sorted_keys[low] == key
-        found[i] = low if is_there else -1
+        is_there = key != 0 and low < np.uint64(len(sorted_keys)) and sorted_keys[low] == key
+        found[i] = np.int64(low) if is_there else -1
     return found
 
 
@@ -82,16 +97,17 @@ def find_versions(sorted_keys, starts, bounds, shift, keys, cuts):
         key, cut = keys[i], cuts[i]
         bucket = find_bucket(key, shift)
         # Ends after all versions of the key that began before the cut.
-        low, high = bounds[bucket], bounds[bucket + 1]
+        low = np.uint64(bounds[bucket])
+        high = np.uint64(bounds[bucket + _ONE])
         while low < high:
-            middle = (low + high) // 2
+            middle = (low + high) >> _ONE
             is_before = sorted_keys[middle] < key
             if is_before or (sorted_keys[middle] == key and starts[middle] < cut):
-                low = middle + 1
+                low = middle + _ONE
             else:
                 high = middle
-        is_there = key != 0 and low > 0 and sorted_keys[low - 1] == key
-        found[i] = low - 1 if is_there else -1
+        is_there = key != 0 and low > np.uint64(0) and sorted_keys[low - _ONE] == key
+        found[i] = np.int64(low) - 1 if is_there else -1
     return found
 
 
@@ -102,6 +118,88 @@ def take_missing(missing, rows):
     for i in range(len(rows)):
         taken[i] = rows[i] < 0 or missing[rows[i]] != 0
     return taken
+
+
+@compiled()
+def mark_missing(missing, rows, words, bit):
+    """Set a bit of the words of those rows that are none, or have no value.
+
+    Args:
+        missing: uint8 [rows of the table], 1 for no value.
+        rows: int64 [n], rows of the table; -1 for none.
+        words: uint64 [n].
+        bit: uint64, the position of the bit.
+    """
+    for i in range(len(rows)):
+        if rows[i] < 0 or missing[rows[i]] != 0:
+            words[i] |= _ONE << bit
+
+
+@compiled()
+def take_present(values, missing, rows, taken):
+    """Write the number of each row, 0 for a row that is none or has no value.
+
+    Args:
+        values: [rows of the table].
+        missing: uint8 [rows of the table], 1 for no value.
+        rows: int64 [n], rows of the table; -1 for none.
+        taken: [n].
+    """
+    for i in range(len(rows)):
+        row = rows[i]
+        taken[i] = 0 if row < 0 or missing[row] != 0 else values[row]
+
+
+@compiled()
+def count_codes(codes, missing, rows, counts):
+    """Count the codes of rows; return whether all codes are there.
+
+    Args:
+        codes: int32 [rows of the table]; they are those of a file, and thus anything.
+        missing: uint8 [rows of the table], 1 for no value.
+        rows: int64 [n], rows of the table; -1 for none.
+        counts: int64 [codes], to which 1 is added for each row that has a value.
+    """
+    for i in range(len(rows)):
+        row = rows[i]
+        if row < 0 or missing[row] != 0:
+            continue
+        code = codes[row]
+        if code < 0 or code >= len(counts):
+            return False
+        counts[code] += 1
+    return True
+
+
+@compiled()
+def encode_codes(codes, missing, rows, ids_by_code, bounds, ids, tally):
+    """Write the id of each row's value; return whether all codes are there.
+
+    Args:
+        codes, missing, rows: See :func:`count_codes`.
+        ids_by_code: int32 [codes], the ids of the distinct values.
+        bounds: The id of no value, the first one of values out of vocabulary, and the first one of
+            the vocabulary.
+        ids: int32 [n].
+        tally: int64 [2], to which the rows without a value and those out of vocabulary are added.
+    """
+    null_id, first_oov, first_known = bounds
+    num_null = 0
+    num_oov = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if row < 0 or missing[row] != 0:
+            ids[i] = null_id
+            num_null += 1
+            continue
+        code = codes[row]
+        if code < 0 or code >= len(ids_by_code):
+            return False
+        ids[i] = ids_by_code[code]
+        num_oov += first_oov <= ids[i] < first_known
+    tally[0] += num_null
+    tally[1] += num_oov
+    return True
 
 
 @compiled()

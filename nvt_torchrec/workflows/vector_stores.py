@@ -35,6 +35,12 @@ def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorSto
     if not description.spec.vectors:
         return None
     files = select_vectors(description.files)
+    if files and not (description.path / IN_WORKFLOW).is_dir():
+        raise BadInputError(
+            f"{description.path / IN_WORKFLOW}: missing; the bundle of a model without vectors has "
+            "none",
+            "pass OUT/workflow, from which the bundle was made; or copy the directory again",
+        )
     check_sizes(description.path, files, COPY_AGAIN)
     if verify:
         check_digests(description.path, files, COPY_AGAIN)

@@ -99,10 +99,10 @@ def test_events_of_earlier_days_of_another_shape_are_refused(
     [
         ("nvt_torchrec.etl.events.extract.write_array", 3),
         ("nvt_torchrec.etl.events.running_sums._sum_rows", 1),
-        ("nvt_torchrec.etl.events.partitioned_sums.create_array", 2),
+        ("nvt_torchrec.etl.events.partitions.write_records", 2),
         ("nvt_torchrec.etl.events.partitioned_sums.sum_partition", 3),
         ("nvt_torchrec.etl.events.prepare.add_hours", 0),
-        ("nvt_torchrec.etl.events.history_store.write_array", 1),
+        ("nvt_torchrec.etl.events.history_store.write_records", 1),
         ("nvt_torchrec.etl.events.history_store.sort_by_key", 2),
         ("nvt_torchrec.etl.events.prepare.write_event_state", 0),
         ("nvt_torchrec.etl.stages.write_json", 0),

@@ -14,7 +14,7 @@ from nvt_torchrec.etl.tables.table_writer import store_table, to_arrays
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 from tests.shell import python
 
 _SPEC = """

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from nvt_torchrec.base.errors import ClickLogError, SchemaError
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -30,6 +30,7 @@ from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.named_tensors import inputs_without_tables, list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.publish.trial import try_bundle
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
 from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
@@ -39,6 +40,7 @@ from nvt_torchrec.models.contract import Columns
 from nvt_torchrec.models.head import build_head
 from nvt_torchrec.models.onnx_head import OnnxHead
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.workflows.inspection import report
 from tests.etl.runs import read_split
 from tests.etl.vector_logs import (
     DAY,
@@ -421,6 +423,14 @@ def test_a_model_without_vectors(shop: VectorShop, tmp_path: Path) -> None:
     np.testing.assert_array_equal(predictor.predict(given), known)
     workflow = shop.output / "workflow"
     save_bundle(tmp_path / "bundle", workflow, predictor.model, make_origin(0, (0,)))
+    assert not (tmp_path / "bundle/workflow/vectors").exists()
+    bundled = Predictor.load(tmp_path / "bundle", check=True)
+    np.testing.assert_array_equal(bundled.predict(requests), known)
+    np.testing.assert_array_equal(bundled.predict(given), known)
+    try_bundle(tmp_path / "bundle")
+    assert "left out" in report(tmp_path / "bundle/workflow")
+    with pytest.raises(BadInputError, match="vectors: missing; the bundle of a model without"):
+        Encoder.load(tmp_path / "bundle/workflow")
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
     inputs = list_inputs(drop_tables(predictor.row_spec))
     scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows[:20])))

@@ -116,6 +116,25 @@ def test_vectors_of_numbers_are_the_papers_encoding_times_a_matrix():
         torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 3_000])
+def test_bins_on_a_gpu_are_those_of_the_cpu(summed, rows):
+    """By PyTorch's operators, which GPUs take; to 3e-7 of the largest value, gradients too."""
+    torch.manual_seed(0)
+    layer = PiecewiseLinear(13, 64, 16, 1, summed=summed)
+    dense = torch.randn(3_000, 13).exp()
+    layer.edges.copy_(torch.from_numpy(find_edges(dense.numpy(), 64)))
+    expected, result = layer(dense[:rows]), layer.compute_with_operators(dense[:rows])
+    assert result.shape == expected.shape == (rows, 1 if summed else 13, 16)
+    torch.testing.assert_close(result, expected, atol=3e-7, rtol=3e-7)
+    gradient = torch.randn_like(expected)
+    expected, result = (
+        torch.autograd.grad(vectors, layer.vectors, gradient)[0] for vectors in (expected, result)
+    )
+    tolerance = 3e-7 * expected.abs().max().item()
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=3e-7)
+
+
 def test_a_frequent_value_has_edges_beside_it():
     """As a missing value that was filled: no other value has a part of its weight."""
     rng = np.random.default_rng(0)

@@ -64,7 +64,7 @@ def test_the_values_of_a_column_change_their_rows(name):
     """Those of lists, too; the other columns stay, and padding rows keep none."""
     lengths = torch.tensor([1, 1, 1, 0, 2, 0, 2, 0])
     ids = KeyedJaggedTensor(["a", "b"], torch.arange(7), lengths=lengths)
-    batch = TrainBatch(torch.arange(8.0).view(4, 2), ids, torch.zeros(4), None, None, 3, 3)
+    batch = TrainBatch(torch.arange(8.0).view(4, 2), ids, torch.zeros(4), rows=3, global_size=3)
     shape = dlrm(("c", "d"), ("a", "b"), (9, 9), 4, (8, 4), (8, 1), 0.0)
     moved = _permute_column(batch, name, shape, torch.tensor([2, 0, 1, 3]))
     lists = {key: [v.tolist() for v in moved.sparse_features[key].to_dense()] for key in "ab"}

@@ -218,6 +218,13 @@ def test_sharded_tables_learn_as_whole_ones_in_the_mean(data, tmp_path):
     assert norms["table_wise"] < 0.8 * norms["row_wise"]
 
 
+def test_data_parallel_tables_are_no_reason_for_warnings(data, tmp_path, caplog):
+    """TorchRec's planner warns of each, because it has no shards."""
+    train_here(*small_run(data, tmp_path, "--embedding_l2=0.01", "--max_steps=2"))
+    assert [record for record in caplog.records if record.name in ("root", "torchrec")] == []
+    assert "caching params" not in caplog.text
+
+
 def test_a_list_that_shares_a_table_adds_nothing(tmp_path):
     """Of its ids a row has none or several; the column beside it has one in each row."""
     data = tmp_path / "split"

@@ -292,12 +292,21 @@ def _take_values(values: CategoryValues, good: np.ndarray) -> CategoryValues:
         kept = _take_values(values.values, np.repeat(good, lengths))
         return Jagged(to_offsets(lengths[good]), kept)
     if isinstance(values, pa.Array):
+        offsets, _ = string_parts(values)
+        if offsets[0] == offsets[-1]:
+            # Nothing but "", as in columns that are joined later: any of them will do.
+            return values.slice(0, np.count_nonzero(good))
         return values.filter(mask_to_arrow(good))
     return values[good]
 
 
 def take(rows: RawRows, mask: np.ndarray) -> RawRows:
-    """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
+    """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept.
+
+    If it is set for all rows, the result shares their arrays.
+    """
+    if mask.all():
+        return dataclasses.replace(rows, bad=[], bad_count=0)
     kept: dict[str, Any] = {}
     for name in ("labels", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL):
         values = getattr(rows, name)

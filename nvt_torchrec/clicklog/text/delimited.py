@@ -38,6 +38,7 @@ _QUOTE = 34
 # Numba takes globals of this module for constants, but not attributes of another one.
 _OPEN_QUOTE = codes.OPEN_QUOTE
 _AFTER_QUOTE = codes.AFTER_QUOTE
+_ONE = np.uint64(1)
 #: Control characters that hardly any text contains, without NUL, tab and line ends; first those
 #: that were made to separate.
 _RARE = [bytes([code]) for code in (*range(31, 13, -1), *range(8, 0, -1), 11, 12, 127)]
@@ -203,50 +204,52 @@ def _find_fields(text, delimiter, slots, starts, counts, code, begins, ends, dou
         doubled: [slots, n], filled with the number of doubled quotes in them; None if no field is
             quoted.
     """
-    at = 0
+    at = np.uint64(0)  # without a sign, see _gather
     for row in range(len(counts)):
         field = 0
         byte = delimiter
         while byte != _NEWLINE:
             first = at
-            last = -1
+            last = at
+            is_quoted = False
             pairs = 0
             byte = text[at]
             if doubled is not None and byte == _QUOTE:
-                at += 1
+                is_quoted = True
+                at += _ONE
                 first = at
                 byte = text[at]
-                while byte != _NEWLINE and (byte != _QUOTE or text[at + 1] == _QUOTE):
+                while byte != _NEWLINE and (byte != _QUOTE or text[at + _ONE] == _QUOTE):
                     if byte == _QUOTE:
                         pairs += 1
-                        at += 1
-                    at += 1
+                        at += _ONE
+                    at += _ONE
                     byte = text[at]
                 last = at
                 wrong = _OPEN_QUOTE
                 if byte == _QUOTE:
-                    at += 1
+                    at += _ONE
                     byte = text[at]
-                    at_end = byte == _NEWLINE or (byte == _RETURN and text[at + 1] == _NEWLINE)
+                    at_end = byte == _NEWLINE or (byte == _RETURN and text[at + _ONE] == _NEWLINE)
                     wrong = 0 if at_end or byte == delimiter else _AFTER_QUOTE
                 if wrong and not code[row]:
                     code[row] = wrong
                     counts[row] = field
             # an unquoted field; or, behind a field that is quoted wrongly, the rest of it
             while byte != delimiter and byte != _NEWLINE:
-                at += 1
+                at += _ONE
                 byte = text[at]
             if field < len(slots) and slots[field] >= 0:
-                if last < 0:
+                if not is_quoted:
                     last = at
-                    if byte == _NEWLINE and last > first and text[last - 1] == _RETURN:
-                        last -= 1
+                    if byte == _NEWLINE and last > first and text[last - _ONE] == _RETURN:
+                        last -= _ONE
                 begins[slots[field], row] = first
                 ends[slots[field], row] = last
                 if doubled is not None:
                     doubled[slots[field], row] = pairs
             field += 1
-            at += 1
+            at += _ONE
         if not code[row]:
             counts[row] = field
         starts[row + 1] = at
@@ -274,11 +277,11 @@ def _gather(text, begins, ends, doubled):
             while at < end:
                 data[to] = text[at]
                 at += np.uint64(2 if text[at] == _QUOTE else 1)
-                to += np.uint64(1)
+                to += _ONE
         while at < end:
             data[to] = text[at]
-            at += np.uint64(1)
-            to += np.uint64(1)
+            at += _ONE
+            to += _ONE
     return offsets, data
 
 

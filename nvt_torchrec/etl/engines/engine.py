@@ -9,9 +9,10 @@ a directory, is added up here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -20,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.threads import count_cores, map_in_order
+from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.runs import Runs
+from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import EventFiles
 from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS, FIT
@@ -43,6 +44,7 @@ from nvt_torchrec.workflows.extend_workflow import DayCounts
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, Values, apply_policy
 from nvt_torchrec.workflows.writer import Fitted
 
+_Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 #: The version of the partial results; a run does not use those of another version.
 _VERSION = 4
@@ -108,8 +110,8 @@ def add_up(
 
     Returns:
         The number of well-formed rows; by vocabulary, the rows in which a single-hot column was
-        missing; the moments of the dense columns, float64 [dense columns, 4]; by vocabulary, what
-        ``finish`` returned.
+        missing; the moments of the dense columns but aggregates, float64 [dense columns, 4]; by
+        vocabulary, what ``finish`` returned.
     """
     with open_runs(job, blocks) as runs:
         if runs.missing:
@@ -134,25 +136,18 @@ def add_up(
     for file in files:
         moments_of_blocks += list(file.array("moments"))
     moments = merge_moments(moments_of_blocks)
-    if job.spec.aggregates:
-        indices = [j for j, column in enumerate(job.spec.dense) if column.aggregate]
-        moments[indices] = _aggregate_moments(job, blocks)
     return rows, dict(zip(names, nulls, strict=True)), moments, vocabularies
 
 
-def _aggregate_moments(job: Job, blocks: list[Block]) -> np.ndarray:
-    """Compute the moments of the aggregates, float64 [aggregates, 4]."""
+def _compute_aggregate_moments(block: Block, job: Job) -> np.ndarray:
+    """Compute the moments of the aggregates of a block, float64 [aggregates, 4]."""
     spec = dataclasses.replace(job.spec, dense=tuple(job.spec.aggregates))
     events = job.events
     assert events is not None
-
-    def compute_block(block: Block) -> np.ndarray:
-        moments = [np.zeros((len(spec.dense), 4))]
-        for rows in events.iterate_trained(block):
-            moments.append(counting.compute_moments(rows, spec))
-        return merge_moments(moments)
-
-    return merge_moments(list(map_in_order(compute_block, blocks, count_cores(), "moments")))
+    moments = [np.zeros((len(spec.dense), 4))]
+    for rows in events.iterate_trained(block):
+        moments.append(counting.compute_moments(rows, spec))
+    return merge_moments(moments)
 
 
 def _to_vocabulary_type(counts: Counts, column: CategoricalColumn) -> Values:
@@ -211,6 +206,25 @@ class Engine:
         """
         raise NotImplementedError
 
+    def map_tasks(
+        self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """Run tasks where blocks are counted and encoded; see :class:`base.threads.MapTasks`.
+
+        Raises:
+            WorkerLostError: Workers ran out of memory.
+        """
+        raise NotImplementedError
+
+    def _add_moments(self, moments: np.ndarray, blocks: list[Block]) -> None:
+        """Write the moments of aggregates to those of the dense columns."""
+        spec = self.job.spec
+        if not spec.aggregates:
+            return
+        indices = [j for j, column in enumerate(spec.dense) if column.aggregate]
+        compute = functools.partial(_compute_aggregate_moments, job=self.job)
+        moments[indices] = merge_moments(list(self.map_tasks(compute, blocks)))
+
     def fit(self, blocks: list[Block], report: Report) -> Fitted:
         """Return the vocabularies and statistics of the blocks of the training days.
 
@@ -230,6 +244,7 @@ class Engine:
 
         self.count(blocks, report)
         rows, _, moments, vocabularies = add_up(self.job, blocks, fit_vocabulary)
+        self._add_moments(moments, blocks)
         if not rows:
             raise BadInputError(
                 f"split by {spec.split.by}: no well-formed row is for training",

@@ -12,26 +12,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.engines import kept_rows
 from nvt_torchrec.etl.engines.engine import Engine, Job, Report, open_runs
 from nvt_torchrec.etl.engines.kept_rows import KeptRows
 from nvt_torchrec.etl.engines.runs import SortedRun
+from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import (
-    BlockExtractor,
-    EventFiles,
-)
+from nvt_torchrec.etl.events.extract import BlockExtractor
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import (
@@ -55,10 +54,14 @@ from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys
 from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
 from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_table import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 if TYPE_CHECKING:
     from nvt_torchrec.workflows.compiled import CompiledWorkflow
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 def count_block(
@@ -153,13 +156,12 @@ def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.n
     distinct = table.distinct(column.name)
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([distinct[:0]])
-    codes = table.take_codes(column.name, rows)
-    numbers = np.bincount(codes.values[~codes.no_value], minlength=len(distinct))
-    seen = np.flatnonzero(numbers)
+    counts = table.count_values(column.name, rows, len(distinct))
+    seen = np.flatnonzero(counts)
     if isinstance(distinct, np.ndarray):
-        return Counts(distinct[seen], numbers[seen])
+        return Counts(distinct[seen], counts[seen])
     values = distinct.take(to_arrow(seen)).cast(pa.large_string())
-    return Counts(values, numbers[seen])
+    return Counts(values, counts[seen])
 
 
 def encode_block(
@@ -282,6 +284,12 @@ class Threads(Engine):
         with open_recorder(job.work, job.workers) as syncer, _threads(job.workers) as pool:
             for future in [pool.submit(encode_one, *item) for item in enumerate(groups)]:
                 yield from future.result()
+
+    def map_tasks(
+        self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """See :meth:`Engine.map_tasks`."""
+        return map_in_order(work, tasks, self.job.workers, "etl")
 
 
 @contextlib.contextmanager

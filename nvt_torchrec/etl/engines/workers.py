@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, Future, wait
 from distributed.client import ClosedClientError
@@ -34,6 +34,8 @@ from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 log = logging.getLogger(__name__)
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 #: Seconds for the comparison of the first block, which takes seconds; kernels are compiled, too.
 COMPARE_SECONDS = 300
@@ -63,9 +65,9 @@ class Workers(Engine):
             log.info("Criteo's format: kernels on the GPUs parse, count and encode text")
         if on_cards and self._agrees("counting", device.compare_counts, blocks[0]):
             tasks = device.divide_tasks(numbered, self.client)
-            results = self._results(device.count_blocks, tasks, on_cards)
+            results = self._run(device.count_blocks, tasks, on_cards)
         else:
-            results = self._results(_count_block, numbered)
+            results = self._run(_count_block, numbered)
         for rows in results:
             report(rows)
 
@@ -78,9 +80,9 @@ class Workers(Engine):
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):
             tasks = device.divide_tasks(units, self.client)
-            results = self._results(device.encode_units, tasks, on_cards, workflow=saved)
+            results = self._run(device.encode_units, tasks, on_cards, workflow=saved)
         else:
-            results = self._results(self._encode_block(), group_by_block(units), workflow=saved)
+            results = self._run(self._encode_block(), group_by_block(units), workflow=saved)
         for results_of_task in results:
             yield from results_of_task
 
@@ -125,12 +127,23 @@ class Workers(Engine):
             busy = [worker for worker, tasks in tasks_of_workers.items() if keys & set(tasks)]
             self.client.restart_workers(busy)
 
-    def _results(
+    def map_tasks(
+        self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """See :meth:`Engine.map_tasks`."""
+        return self._results(work, list(tasks))
+
+    def _run(
         self, task: Callable[..., Any], items: list, on_cards: bool = False, **options: Any
     ) -> Iterator[Any]:
         """Run a task of the job for each item; yield the results in their order."""
-        call = functools.partial(task, job=self.job, **options)
-        futures: list[Future] = self.client.map(call, items, pure=False, batch_size=1000)
+        return self._results(functools.partial(task, job=self.job, **options), items, on_cards)
+
+    def _results(
+        self, task: Callable[[Any], Any], items: list, on_cards: bool = False
+    ) -> Iterator[Any]:
+        """Run a task for each item; yield the results in their order."""
+        futures: list[Future] = self.client.map(task, items, pure=False, batch_size=1000)
         try:
             explained = device_errors(_REMEDY) if on_cards else contextlib.nullcontext()
             with readable_errors(self.client), explained:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
+from nvt_torchrec.base.files.mapping import map_array
+from nvt_torchrec.formats.feature_spec.events import HistoryRule
 from nvt_torchrec.workflows.event_groups import GroupSums
+from nvt_torchrec.workflows.event_state_arrays import DIRECTORY, list_history_files
+from nvt_torchrec.workflows.history_tail import HistoryTail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,3 +77,32 @@ class EarlierEvents:
         """Return the events of all parts."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*(np.concatenate(column, axis=-1) for column in columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlierFiles:
+    """Where what is kept of earlier days is, which :class:`.EarlierDays` and loading have checked.
+
+    It goes with each task to its worker, which maps what it needs.
+
+    Attributes:
+        extension: ``OUT/extension`` of the days before.
+        workflow: ``OUT/workflow`` of the days before.
+    """
+
+    extension: Path
+    workflow: Path
+
+    def open_group(self, number: int, group: GroupSums) -> EarlierEvents:
+        """Map the events of a group."""
+        return EarlierEvents.from_rows(map_array(self.extension / kept_file(number)), group)
+
+    def open_tail(self, rule: HistoryRule) -> HistoryTail:
+        """Map the newest events of a history."""
+        names = list_history_files(rule.name)
+        return HistoryTail(*(map_array(self.workflow / DIRECTORY / name) for name in names))
+
+
+def kept_file(group: int) -> str:
+    """Return the name of the file of a group's events, see :meth:`EarlierEvents.to_rows`."""
+    return f"events.{group}.npy"

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import mark_begins, mask_to_arrow, to_arrow, to_numpy
-from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, together
-from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.files.atomic import atomic_path, together
+from nvt_torchrec.base.files.mapping import write_array
 from nvt_torchrec.base.freed_memory import release_memory
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
+from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
@@ -32,127 +33,6 @@ _RELEASED_ROWS = 1 << 19
 def flag_type(spec: FeatureSpec) -> np.dtype:
     """Return the type of flags, which has room for all bits."""
     return np.min_scalar_type(2 ** history_bit(spec, len(spec.histories)) - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class EventFiles:
-    """The files of a run's events below its state.
-
-    The arrays of a block are in the order in which its events are known; ``order`` is there unless
-    that is the order of the rows, and ``time_order`` unless it is that of their times.
-    """
-
-    directory: Path
-
-    def times(self, name: str) -> Path:
-        """Int64 [1 or 2, n], microseconds: when an event happened; from when it is known."""
-        return self.directory / f"{name}.times.npy"
-
-    def flags(self, name: str) -> Path:
-        """Unsigned [n], see :data:`workflows.event_groups.TRAIN`."""
-        return self.directory / f"{name}.flags.npy"
-
-    def amounts(self, name: str) -> Path:
-        """Float64 [amounts, n], NaN where missing; only of a spec with such columns."""
-        return self.directory / f"{name}.amounts.npy"
-
-    def order(self, name: str) -> Path:
-        """Int64 [n], the number of the row of each event in the block."""
-        return self.directory / f"{name}.order.npy"
-
-    def time_order(self, name: str) -> Path:
-        """Int64 [2, n], the times, rising, and the places of the events."""
-        return self.directory / f"{name}.by_time.npy"
-
-    def pieces(self, name: str) -> Path:
-        """Int64 [pieces + 1], where the pieces of the rows begin, and the last one ends."""
-        return self.directory / f"{name}.pieces.npy"
-
-    def block_keys(self, name: str, group: int) -> Path:
-        """Int64 [keys], the different keys of a block, rising; 0 for none."""
-        return self.directory / f"{name}.{group}.keys.npy"
-
-    def codes(self, name: str, group: int) -> Path:
-        """Int32 [n], the place of each event's key among those of the block."""
-        return self.directory / f"{name}.{group}.codes.npy"
-
-    def numbers(self, name: str, group: int) -> Path:
-        """Int32 [n], the number of each event's key in the group; -1 without a key."""
-        return self.directory / f"{name}.{group}.numbers.npy"
-
-    def positions(self, name: str, group: int) -> Path:
-        """Int64 [n], where the sums of each row of a block are in those of the group."""
-        return self.directory / f"{name}.{group}.positions.npy"
-
-    def sums(self, group: int) -> Path:
-        """Integers [sums, rows], what the events before each row sum up to; by partition, time."""
-        return self.directory / f"{group}.sums.npy"
-
-    def totals(self, group: int) -> Path:
-        """Float64 [totals, 2, rows]: of each, how many numbers and their sum; where wanted."""
-        return self.directory / f"{group}.totals.npy"
-
-    def picks(self, group: int) -> Path:
-        """Float64 [picks, rows], numbers of the events before; only where wanted."""
-        return self.directory / f"{group}.picks.npy"
-
-    def distinct(self, group: int) -> Path:
-        """Integers [distinct, rows], how many values the events before have; where wanted."""
-        return self.directory / f"{group}.distinct.npy"
-
-    def last(self, group: int) -> Path:
-        """Int64 [rows], the time of the last event before; only where it is wanted."""
-        return self.directory / f"{group}.last.npy"
-
-    def tail(self, history: str, name: str) -> Path:
-        """An array of the newest events of a history, see :class:`.HistoryTail`."""
-        return self.directory / f"tail.{history}.{name}.npy"
-
-    def summed(self, group: int, name: str) -> Path:
-        """An array of a group's :class:`workflows.event_sums.GroupEvents`."""
-        return self.directory / f"{group}.summed.{name}.npy"
-
-    def scratch(self, group: int, name: str) -> Path:
-        """An array of a group that is deleted before its sums are read."""
-        return self.directory / f".{group}.{name}.npy{TEMPORARY}"
-
-    def values(self, name: str) -> Path:
-        """The columns of the histories, as dictionaries of values, in the order of the rows."""
-        return self.directory / f"{name}.arrow"
-
-    def ids(self, name: str) -> Path:
-        """Int32 [columns of histories, n], their ids."""
-        return self.directory / f"{name}.ids.npy"
-
-    def hours(self, name: str) -> Path:
-        """What :func:`etl.units.hours.count_hours` returns of the events of a block."""
-        return self.directory / f"{name}.hours.npy"
-
-    def keys(self, group: int) -> Path:
-        """Int64 [keys], the keys of a group by their numbers: rising."""
-        return self.directory / f"{group}.keys.npy"
-
-    def row_keys(self, group: int) -> Path:
-        """Int64 [keys], the keys of a group's rows, rising."""
-        return self.directory / f"{group}.row_keys.npy"
-
-    def row_indices(self, group: int) -> Path:
-        """Int32 [keys], of each key the number of smaller keys of rows: its index among these."""
-        return self.directory / f"{group}.row_indices.npy"
-
-    def read_order(self, name: str) -> slice | np.ndarray:
-        """Return the rows of a block's events; a slice of all if they are in the same order."""
-        file = self.order(name)
-        return map_array(file) if file.exists() else slice(None)
-
-    def read(self, name: str, path: Path) -> np.ndarray:
-        """Return an array [.., n] of a block's events in the order of the rows."""
-        array, order = map_array(path), self.read_order(name)
-        if isinstance(order, slice):
-            return array
-        ordered = np.empty_like(array)
-        ordered[..., order] = array
-        return ordered
 
 
 def extract(
@@ -182,7 +62,8 @@ def extract(
     """
     if files.times(block_name(block)).exists():  # by an engine that counts, or an earlier process
         return 0
-    # where no row is left out, none is that has a wrong value in another column
+    # Without quarantine a malformed row ends the run, so the columns of the events suffice; with
+    # it, all columns decide which rows count.
     read = spec if max_bad_rows else read_events_alone(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
@@ -270,8 +151,7 @@ class BlockExtractor:
                 write_array(files.order(name), order)
                 times, flags = times[:, order], flags[order]
             if not is_rising(times[0]):
-                by_time = np.argsort(times[0], kind="stable")
-                write_array(files.time_order(name), np.stack([times[0, by_time], by_time]))
+                write_array(files.time_order(name), np.argsort(times[0], kind="stable"))
             for group, keys in enumerate(self._keys):
                 distinct, codes = code_keys(keys)
                 write_array(files.block_keys(name, group), distinct)

@@ -1,12 +1,18 @@
-"""Write the events of histories, once their columns have ids, and what is kept of them."""
+"""Write the events of histories, once their columns have ids, and what is kept of them.
+
+Each block writes its events of each history by the partitions of the group, with their ids. Then a
+task for each history takes one partition after the other, so that events are stored by key.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,68 +21,138 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.base.files.growing import GrowingArray
-from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.etl.events.extract import EventFiles, history_bit
+from nvt_torchrec.base.files.mapping import map_array
+from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.etl.events.earlier_events import EarlierFiles
+from nvt_torchrec.etl.events.event_files import EventFiles
+from nvt_torchrec.etl.events.event_log import EventLog
+from nvt_torchrec.etl.events.event_records import gather_part, history_dtype, write_records
+from nvt_torchrec.etl.events.extract import is_rising
 from nvt_torchrec.etl.events.partitions import (
-    KeyRanges,
-    PartitionFiles,
-    count_numbers,
-    cut_keys,
+    MAX_IN_MEMORY,
+    divide_numbers,
     find_keys,
-    iterate_slices,
     sort_by_key,
 )
-from nvt_torchrec.etl.events.timeline import EventBlock, EventLog
 from nvt_torchrec.formats.feature_spec.columns import NULL_ID
 from nvt_torchrec.formats.feature_spec.events import HistoryRule
 from nvt_torchrec.formats.histories import HISTORIES, StoredHistory, write_history
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.event_groups import history_bit
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 _TAIL_ARRAYS = [field.name for field in dataclasses.fields(HistoryTail)]
+#: A process loads a workflow once, also where two threads need it at the same time.
+_LOADING = threading.Lock()
 
 
 def write_histories(
     log: EventLog,
-    workflow: CompiledWorkflow,
-    tails: Sequence[HistoryTail] | None,
+    description: WorkflowDescription,
+    earlier: EarlierFiles | None,
     first_keys: dict[str, int],
-) -> list[HistoryTail]:
-    """Write the histories of a run or an extension below the directory of its events.
+    map_tasks: MapTasks,
+) -> None:
+    """Write the histories of a run or an extension, and their newest events, below the events.
 
     Args:
-        log: The events.
-        workflow: Gives the ids.
-        tails: Of each history, the newest events of the days before; None without such days.
+        log: The events, whose partitions are known.
+        description: Of the workflow that gives the ids.
+        earlier: What is kept of the days before; None of a run.
         first_keys: Of each history, the number of its first key.
-
-    Returns:
-        Of each history, the newest events of each key.
+        map_tasks: Runs tasks.
 
     Raises:
         OutputError: The directory cannot be written.
     """
-    spec = workflow.spec
-    files, names = log.files, log.names
+    files, groups = log.files, _list_groups(log)
     shutil.rmtree(files.directory / HISTORIES, ignore_errors=True)  # of an earlier process
-    for name in names if spec.histories else ():
-        ids = _encode(files.values(name), workflow)[:, files.read_order(name)]
-        write_array(files.ids(name), ids)
-    kept = []
-    for number, rule in enumerate(spec.histories):
-        tail = tails[number] if tails else HistoryTail.none(len(rule.columns))
-        history = HistoryReader(log, number, tail)
-        stored = StoredHistory(rule.name, rule.columns)
-        with (
-            write_history(files.directory, stored, first_keys[rule.name]) as writer,
-            HistoryTailWriter(files, rule) as newest,
-        ):
-            for keys, is_row_key, counts, known, ids in history.read():
-                columns = ids if is_row_key.all() else ids[:, np.repeat(is_row_key, counts)]
-                writer.add(counts[is_row_key], dict(zip(rule.columns, columns, strict=True)))
-                newest.add(HistoryTail.newest(keys, counts, known, ids, rule.kept))
-        kept.append(newest.read())
-    return kept
+    for group in set(groups):
+        files.delete_scratch(group)
+    divide = functools.partial(
+        divide_histories, log=log, workflow=description.path, digest=description.digest
+    )
+    for _ in map_tasks(divide, log.names):
+        pass
+    store = functools.partial(store_history, log=log, earlier=earlier, first_keys=first_keys)
+    for _ in map_tasks(store, range(len(groups))):
+        pass
+    for group in set(groups):
+        files.delete_scratch(group)
+
+
+def read_tail(files: EventFiles, rule: HistoryRule) -> HistoryTail:
+    """Map the newest events of each key of a history."""
+    return HistoryTail(*(map_array(files.tail(rule.name, name)) for name in _TAIL_ARRAYS))
+
+
+def _list_groups(log: EventLog) -> list[int]:
+    """Return the number of the group of each history."""
+    return [log.spec.groups.index(rule.group) for rule in log.spec.histories]
+
+
+def _make_path(log: EventLog, history: int, name: str) -> Path:
+    """Return the file of a block's events of a history."""
+    return log.files.scratch(_list_groups(log)[history], f"history.{history}.{name}")
+
+
+def divide_histories(name: str, log: EventLog, workflow: Path, digest: str) -> None:
+    """Write the events of all histories of a block, with their ids, by partition and time.
+
+    Args:
+        name: The name of the block.
+        log: The events.
+        workflow: The directory of the workflow that gives the ids.
+        digest: Its digest.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    spec, files = log.spec, log.files
+    with _LOADING:
+        encoder = _load_encoder(workflow, digest)
+    ids = _encode(files.values(name), encoder)[:, files.read_order(name)]
+    flags, known = map_array(files.flags(name)), map_array(files.times(name))[-1]
+    for history, (rule, group) in enumerate(zip(spec.histories, _list_groups(log), strict=True)):
+        numbers = map_array(files.numbers(name, group))
+        is_event = flags >> history_bit(spec, history) & 1 == 1
+        numbers = np.where(is_event, numbers, np.int32(-1))
+        order, offsets, in_partition = divide_numbers(numbers, map_array(files.bounds(group)))
+        chosen = [spec.history_columns.index(column) for column in rule.columns]
+        columns = {"known": known, "numbers": in_partition, "ids": ids[chosen]}
+        dtype = history_dtype(len(rule.columns))
+        write_records(_make_path(log, history, name), dtype, offsets, order, columns)
+
+
+def store_history(
+    history: int, log: EventLog, earlier: EarlierFiles | None, first_keys: dict[str, int]
+) -> None:
+    """Write a history below the directory of the events, and the newest events of each key.
+
+    Args:
+        history: Its number.
+        log: The events; each block has written those of the history.
+        earlier: What is kept of the days before; None of a run.
+        first_keys: Of each history, the number of its first key.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    rule, files = log.spec.histories[history], log.files
+    stored = StoredHistory(rule.name, rule.columns)
+    with (
+        write_history(files.directory, stored, first_keys[rule.name]) as writer,
+        HistoryTailWriter(files, rule) as newest,
+    ):
+        for events in HistoryReader(log, history, earlier).read():
+            ids, counts = events.ids, events.counts
+            newest.add(HistoryTail.newest(events.keys, counts, events.known, ids, rule.kept))
+            if not events.is_row_key.all():
+                ids = ids[:, np.repeat(events.is_row_key, counts)]
+                counts = counts[events.is_row_key]
+            writer.add(counts, dict(zip(rule.columns, ids, strict=True)))
 
 
 class HistoryTailWriter:
@@ -88,10 +164,12 @@ class HistoryTailWriter:
     """
 
     def __init__(self, files: EventFiles, rule: HistoryRule) -> None:
-        self._paths = [files.tail(rule.name, name) for name in _TAIL_ARRAYS]
-        kinds = (np.int64, None), (np.int64, None), (np.int64, None), (np.int32, len(rule.columns))
+        keys, offsets, known, ids = (files.tail(rule.name, name) for name in _TAIL_ARRAYS)
         self._arrays = [
-            GrowingArray(path, *kind) for path, kind in zip(self._paths, kinds, strict=True)
+            GrowingArray(keys, np.int64),
+            GrowingArray(offsets, np.int64),
+            GrowingArray(known, np.int64),
+            GrowingArray(ids, np.int32, len(rule.columns)),
         ]
         self._arrays[1].append(np.zeros(1, np.int64))  # the first offset
 
@@ -111,89 +189,90 @@ class HistoryTailWriter:
         known.append(tail.known)
         ids.append(tail.ids)
 
-    def read(self) -> HistoryTail:
-        """Map what was written."""
-        return HistoryTail(*map(map_array, self._paths))
+
+@dataclasses.dataclass(frozen=True)
+class HistoryEvents:
+    """The events of a history of some keys, by key, then time.
+
+    Attributes:
+        keys: int64 [keys].
+        is_row_key: bool [keys], whether rows have them.
+        counts: int64 [keys], how many events each has.
+        known: int64 [events], from when they are known.
+        ids: int32 [columns, events].
+    """
+
+    keys: np.ndarray
+    is_row_key: np.ndarray
+    counts: np.ndarray
+    known: np.ndarray
+    ids: np.ndarray
 
 
 class HistoryReader:
     """Reads the events of a history, those that are kept of earlier days and new ones."""
 
-    def __init__(self, log: EventLog, number: int, tail: HistoryTail) -> None:
-        rule = log.spec.histories[number]
-        self._log, self._bit, self._tail = log, history_bit(log.spec, number), tail
+    def __init__(self, log: EventLog, history: int, earlier: EarlierFiles | None) -> None:
+        rule = log.spec.histories[history]
+        self._log, self._history = log, history
         self._group = log.spec.groups.index(rule.group)
-        columns = log.spec.history_columns
-        self._columns = np.array([columns.index(name) for name in rule.columns])
+        self._columns = len(rule.columns)
+        self._tail = earlier.open_tail(rule) if earlier else HistoryTail.none(self._columns)
 
-    def _iterate(self) -> Iterator[EventBlock]:
-        """Yield the new events of the history in the order of time, with the ids of its columns."""
-        for events in self._log.iterate_events(self._group, with_ids=True):
-            chosen = np.flatnonzero((events.numbers >= 0) & (events.flags >> self._bit & 1 == 1))
-            of_history = events.take(chosen)
-            assert of_history.ids is not None
-            yield dataclasses.replace(of_history, ids=of_history.ids[self._columns])
-
-    def read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield the events of ranges of keys, which follow each other.
-
-        Yields:
-            int64 [keys], the keys; bool [keys], whether rows have them; int64 [keys], how many
-            events each has; of all of them by key, then time, from when they are known, int64
-            [events], and their ids, int32 [columns, events].
-        """
-        files, group, tail = self._log.files, self._group, self._tail
+    def read(self) -> Iterator[HistoryEvents]:
+        """Yield the events of ranges of keys, which follow each other."""
+        files, group = self._log.files, self._group
         all_keys, row_indices = map_array(files.keys(group)), map_array(files.row_indices(group))
         num_row_keys = len(map_array(files.row_keys(group)))
-        arrays = PartitionFiles(files, group)
-        arrays.delete()  # of a process that was killed
-        counts = arrays.create_counts(2, len(all_keys))
-        for name in self._log.names:
-            flags = self._log.map(files.flags(name))
-            numbers = self._log.map(files.numbers(name, group))
-            count_numbers(numbers[flags >> self._bit & 1 == 1], counts[0])
-        for piece in iterate_slices(0, len(tail.keys)):
-            num_events = np.diff(tail.offsets[piece.start : piece.stop + 1])
-            counts[1, np.searchsorted(all_keys, tail.keys[piece])] = num_events
-        bounds = cut_keys(counts)
-        ranges = KeyRanges(bounds, counts[0])
-        arrays.write_events(self._iterate(), ranges)
-        for i, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        bounds = map_array(files.bounds(group)).tolist()
+        for partition, (begin, end) in enumerate(itertools.pairwise(bounds)):
             keys = all_keys[begin:end]
-            # a key of earlier days alone has the same index as the next key that rows have
+            # A key of earlier days alone has the same index as the next key that rows have.
             following = row_indices[end] if end < len(all_keys) else num_row_keys
             is_row_key = np.diff(row_indices[begin:end], append=following) > 0
-            events = arrays.read_events(slice(*ranges.offsets[i : i + 2].tolist()))
-            yield keys, is_row_key, *self._sort(keys, events)
-        arrays.delete()
+            yield self._sort(keys, is_row_key, self._gather(partition, len(bounds) - 1))
 
-    def _sort(
-        self, keys: np.ndarray, events: list[EventBlock]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the events of some keys by key, then time.
+    def _gather(self, partition: int, partitions: int) -> np.ndarray:
+        """Return the new events that all blocks have of a partition, records [n]."""
+        log, history = self._log, self._history
+        paths = [_make_path(log, history, name) for name in log.names]
+        spilled = log.files.scratch(self._group, f"history.{history}.spilled")
+        dtype = history_dtype(self._columns)
+        records, _ = gather_part(paths, dtype, partitions, partition, spilled, MAX_IN_MEMORY)
+        return records
+
+    def _sort(self, keys: np.ndarray, is_row_key: np.ndarray, records: np.ndarray) -> HistoryEvents:
+        """Return the old and new events of some keys.
 
         Args:
             keys: int64 [keys].
-            events: Their new events, by time, as one block; none without events.
-
-        Returns:
-            How many each key has; from when they are known; their ids; see :meth:`read`.
+            is_row_key: bool [keys], whether rows have them.
+            records: Their new events [n], those of each block by time.
         """
         tail = self._tail.take(find_keys(self._tail.keys, keys))
         old_keys, old_known = tail.expand()
-        numbers, known, ids = [np.searchsorted(keys, old_keys)], [old_known], [tail.ids]
-        for block in events:
-            assert block.ids is not None
-            numbers.append(block.numbers)
-            known.append(block.known)
-            ids.append(block.ids)
-        number_of_event, known_of_event = np.concatenate(numbers), np.concatenate(known)
-        order = np.arange(len(known_of_event))
-        if len(old_keys):  # of events known at once, those of earlier days come first
-            order = np.argsort(known_of_event, kind="stable")
-        order = order[sort_by_key(number_of_event[order], len(keys))]
-        counts = np.bincount(number_of_event, minlength=len(keys))
-        return counts, known_of_event[order], np.concatenate(ids, axis=1)[:, order]
+        numbers = np.concatenate([np.searchsorted(keys, old_keys), records["numbers"]])
+        known = np.concatenate([old_known, records["known"]])
+        # A stable sort: of events known at once, those of earlier days come first, then those of
+        # the first block.
+        order = np.arange(len(known))
+        if not is_rising(known):
+            order = np.argsort(known, kind="stable")
+        order = order[sort_by_key(numbers[order], len(keys))]
+        counts = np.bincount(numbers, minlength=len(keys))
+        ids = np.concatenate([tail.ids, records["ids"].T], axis=1)
+        return HistoryEvents(keys, is_row_key, counts, known[order], ids[:, order])
+
+
+@functools.lru_cache(1)
+def _load_encoder(path: Path, digest: str) -> CompiledWorkflow:
+    """Load a workflow without its events; keep the last one loaded.
+
+    Args:
+        path: The directory of the workflow.
+        digest: Its digest: workers go on with other runs, of which one may write to the same path.
+    """
+    return compiled.load(path, events=False)
 
 
 def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:
@@ -203,9 +282,11 @@ def _encode(path: Path, workflow: CompiledWorkflow) -> np.ndarray:
         encoded = []
         for name in workflow.spec.history_columns:
             column = table.column(name).combine_chunks()
-            column = column if isinstance(column, pa.Array) else column.chunk(0)
+            if not isinstance(column, pa.Array):
+                column = column.chunk(0)
             values = column.dictionary
-            values = values if pa.types.is_string(values.type) else to_numpy(values)
+            if not pa.types.is_string(values.type):
+                values = to_numpy(values)
             ids = np.append(workflow.encode_values(name, values), np.int32(NULL_ID))
             absent = null_mask(column.indices)
             encoded.append(ids[np.where(absent, -1, to_numpy(column.indices))])

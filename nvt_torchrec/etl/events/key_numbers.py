@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy as np
 from nvt_torchrec.base.files.atomic import delete
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
-from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.etl.events.earlier_events import EarlierFiles
+from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.workflows.event_groups import sums_of_groups
 
 #: About how many keys of all blocks are merged at once.
 MERGED_KEYS = 1 << 20
@@ -22,74 +24,99 @@ MERGED_KEYS = 1 << 20
 _SAMPLED = 1 << 8
 
 
-def number_keys(log: EventLog, earlier: Sequence[EarlierEvents], threads: int) -> None:
+def number_keys(log: EventLog, earlier: EarlierFiles | None, map_tasks: MapTasks) -> None:
     """Write all keys, and the number of each key of each event.
+
+    A key is a task, which merges the keys of all blocks; then a block is one.
 
     Args:
         log: The events.
-        earlier: Of each group, the events of days before.
-        threads: How many blocks are in work at once.
+        earlier: What is kept of the days before; None of a run.
+        map_tasks: Runs tasks.
     """
-    groups_by_block: dict[str, list[int]] = {}
-    for group, key in enumerate(log.spec.event_keys):
-        of_source = log.event_names(key.source) if key.source else []
-        for name in (*_row_blocks(log, group), *of_source):
-            groups_by_block.setdefault(name, []).append(group)
-        _write_keys(log, group, earlier)
-
-    def number_block(name: str) -> None:
-        for group in groups_by_block[name]:
-            keys = map_array(log.files.keys(group))
-            block_keys = map_array(log.files.block_keys(name, group))
-            numbers = np.searchsorted(keys, block_keys).astype(np.int32)
-            numbers[block_keys == 0] = -1  # no key
-            # an event has the index of its key among those of its block
-            codes = map_array(log.files.codes(name, group))
-            write_array(log.files.numbers(name, group), numbers[codes])
-
-    for _ in map_in_order(number_block, groups_by_block, threads, "events"):
+    for _ in map_tasks(
+        functools.partial(write_keys, log=log, earlier=earlier), range(len(log.spec.event_keys))
+    ):
+        pass
+    keys_by_block: dict[str, list[int]] = {}
+    for key in range(len(log.spec.event_keys)):
+        for name in log.list_blocks(key):
+            keys_by_block.setdefault(name, []).append(key)
+    for _ in map_tasks(functools.partial(number_block, log=log), keys_by_block.items()):
         pass
 
 
-def _row_blocks(log: EventLog, group: int) -> Sequence[str]:
-    """Return the blocks whose rows have keys of a group; none if only events have such keys."""
-    return log.names if group < len(log.spec.row_keys) else []
+def number_block(block: tuple[str, list[int]], log: EventLog) -> None:
+    """Write the numbers of the keys of a block's events.
+
+    Args:
+        block: Its name, and the keys that it has.
+        log: The events.
+    """
+    name, keys_of_block = block
+    for key in keys_of_block:
+        all_keys = map_array(log.files.keys(key))
+        block_keys = map_array(log.files.block_keys(name, key))
+        numbers = np.searchsorted(all_keys, block_keys).astype(np.int32)
+        numbers[block_keys == 0] = -1  # no key
+        # An event has the index of its key among those of its block.
+        codes = map_array(log.files.codes(name, key))
+        write_array(log.files.numbers(name, key), numbers[codes])
 
 
-def _write_keys(log: EventLog, group: int, earlier: Sequence[EarlierEvents]) -> None:
-    """Write the different keys of a group, and those of its rows, rising, but for 0."""
+def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
+    """Write the different values of a key, and those that rows have, rising, but for 0.
+
+    Args:
+        key: Its number in the spec.
+        log: The events.
+        earlier: What is kept of the days before; None of a run.
+    """
     files = log.files
-    source = log.spec.event_keys[group].source
-    of_source = log.event_names(source) if source else []
-    before = [earlier[group].key] if group < len(earlier) else []
-    for other, pair_keys in enumerate(log.pair_keys):
-        if group in pair_keys:
-            pairs = earlier[other].pairs[pair_keys.index(group)]
-            before += _sort_pieces(files.scratch(group, "pairs"), pairs)
+    row_blocks = log.list_row_blocks(key)
+    source_blocks = log.list_blocks(key)[len(row_blocks) :]
+    kept_keys = _read_kept_keys(key, log, earlier) if earlier else []
 
-    def row_keys() -> Iterator[np.ndarray]:
-        for name in _row_blocks(log, group):
-            yield log.map(files.block_keys(name, group))
+    def iterate_row_keys() -> Iterator[np.ndarray]:
+        for name in row_blocks:
+            yield map_array(files.block_keys(name, key))
 
-    def other_keys() -> Iterator[np.ndarray]:
-        # a row looks up what events of its key sum up to, wherever these are
-        for name in of_source:
-            yield log.map(files.block_keys(name, group))
-        yield from before
+    def iterate_other_keys() -> Iterator[np.ndarray]:
+        # A row looks up what events of its key sum up to, whatever file these are from.
+        for name in source_blocks:
+            yield map_array(files.block_keys(name, key))
+        yield from kept_keys
 
-    num_rows = 0
+    num_row_keys = 0
     with contextlib.ExitStack() as stack:
-        written = stack.enter_context(GrowingArray(files.keys(group), np.int64))
-        written_rows = stack.enter_context(GrowingArray(files.row_keys(group), np.int64))
-        indices = stack.enter_context(GrowingArray(files.row_indices(group), np.int32))
-        for begin, end in _cut_hashes(itertools.chain(row_keys(), other_keys())):
-            of_rows = _merge_keys(row_keys(), begin, end)
-            keys = _merge_keys(itertools.chain([of_rows], other_keys()), begin, end)
+        written = stack.enter_context(GrowingArray(files.keys(key), np.int64))
+        written_row_keys = stack.enter_context(GrowingArray(files.row_keys(key), np.int64))
+        indices = stack.enter_context(GrowingArray(files.row_indices(key), np.int32))
+        for begin, end in _cut_hashes(itertools.chain(iterate_row_keys(), iterate_other_keys())):
+            row_keys = _merge_keys(iterate_row_keys(), begin, end)
+            keys = _merge_keys(itertools.chain([row_keys], iterate_other_keys()), begin, end)
             written.append(keys)
-            written_rows.append(of_rows)
-            indices.append(num_rows + np.searchsorted(of_rows, keys))
-            num_rows += len(of_rows)
-    delete(files.scratch(group, "pairs"))
+            written_row_keys.append(row_keys)
+            indices.append(num_row_keys + np.searchsorted(row_keys, keys))
+            num_row_keys += len(row_keys)
+    delete(_pairs_file(log, key))
+
+
+def _pairs_file(log: EventLog, key: int) -> Path:
+    return log.files.scratch(key, "pairs")
+
+
+def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.ndarray]:
+    """Return sorted arrays of the values of a key that events of earlier days have."""
+    groups = sums_of_groups(log.spec)
+    kept_keys = []
+    if key < len(groups):
+        kept_keys.append(earlier.open_group(key, groups[key]).key)
+    for number, pair_keys in enumerate(list_pair_keys(log.spec)):
+        if key in pair_keys:
+            pairs = earlier.open_group(number, groups[number]).pairs[pair_keys.index(key)]
+            kept_keys += _sort_pieces(_pairs_file(log, key), pairs)
+    return kept_keys
 
 
 def _sort_pieces(path: Path, values: np.ndarray) -> list[np.ndarray]:
@@ -108,7 +135,9 @@ def _cut_hashes(arrays: Iterable[np.ndarray]) -> list[tuple[int | None, int | No
 
     A range ends where the next one begins; the first one has no begin, and the last one no end.
     """
-    sampled = [np.empty(0, np.int64), *(keys[::_SAMPLED] for keys in arrays)]
+    sampled = [np.empty(0, np.int64)]
+    for keys in arrays:
+        sampled.append(np.array(keys[::_SAMPLED]))  # a view would keep the file open
     sample = np.sort(np.concatenate(sampled))
     cuts: list[int | None] = [*np.unique(sample[:: max(1, MERGED_KEYS // _SAMPLED)]).tolist()]
     return [*itertools.pairwise([None, *cuts[1:], None])]
@@ -120,6 +149,6 @@ def _merge_keys(arrays: Iterable[np.ndarray], begin: int | None, end: int | None
     for keys in arrays:
         first = 0 if begin is None else np.searchsorted(keys, begin)
         last = len(keys) if end is None else np.searchsorted(keys, end)
-        pieces.append(keys[first:last])
+        pieces.append(np.array(keys[first:last]))  # a view would keep the file open
     merged = np.unique(np.concatenate(pieces))
     return merged[merged != 0]

@@ -6,6 +6,7 @@ row of a wrong clock, a year ahead, would leave every window empty, and refuse e
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,14 +18,14 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
-from nvt_torchrec.etl.events.extract import EventFiles
+from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
-from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys, read_events_alone
 from nvt_torchrec.formats.rows import UNLIMITED
+from nvt_torchrec.workflows.event_groups import BEFORE_ALL
 
 log = logging.getLogger(__name__)
 
@@ -74,33 +75,62 @@ def read_end(
     return end
 
 
+@dataclasses.dataclass(frozen=True)
+class LateRows:
+    """The late rows of a block.
+
+    Attributes:
+        count: How many there are.
+        row: The index of the first of them in the block; 0 without late rows.
+        time: Its time; 0 without late rows.
+        newest: The newest time of the other rows; the earliest there is without other rows.
+    """
+
+    count: int
+    row: int
+    time: int
+    newest: int
+
+
+def find_late_rows(name: str, files: EventFiles, end: int) -> LateRows:
+    """Find the late rows of a block.
+
+    Args:
+        name: The name of the block.
+        files: The events of its rows, of which none is malformed.
+        end: The time from which rows are late.
+    """
+    times = files.read(name, files.times(name))[0]
+    late = np.flatnonzero(times >= end)
+    newest = int(times[times < end].max(initial=BEFORE_ALL))
+    if not len(late):
+        return LateRows(0, 0, 0, newest)
+    return LateRows(len(late), int(late[0]), int(times[late[0]]), newest)
+
+
 def warn_of_late_rows(
-    blocks: Sequence[Block], spec: FeatureSpec, files: EventFiles, end: int, newest: int
+    blocks: Sequence[Block], spec: FeatureSpec, late_rows: Sequence[LateRows], newest: int
 ) -> None:
     """Say how many rows are late, and where the first of them is.
 
     Args:
         blocks: The log.
         spec: The columns.
-        files: The events of its blocks, which have no malformed row.
-        end: The time from which rows are late.
-        newest: The newest time before it.
+        late_rows: Those of each block; there is at least one.
+        newest: The newest time of the other rows.
     """
-    found = []
-    for block in blocks:
-        name = block_name(block)
-        times = files.read(name, files.times(name))[0]
-        found += [(block, int(row), int(times[row])) for row in np.flatnonzero(times >= end)]
-    (block, row, time), reader = found[0], get_format(spec)
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    found = [(block, late) for block, late in zip(blocks, late_rows, strict=True) if late.count]
+    (block, first), reader = found[0], get_format(spec)
+    num_rows = sum(late.count for _, late in found)
+    more = f" (and {num_rows - 1} more)" if num_rows > 1 else ""
     log.warning(
         "warning: %s, %s %d: a row of %s%s is long after all others, the newest of which is of %s\n"
         "  -> correct its time, or leave such rows out with --on_bad_rows quarantine; until then, "
         "inference knows what happened until %s",
         block.source,
         reader.unit,
-        reader.first_line(block) + row,
-        format_time(time),
+        reader.first_line(block) + first.row,
+        format_time(first.time),
         more,
         format_time(newest),
         format_time(newest),

@@ -1,132 +1,180 @@
-"""Divide the rows and events of each group into partitions, and sum these up."""
+"""Divide the rows and events of a group into partitions, sum these up, and give rows their sums.
+
+Each step is made of tasks, one for each block or partition. A task writes files of its own and
+returns counts, so that tasks may run in threads or on the machines of a cluster:
+
+1. count the rows and events of each block by ranges of keys, and cut these into partitions;
+2. write those of each block by partition (:mod:`.partitions`);
+3. sum up each partition (:mod:`.sums`);
+4. collect what the partitions say of the rows of each block;
+5. put together what the partitions keep for further days.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import dataclasses
+import functools
+from collections.abc import Callable
 
 import numpy as np
 
-from nvt_torchrec.base.files.growing import create_array
-from nvt_torchrec.base.files.mapping import map_array
-from nvt_torchrec.base.threads import map_in_order
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
-from nvt_torchrec.etl.events.extract import EventFiles
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.base.files.growing import GrowingArray, create_array
+from nvt_torchrec.base.files.mapping import map_array, write_array
+from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_files import EventFiles
+from nvt_torchrec.etl.events.event_log import EventLog
+from nvt_torchrec.etl.events.event_records import put_records, read_part
+from nvt_torchrec.etl.events.label_rates import KeyMoments
 from nvt_torchrec.etl.events.partitions import (
-    KeyRanges,
-    PartitionFiles,
-    count_keys,
-    count_numbers,
+    DividedGroup,
+    choose_bucket_size,
+    count_buckets,
     cut_keys,
-    find_keys,
+    divide_block,
 )
-from nvt_torchrec.etl.events.sums import Partition, Summed, sum_partition
-from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.events.sums import sum_partition
 from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, sums_of_groups
-from nvt_torchrec.workflows.history_tail import HistoryTail
+
+#: Beyond so many events, sums take 64 bits.
+_MAX_SMALL_SUM = 2**31 - 1
 
 
-def sum_up(
+@dataclasses.dataclass(frozen=True)
+class SummedGroup:
+    """What is known of a group whose events are summed up.
+
+    Attributes:
+        moments: What rates are smoothed by, see :meth:`.KeyMoments.sum`.
+        kept: The file of what is kept for further days.
+    """
+
+    moments: np.ndarray
+    kept: FileEntry
+
+
+def sum_group(
     log: EventLog,
-    earlier: Sequence[EarlierEvents],
-    tails: Sequence[HistoryTail],
+    number: int,
+    earlier: EarlierFiles | None,
     newest: int,
-    threads: int,
+    map_tasks: MapTasks,
     report: Callable[[float], object] = lambda rows: None,
-) -> Iterator[Summed]:
-    """Write what the events before each row sum up to; yield the sums of each partition.
-
-    They are yielded in the order of groups, then of keys.
+) -> SummedGroup:
+    """Write what the events of a group before each row sum up to, and what is kept of them.
 
     Args:
-        log: The events.
-        earlier: Of each group, the events of days before.
-        tails: Of each history, the newest events of days before; none without such days.
+        log: The events, whose keys are numbered.
+        number: The number of the group.
+        earlier: What is kept of the days before; None of a run.
         newest: The time of the newest row that is not late, also of earlier days.
-        threads: How many partitions are summed up at once.
-        report: Called with the number of rows done since the last call, counting a row once.
+        map_tasks: Runs tasks.
+        report: Called with the number of rows done since the last call.
     """
-    groups = sums_of_groups(log.spec)
-    partitions = (
-        partition
-        for number, wanted in enumerate(groups)
-        for partition in _divide(log, number, wanted, earlier[number], tails, newest)
+    log.files.delete_scratch(number)  # of a process that was killed
+    group = _divide_keys(log, number, earlier, map_tasks)
+    for _ in map_tasks(functools.partial(divide_block, group=group), log.list_blocks(number)):
+        pass
+    add_up = functools.partial(sum_partition, group=group, earlier=earlier, newest=newest)
+    for rows in map_tasks(add_up, range(group.partitions)):
+        report(rows)
+    for _ in map_tasks(functools.partial(collect_sums, group=group), range(len(log.names))):
+        pass
+    (summed,) = map_tasks(join_partitions, [group])
+    log.files.delete_scratch(number)
+    return summed
+
+
+def _divide_keys(
+    log: EventLog, number: int, earlier: EarlierFiles | None, map_tasks: MapTasks
+) -> DividedGroup:
+    """Cut the keys of a group into partitions by counts of rows and events; write their bounds."""
+    group = sums_of_groups(log.spec)[number]
+    files = log.files
+    num_keys = len(map_array(files.keys(number)))
+    blocks = log.list_blocks(number)
+    rows = sum(len(map_array(files.flags(name))) for name in blocks)
+    bucket_size = choose_bucket_size(num_keys, 2 * rows)
+    count = functools.partial(
+        _count_block, log=log, number=number, num_keys=num_keys, bucket_size=bucket_size
     )
-    results = map_in_order(sum_partition, partitions, threads, "events")
-    for number, summed in itertools.groupby(results, key=lambda result: result.group):
-        for result in summed:
-            report(result.rows / len(groups))
-            yield result
-        PartitionFiles(log.files, number).delete()
-    outputs = []
-    for number, wanted in enumerate(groups):
-        outputs += [path for path, _, _ in _list_outputs(log.files, number, wanted, np.int64)]
-        outputs += [log.files.positions(name, number) for name in log.names]
-    log.sync(outputs)
-
-
-def _divide(
-    log: EventLog,
-    group: int,
-    wanted: GroupSums,
-    earlier: EarlierEvents,
-    tails: Sequence[HistoryTail],
-    newest: int,
-) -> Iterator[Partition]:
-    """Write the rows and events of a group by partition, and yield the partitions."""
-    spec, files = log.spec, log.files
-    keys, arrays = map_array(files.keys(group)), PartitionFiles(files, group)
-    arrays.delete()  # of a process that was killed
-    counts = arrays.create_counts(3, len(keys))
-    of_rows, of_events, of_earlier = counts
-    without_key = 0
-    for name in log.names:
-        without_key += count_numbers(log.map(files.numbers(name, group)), of_rows)
-    for name in log.event_names(wanted.source):
-        numbers = log.map(files.numbers(name, group))
-        if spec.negatives:  # a row that was drawn is no event
-            numbers = numbers[log.map(files.flags(name)) >> EVENT != 0]
-        count_numbers(numbers, of_events)
-    count_keys(earlier.key, keys, of_earlier)
-    bounds = cut_keys(counts[1:])
-    rows, events = KeyRanges(bounds, of_rows, without_key), KeyRanges(bounds, of_events)
-    arrays.write_rows(log, rows)
-    arrays.write_events(log.iterate_events(group), events)
-    num_events = log.count_events(group) + earlier.counts[0].sum()
-    kind = np.int32 if num_events < 2**31 else np.int64
-    for path, shape, dtype in _list_outputs(files, group, wanted, kind):
-        create_array(path, (*shape, int(rows.offsets[-1])), dtype)
-    for i, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
-        of_keys = keys[begin:end]
-        newest_events = {}
-        for number in wanted.histories if tails else ():
-            newest_events[number] = tails[number].take(find_keys(tails[number].keys, of_keys))
-        yield Partition(
-            spec=spec,
-            files=files,
-            group=group,
-            keys=slice(begin, end),
-            rows=slice(*rows.offsets[i : i + 2].tolist()),
-            events=slice(*events.offsets[i : i + 2].tolist()),
-            earlier=earlier.take(find_keys(earlier.key, of_keys)),
-            tails=newest_events,
-            newest=newest,
+    counts = sum(map_tasks(count, blocks), np.zeros((2, 1), np.int64))
+    num_events = int(counts[1].sum())
+    sizes = counts.sum(axis=0)
+    if earlier:
+        count_kept = functools.partial(
+            _count_kept, files=files, number=number, group=group, bucket_size=bucket_size
         )
+        ((kept, kept_events),) = map_tasks(count_kept, [earlier])
+        sizes = sizes + kept
+        num_events += kept_events
+    bounds = cut_keys(sizes, num_keys, bucket_size)
+    write_array(files.bounds(number), bounds)
+    return DividedGroup(log, number, len(bounds) - 1, large=num_events > _MAX_SMALL_SUM)
 
 
-def _list_outputs(
-    files: EventFiles, group: int, wanted: GroupSums, kind: type
-) -> list[tuple[Path, tuple[int, ...], type]]:
-    """Return the files of a group's sums, the shapes of what they have of each row, and types."""
-    outputs: list[tuple[Path, tuple[int, ...], type]] = []
-    outputs.append((files.sums(group), (len(wanted.sums),), kind))
-    if wanted.totals:
-        outputs.append((files.totals(group), (len(wanted.totals), 2), np.float64))
-    if wanted.picks:
-        outputs.append((files.picks(group), (len(wanted.picks),), np.float64))
-    if wanted.distinct:
-        outputs.append((files.distinct(group), (len(wanted.distinct),), kind))
-    if wanted.has_last:
-        outputs.append((files.last(group), (), np.int64))
-    return outputs
+def _count_block(
+    name: str, log: EventLog, number: int, num_keys: int, bucket_size: int
+) -> np.ndarray:
+    """Count the rows and events of a block by ranges of keys, int64 [2, ranges]."""
+    numbers = map_array(log.files.numbers(name, number))
+    every = count_buckets(numbers, num_keys, bucket_size)
+    counts = np.zeros((2, len(every)), np.int64)
+    if name in log.names:
+        counts[0] = every
+    if name in log.list_event_blocks(log.spec.groups[number].source):
+        counts[1] = every
+        if log.spec.negatives:  # a row that was drawn is no event
+            happened = map_array(log.files.flags(name)) >> EVENT != 0
+            counts[1] = count_buckets(numbers[happened], num_keys, bucket_size)
+    return counts
+
+
+def _count_kept(
+    earlier: EarlierFiles, files: EventFiles, number: int, group: GroupSums, bucket_size: int
+) -> tuple[np.ndarray, int]:
+    """Count what is kept of earlier days by ranges of keys, and the events it stands for."""
+    kept = earlier.open_group(number, group)
+    keys = map_array(files.keys(number))
+    counts = count_buckets(np.searchsorted(keys, kept.key), len(keys), bucket_size)
+    return counts, int(kept.counts[0].sum())
+
+
+def collect_sums(block: int, group: DividedGroup) -> None:
+    """Write what the events before each row of a block sum up to, in the order of the rows.
+
+    Args:
+        block: The number of the block in the log.
+        group: The group, whose partitions are summed up.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    names, files = group.log.names, group.log.files
+    rows = map_array(group.row_order_file(names[block]))
+    with atomic_path(files.sums(names[block], group.number)) as temporary:
+        sums = create_array(temporary, rows.shape, group.sums_dtype)
+        begin = 0
+        for partition in range(group.partitions):
+            path = group.sums_file(partition)
+            records = read_part(path, group.sums_dtype, len(names), block)
+            put_records(sums, rows[begin : begin + len(records)], records)
+            begin += len(records)
+
+
+def join_partitions(group: DividedGroup) -> SummedGroup:
+    """Put together what the partitions of a group keep, in the order of its keys.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    wanted, files = group.wanted, group.log.files
+    file = files.directory / kept_file(group.number)
+    of_keys = KeyMoments(files.scratch(group.number, "moments"), wanted.labels)
+    with GrowingArray(file, np.int64, EarlierEvents.count_rows(wanted)) as written:
+        for partition in range(group.partitions):
+            written.append(np.load(group.kept_file(partition)))
+            of_keys.add(np.load(group.trained_file(partition)))
+    return SummedGroup(of_keys.sum(), FileEntry.from_file(file))

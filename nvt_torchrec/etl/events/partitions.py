@@ -1,105 +1,154 @@
 """Rows and events of a group by ranges of its keys, on disk, so that each range fits into memory.
 
 The numbers of keys follow their hashes, so a range of numbers is a partition by hash, and what is
-made of the partitions, one after the other, is in the order of the keys. Within a partition rows
-and events stay in the order of time.
+made of the partitions, one after the other, is in the order of the keys. Each block writes its own
+rows and events, by partition and then time; who sums up a partition merges those of all blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
-from nvt_torchrec.base.files.atomic import delete
-from nvt_torchrec.base.files.growing import create_array
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.etl.events import timeline
-from nvt_torchrec.etl.events.extract import EventFiles, flag_type
-from nvt_torchrec.etl.events.timeline import EventBlock, EventLog
-from nvt_torchrec.workflows.event_groups import cut_times
+from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.etl.events.event_records import (
+    allocate,
+    event_dtype,
+    gather_part,
+    row_dtype,
+    save_array,
+    sums_dtype,
+    write_records,
+)
+from nvt_torchrec.etl.events.timeline import EventBlock, iterate_in_order
+from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, cut_times, sums_of_groups
 
-#: About how many keys and events a partition has, unless a single key has more events.
-PARTITION_EVENTS = 1 << 18
-_ROW_ARRAYS = ("row_cuts", "row_numbers", "row_flags")
-_EVENT_ARRAYS = tuple(field.name for field in dataclasses.fields(EventBlock))
+#: About how many keys, rows and events a partition has, unless a single key has more.
+PARTITION_EVENTS = 1 << 19
+#: A partition with more rows or events lies in files while it is summed up.
+MAX_IN_MEMORY = 1 << 20
+#: Of so many ranges of keys, smaller than a partition, it is counted how many rows they have.
+_BUCKETS_OF_PARTITION = 16
 
 
-class KeyRanges:
-    """Where the rows or events of each range of keys are, and where the next ones go.
-
-    Args:
-        bounds: int64 [ranges + 1], the numbers of the keys at which ranges begin, and the last one
-            ends.
-        counts: int64 [keys], how many of them each key has.
-        without_key: How many have none; they are with the first range.
+@dataclasses.dataclass(frozen=True)
+class DividedGroup:
+    """A group whose keys are divided into partitions; it goes with each task to its worker.
 
     Attributes:
-        offsets: int64 [ranges + 1], where those of each range begin, and the last ones end.
+        log: The events.
+        number: The number of the group.
+        partitions: How many partitions there are.
+        large: Whether there may be too many events for 32 bits.
     """
 
-    def __init__(self, bounds: np.ndarray, counts: np.ndarray, without_key: int = 0) -> None:
-        self._bounds = bounds
-        sizes = [counts[begin:end].sum() for begin, end in itertools.pairwise(bounds)]
-        sizes[0] += without_key
-        self.offsets = to_offsets(np.array(sizes, np.int64))
-        self._next = self.offsets[:-1].copy()
+    log: EventLog
+    number: int
+    partitions: int
+    large: bool
 
-    def place(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the next rows or events go, and the numbers of their keys in their ranges.
+    @property
+    def wanted(self) -> GroupSums:
+        """What is summed up."""
+        return sums_of_groups(self.log.spec)[self.number]
 
-        Args:
-            numbers: int32 [n], those of their keys; negative without one.
+    @property
+    def pair_keys(self) -> list[int]:
+        """The numbers of the keys that are pairs of its key and a value that is counted."""
+        return list_pair_keys(self.log.spec)[self.number]
 
-        Returns:
-            int64 [n]; int32 [n], -1 without a key.
-        """
-        positions, in_range = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int32)
-        _place(numbers, self._bounds, self._next, positions, in_range)
-        return positions, in_range
+    @property
+    def sums_dtype(self) -> np.dtype:
+        """The type of what the events before a row sum up to."""
+        return sums_dtype(self.wanted, large=self.large)
+
+    def rows_file(self, name: str) -> Path:
+        """Return the file with the rows of a block, by partition and time."""
+        return self.log.files.scratch(self.number, f"{name}.rows")
+
+    def row_order_file(self, name: str) -> Path:
+        """Return the file with the index in the block of each of these rows, int32 [n]."""
+        return self.log.files.scratch(self.number, f"{name}.row_order")
+
+    def events_file(self, name: str) -> Path:
+        """Return the file with the events of a block that have a key, by partition and time."""
+        return self.log.files.scratch(self.number, f"{name}.events")
+
+    def sums_file(self, partition: int) -> Path:
+        """Return the file with the sums before the rows of a partition, by block."""
+        return self.log.files.scratch(self.number, f"{partition}.sums")
+
+    def kept_file(self, partition: int) -> Path:
+        """Return the file with what a partition keeps for further days."""
+        return self.log.files.scratch(self.number, f"{partition}.kept")
+
+    def trained_file(self, partition: int) -> Path:
+        """Return the file with how many rows for training the keys of a partition have."""
+        return self.log.files.scratch(self.number, f"{partition}.trained")
+
+    def spilled_file(self, partition: int, name: str) -> Path:
+        """Return the file of an array that is too large for memory."""
+        return self.log.files.scratch(self.number, f"{partition}.spilled.{name}")
+
+    def list_spilled(self, partition: int) -> list[Path]:
+        """Return these files."""
+        pattern = self.spilled_file(partition, "*")
+        return [*pattern.parent.glob(pattern.name)]
 
 
-def cut_keys(counts: np.ndarray) -> np.ndarray:
-    """Return ranges of keys that have about :data:`PARTITION_EVENTS` keys and events each.
+def choose_bucket_size(keys: int, rows: int) -> int:
+    """Return of how many keys together it is counted how many rows and events they have.
 
     Args:
-        counts: int64 [kinds, keys], how many events of some kinds each key has.
+        keys: How many keys a group has.
+        rows: How many rows and events it has.
+    """
+    buckets = _BUCKETS_OF_PARTITION * (keys + rows) // PARTITION_EVENTS
+    return max(1, keys // max(1, buckets))
+
+
+def count_buckets(numbers: np.ndarray, keys: int, bucket_size: int) -> np.ndarray:
+    """Count rows or events by ranges of keys.
+
+    Args:
+        numbers: Integers [n], those of their keys; those without a key are negative, and are
+            counted with the first keys.
+        keys: How many keys there are.
+        bucket_size: How many keys a range has.
 
     Returns:
-        int64 [ranges + 1], where they begin, and the last one ends; there is at least one range.
+        int64 [ranges]; there is at least one.
     """
-    bounds, end, num_keys = [0], 0, counts.shape[1]
-    while end < num_keys:
-        end = int(_end_range(counts, end, PARTITION_EVENTS))
-        bounds.append(end)
-    return np.array(bounds if num_keys else [0, 0], np.int64)
+    buckets = np.maximum(numbers, 0) // bucket_size
+    return np.bincount(buckets, minlength=max(1, -(-keys // bucket_size)))
 
 
-def count_numbers(numbers: np.ndarray, counts: np.ndarray) -> int:
-    """Count events by the numbers of their keys; return how many have none.
+def cut_keys(counts: np.ndarray, keys: int, bucket_size: int) -> np.ndarray:
+    """Cut keys into partitions of about :data:`PARTITION_EVENTS` keys, rows and events each.
 
     Args:
-        numbers: Integers [n]; negative without a key.
-        counts: int64 [keys], to which they are added.
+        counts: int64 [ranges], how many rows and events ranges of keys have.
+        keys: How many keys there are.
+        bucket_size: How many keys a range has.
+
+    Returns:
+        int64 [partitions + 1], the numbers of the keys at which they begin, and the last one ends;
+        there is at least one partition.
     """
-    return int(_count(np.ascontiguousarray(numbers), counts))
-
-
-def count_keys(events: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> None:
-    """Count events of earlier days by their keys.
-
-    Args:
-        events: int64 [n], the keys of the events.
-        keys: int64 [keys], all keys, rising.
-        counts: int64 [keys], to which they are added.
-    """
-    for piece in iterate_slices(0, len(events)):
-        count_numbers(np.searchsorted(keys, events[piece]), counts)
+    bounds, size = [0], 0
+    for bucket, count in enumerate(counts.tolist()):
+        begin = bucket * bucket_size
+        size += bucket_size + count
+        if size > PARTITION_EVENTS and begin > bounds[-1]:
+            bounds.append(begin)
+            size = bucket_size + count
+    return np.array([*bounds, keys], np.int64)
 
 
 def find_keys(sorted_keys: np.ndarray, keys: np.ndarray) -> slice:
@@ -123,141 +172,216 @@ def cut_by_key(keys: np.ndarray) -> Iterator[slice]:
     """
     begin = 0
     while begin < len(keys):
-        end = min(begin + PARTITION_EVENTS, len(keys))
-        end = int(np.searchsorted(keys, keys[end - 1], side="right"))
+        end = min(begin + PARTITION_EVENTS // 2, len(keys) - 1)
+        end = int(np.searchsorted(keys, keys[end], side="right"))
         yield slice(begin, end)
         begin = end
 
 
-def iterate_slices(begin: int, end: int) -> Iterator[slice]:
-    """Yield slices of about a chunk each, of everything from ``begin`` to ``end``."""
-    for first in range(begin, end, timeline.CHUNK_ROWS):
-        yield slice(first, min(first + timeline.CHUNK_ROWS, end))
-
-
-class PartitionFiles:
-    """The rows and events of a group by partition, in files that are deleted at the end.
+def divide_numbers(
+    numbers: np.ndarray, bounds: np.ndarray, *, keep_missing: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort rows or events by partition; those of a partition keep their order.
 
     Args:
-        files: Those of a run's events.
+        numbers: int32 [n], those of their keys; negative without one.
+        bounds: int64 [partitions + 1], see :func:`cut_keys`.
+        keep_missing: Whether those without a key are with the first partition, or left out.
+
+    Returns:
+        Their indices in the new order, int32 [kept]; int64 [partitions + 1], where those of each
+        partition begin, and the last ones end; int32 [n], for each of ``numbers`` the number of the
+        key within its partition, -1 without a key.
+    """
+    counts = np.zeros(len(bounds) - 1, np.int64)
+    partitions = np.empty(len(numbers), np.int32)
+    in_partition = np.empty(len(numbers), np.int32)
+    _find_partitions(numbers, bounds, keep_missing, partitions, in_partition, counts)
+    offsets = to_offsets(counts)
+    order = np.empty(offsets[-1], np.int32)
+    _order_by_partition(partitions, offsets[:-1].copy(), order)
+    return order, offsets, in_partition
+
+
+def divide_block(name: str, group: DividedGroup) -> None:
+    """Write the rows and events of a block by the partitions of a group.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    log, files = group.log, group.log.files
+    bounds = map_array(files.bounds(group.number))
+    times, flags = map_array(files.times(name)), map_array(files.flags(name))
+    numbers = map_array(files.numbers(name, group.number))
+    if name in log.names:
+        _divide_rows(name, group, bounds, times[0], flags, numbers)
+    if name not in log.list_event_blocks(group.wanted.source):
+        return
+    if log.spec.negatives:  # a row that was drawn is no event
+        numbers = np.where(flags >> EVENT != 0, numbers, np.int32(-1))
+    order, offsets, in_partition = divide_numbers(numbers, bounds)
+    columns = {"known": times[-1], "happened": times[0], "flags": flags, "numbers": in_partition}
+    columns["amounts"] = np.empty((0, len(numbers)))
+    if group.wanted.amounts:
+        columns["amounts"] = map_array(files.amounts(name))
+    columns["pairs"] = np.empty((0, len(numbers)), np.int32)
+    pair_keys = group.pair_keys
+    if pair_keys:
+        columns["pairs"] = np.stack([map_array(files.numbers(name, key)) for key in pair_keys])
+    dtype = event_dtype(log.spec, group.wanted)
+    write_records(group.events_file(name), dtype, offsets, order, columns)
+
+
+def _divide_rows(
+    name: str,
+    group: DividedGroup,
+    bounds: np.ndarray,
+    times: np.ndarray,
+    flags: np.ndarray,
+    numbers: np.ndarray,
+) -> None:
+    """Write the rows of a block by partition and time, and which row each of them is.
+
+    Args:
+        name: The name of the block.
         group: The group.
+        bounds: Of its partitions.
+        times: int64 [n], those of the rows in the order of the block's files.
+        flags: Unsigned [n].
+        numbers: int32 [n], those of their keys.
+    """
+    files = group.log.files
+    by_time, block_order = files.read_time_order(name), files.read_order(name)
+    order, offsets, in_partition = divide_numbers(numbers[by_time], bounds, keep_missing=True)
+    if not isinstance(by_time, slice):
+        in_order, in_partition = in_partition, np.empty_like(in_partition)
+        in_partition[by_time] = in_order
+        order = by_time[order]
+    columns = {"times": times, "flags": flags, "numbers": in_partition}
+    write_records(group.rows_file(name), row_dtype(group.log.spec), offsets, order, columns)
+    if not isinstance(block_order, slice):
+        order = block_order[order]
+    save_array(group.row_order_file(name), order.astype(np.int32, copy=False))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionRows:
+    """The rows of a partition in the order of their times.
+
+    Attributes:
+        cuts: int64 [n], the times before which events count.
+        numbers: int32 [n], those of their keys in the partition; -1 without a key.
+        flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
+        indices: int64 [n], where they are among the rows by block.
+        offsets: int64 [blocks + 1], where the rows of each block begin there, and the last ones
+            end.
     """
 
-    def __init__(self, files: EventFiles, group: int) -> None:
-        self._files, self._group = files, group
+    cuts: np.ndarray
+    numbers: np.ndarray
+    flags: np.ndarray
+    indices: np.ndarray
+    offsets: np.ndarray
 
-    def _path(self, name: str) -> Path:
-        return self._files.scratch(self._group, name)
 
-    def create_counts(self, kinds: int, keys: int) -> np.ndarray:
-        """Create counts of the events of each key, int64 [kinds, keys]."""
-        return create_array(self._path("counts"), (kinds, keys), np.int64)
+def read_rows(group: DividedGroup, partition: int) -> PartitionRows:
+    """Merge the rows that all blocks have of a partition."""
+    spec = group.log.spec
+    files = [group.rows_file(name) for name in group.log.names]
+    spilled, maximum = group.spilled_file(partition, "rows"), MAX_IN_MEMORY
+    dtype = row_dtype(spec)
+    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
 
-    def write_rows(self, log: EventLog, ranges: KeyRanges) -> None:
-        """Write the rows of a log, and beside each of its blocks where its rows are."""
-        files, group, total = self._files, self._group, int(ranges.offsets[-1])
-        cuts = create_array(self._path("row_cuts"), (total,), np.int64)
-        numbers = create_array(self._path("row_numbers"), (total,), np.int32)
-        flags = create_array(self._path("row_flags"), (total,), flag_type(log.spec))
-        for name in log.names:
-            (rows,) = log.map(files.flags(name)).shape
-            create_array(files.positions(name, group), (rows,), np.int64)
-        for chunk in log.iterate_rows():
-            blocks = [log.rows_of(group, number) for number in chunk.blocks]
-            positions, in_range = ranges.place(chunk.take([block.numbers for block in blocks]))
-            times = chunk.take([block.happened for block in blocks])
-            cuts[positions] = cut_times(log.spec, times)
-            numbers[positions] = in_range
-            flags[positions] = chunk.take([block.flags for block in blocks])
-            outputs = [files.positions(log.names[number], group) for number in chunk.blocks]
-            chunk.put(positions, [map_array(output, write=True) for output in outputs])
+    def make_column(name: str, dtype: np.dtype | type) -> np.ndarray:
+        return allocate(group.spilled_file(partition, name), (len(records),), dtype, maximum)
 
-    def write_events(self, chunks: Iterable[EventBlock], ranges: KeyRanges) -> None:
-        """Write events that have a key, which come in the order in which they are known."""
-        arrays: dict[str, np.ndarray] = {}
-        for chunk in chunks:
-            events = chunk.take(chunk.numbers >= 0) if (chunk.numbers < 0).any() else chunk
-            positions, in_range = ranges.place(events.numbers)
-            for name, column in vars(dataclasses.replace(events, numbers=in_range)).items():
-                if column is None:
-                    continue
-                if name not in arrays:
-                    shape = (*column.shape[:-1], int(ranges.offsets[-1]))
-                    arrays[name] = create_array(self._path(name), shape, column.dtype)
-                arrays[name][..., positions] = column
+    rows = PartitionRows(
+        cuts=make_column("cuts", np.int64),
+        numbers=make_column("row_numbers", np.int32),
+        flags=make_column("row_flags", dtype["flags"]),
+        indices=make_column("row_indices", np.int64),
+        offsets=offsets,
+    )
+    begin = 0
+    for indices in iterate_in_order(records["times"], offsets):
+        piece = slice(begin, begin + len(indices))
+        rows.cuts[piece] = cut_times(spec, records["times"][indices])
+        rows.numbers[piece] = records["numbers"][indices]
+        rows.flags[piece] = records["flags"][indices]
+        rows.indices[piece] = indices
+        begin = piece.stop
+    return rows
 
-    def read_rows(self, rows: slice) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield which rows come next, and their cuts, numbers and flags."""
-        cuts, numbers, flags = (map_array(self._path(name)) for name in _ROW_ARRAYS)
-        for piece in iterate_slices(rows.start, rows.stop):
-            yield piece, cuts[piece], numbers[piece], flags[piece]
 
-    def read_events(self, events: slice) -> list[EventBlock]:
-        """Map the events of a partition as one block; none without events."""
-        if events.start == events.stop:
-            return []
-        columns: dict[str, np.ndarray] = {}
-        for name in _EVENT_ARRAYS:
-            path = self._path(name)
-            if path.exists():  # only events of histories have ids
-                columns[name] = map_array(path)[..., events]
-        return [EventBlock(**columns)]
+def allocate_sums(group: DividedGroup, partition: int, rows: int) -> np.ndarray:
+    """Return records for what the events before the rows of a partition sum up to."""
+    path = group.spilled_file(partition, "sums")
+    return allocate(path, (rows,), group.sums_dtype, MAX_IN_MEMORY)
 
-    def delete(self) -> None:
-        """Delete the files."""
-        for name in ("counts", *_ROW_ARRAYS, *_EVENT_ARRAYS):
-            delete(self._path(name))
+
+def read_events(group: DividedGroup, partition: int) -> EventBlock:
+    """Merge the events that all blocks have of a partition, by when they are known."""
+    wanted = group.wanted
+    names = group.log.list_event_blocks(wanted.source)
+    files = [group.events_file(name) for name in names]
+    spilled, maximum = group.spilled_file(partition, "events"), MAX_IN_MEMORY
+    dtype = event_dtype(group.log.spec, wanted)
+    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
+    columns: dict[str, np.ndarray] = {}
+    for name in dtype.names or ():
+        shape = (*dtype[name].shape, len(records))
+        path = group.spilled_file(partition, f"event_{name}")
+        columns[name] = allocate(path, shape, dtype[name].base, maximum)
+    begin = 0
+    for indices in iterate_in_order(records["known"], offsets):
+        piece = slice(begin, begin + len(indices))
+        for name, column in columns.items():
+            column[..., piece] = records[name][indices].T
+        begin = piece.stop
+    return EventBlock(**columns)
 
 
 @compiled()
-def _count(numbers: np.ndarray, counts: np.ndarray) -> int:
-    """Count events by key; return how many have none."""
-    without_key = 0
-    for number in numbers:
-        if number < 0:
-            without_key += 1
-        else:
-            counts[number] += 1
-    return without_key
-
-
-@compiled()
-def _end_range(counts: np.ndarray, begin: int, maximum: int) -> int:
-    """Return where the range of keys ends that begins with one."""
-    size = 0
-    for key in range(begin, counts.shape[1]):
-        size += 1
-        for kind in range(len(counts)):
-            size += counts[kind, key]
-        if size > maximum and key > begin:
-            return key
-    return counts.shape[1]
-
-
-@compiled()
-def _place(
+def _find_partitions(
     numbers: np.ndarray,
     bounds: np.ndarray,
-    following: np.ndarray,
-    positions: np.ndarray,
-    in_range: np.ndarray,
+    keep_missing: bool,
+    partitions: np.ndarray,
+    in_partition: np.ndarray,
+    counts: np.ndarray,
 ) -> None:
-    # a counting sort: following[range] is where the next one of a range goes
+    """Find the partition of each key, -1 for what is left out, and count those of each."""
     for i in range(len(numbers)):
-        first, last = 0, len(following) - 1
-        while first < last:  # the last range that begins at or before the number
+        if numbers[i] < 0:
+            in_partition[i] = -1
+            partitions[i] = 0 if keep_missing else -1
+            counts[0] += keep_missing
+            continue
+        # The last partition that begins at or before the number.
+        first, last = 0, len(counts) - 1
+        while first < last:
             middle = (first + last + 1) // 2
             if bounds[middle] <= numbers[i]:
                 first = middle
             else:
                 last = middle - 1
-        positions[i] = following[first]
-        following[first] += 1
-        in_range[i] = numbers[i] - bounds[first] if numbers[i] >= 0 else -1
+        partitions[i] = first
+        in_partition[i] = numbers[i] - bounds[first]
+        counts[first] += 1
+
+
+@compiled()
+def _order_by_partition(partitions: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
+    # A counting sort: begins[partition] is where the next one of a partition goes.
+    for i in range(len(partitions)):
+        partition = partitions[i]
+        if partition >= 0:
+            order[begins[partition]] = i
+            begins[partition] += 1
 
 
 def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
-    """Return the indices of events by rising key; ties keep their order.
+    """Return the indices of events by rising key, int64 [n]; ties keep their order.
 
     Args:
         numbers: Integers [n], those of their keys.
@@ -271,7 +395,7 @@ def sort_by_key(numbers: np.ndarray, keys: int) -> np.ndarray:
 
 @compiled()
 def _write_order(numbers: np.ndarray, begins: np.ndarray, order: np.ndarray) -> None:
-    # a counting sort: begins[key] is where the next event of a key goes
+    # A counting sort: begins[key] is where the next event of a key goes.
     for event in range(len(numbers)):
         order[begins[numbers[event]]] = event
         begins[numbers[event]] += 1

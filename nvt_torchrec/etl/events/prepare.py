@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,20 +26,21 @@ from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.base.threads import MapTasks
 from nvt_torchrec.clicklog.readers.log_format import Block
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_files import EventFiles
+from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.extract import EventFiles, extract
-from nvt_torchrec.etl.events.history_store import write_histories
+from nvt_torchrec.etl.events.extract import extract
+from nvt_torchrec.etl.events.history_store import read_tail, write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
-from nvt_torchrec.etl.events.label_rates import KeyMoments, LabelRates, fit_smoothing
-from nvt_torchrec.etl.events.late_rows import warn_of_late_rows
-from nvt_torchrec.etl.events.partitioned_sums import sum_up
+from nvt_torchrec.etl.events.label_rates import LabelRates, fit_smoothing
+from nvt_torchrec.etl.events.late_rows import find_late_rows, warn_of_late_rows
+from nvt_torchrec.etl.events.partitioned_sums import sum_group
 from nvt_torchrec.etl.events.partitions import cut_by_key
 from nvt_torchrec.etl.events.source_events import check_keys, list_blocks
-from nvt_torchrec.etl.events.sums import end_of
-from nvt_torchrec.etl.events.timeline import EventLog
+from nvt_torchrec.etl.events.sums import find_end
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
@@ -49,14 +49,13 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
-from nvt_torchrec.workflows import compiled
-from nvt_torchrec.workflows.event_groups import GroupSums, LaterRates, sums_of_groups
+from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
 from nvt_torchrec.workflows.event_state import write_event_state
 from nvt_torchrec.workflows.event_sums import GroupEvents
-from nvt_torchrec.workflows.history_tail import HistoryTail
 
 FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
 _RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
+_RUN_AGAIN = "begin again with --restart"
 _COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
 
 
@@ -85,19 +84,28 @@ class EarlierDays:
     Attributes:
         record: What is known of them.
         hours: See :func:`etl.units.hours.count_hours`.
-        groups: Of each group, its events.
+        files: Where the events of each group are; None of a run's own, before it has a workflow.
     """
 
     record: EventRecord
     hours: np.ndarray
-    groups: list[EarlierEvents]
+    files: EarlierFiles | None = None
 
     @classmethod
-    def read(cls, directory: Path, spec: FeatureSpec) -> EarlierDays:
-        """Read ``OUT/extension``, or the same of a run. Raises :class:`BadInputError`."""
+    def read(cls, directory: Path, spec: FeatureSpec, workflow: Path | None = None) -> EarlierDays:
+        """Read ``OUT/extension``, or the same of a run, and check what is kept of groups.
+
+        Args:
+            directory: The directory.
+            spec: The columns.
+            workflow: ``OUT/workflow``, which was checked; for an extension.
+
+        Raises:
+            BadInputError: It is missing or damaged.
+        """
         file = directory / _RECORD
         record = FORMAT.read(EventRecord, file, _COPY_AGAIN)
-        names = [_kept_file(group) for group in range(len(spec.groups))]
+        names = [kept_file(group) for group in range(len(spec.groups))]
         if sorted(record.files) != sorted([_HOURS, *names]):
             raise BadInputError(f"{file}: damaged: it lists other files", _COPY_AGAIN)
         check_sizes(directory, record.files, _COPY_AGAIN)
@@ -113,14 +121,7 @@ class EarlierDays:
                     raise ValueError(f"{name} is of other labels: {list(array.shape)}")
         except (OSError, ValueError) as error:
             raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
-        groups = [
-            EarlierEvents.from_rows(rows, group) for rows, group in zip(kept, wanted, strict=True)
-        ]
-        return cls(record, hours, groups)
-
-
-def _kept_file(group: int) -> str:
-    return f"events.{group}.npy"
+        return cls(record, hours, EarlierFiles(directory, workflow) if workflow else None)
 
 
 def prepare(
@@ -129,22 +130,21 @@ def prepare(
     work: Path,
     *,
     earlier: EarlierDays | None,
-    tails: list[HistoryTail] | None,
-    threads: int,
+    map_tasks: MapTasks,
     max_bad_rows: int,
     report: Callable[[float], object] = lambda rows: None,
 ) -> None:
     """Make the events of all blocks, and what they sum up to before each row.
 
-    Blocks whose events are there, of an engine or an earlier process, are not read.
+    Blocks whose events are there, of an engine or an earlier process, are not read. Only counts
+    come back from tasks, so the memory of the caller does not grow with the log.
 
     Args:
         plan: The blocks.
         spec: The columns.
         work: The directory of the run's state.
         earlier: The days before, of an extension.
-        tails: Of each history, the newest events of the days before.
-        threads: How many blocks, or partitions of a group, are in work at once.
+        map_tasks: Runs tasks, see :meth:`.Engine.map_tasks`.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows done since the last call: read, or summed up.
 
@@ -157,74 +157,143 @@ def prepare(
     if (directory / _RECORD).exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
-    files = EventFiles(directory)
     splits = {unit.block: unit.split for unit in plan.units}
     order = {day.source: number for number, day in enumerate(plan.days)}
     blocks = sorted(plan.blocks, key=lambda block: (order[block.source], block.begin))
-    additions = RowAdditions.open(work, spec)
-
-    def read(block: Block) -> int:
-        train = splits[block] == "train"
-        return extract(
-            block, spec, files, train=train, max_bad_rows=max_bad_rows, additions=additions
-        )
-
-    for rows in map_in_order(read, blocks, threads, "events"):
-        report(rows)
+    training = [(block, splits[block] == "train") for block in blocks]
+    extract_block = functools.partial(
+        _extract_block, spec=spec, work=work, max_bad_rows=max_bad_rows
+    )
+    times = []
+    for rows_read, times_of_block in map_tasks(extract_block, training):
+        report(rows_read)
+        times.append(times_of_block)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
-    groups = sums_of_groups(spec)
-    kept = earlier.groups if earlier else [*map(EarlierEvents.none, groups)]
-    sources = list_blocks(spec, work)
-    log = EventLog(spec, files, names, sources)
+    log = EventLog(spec, EventFiles(directory), names, list_blocks(spec, work))
     if spec.split.by == "files":
-        _check_files(log, blocks, splits)
-    times = [files.times(name) for name in names]
-    late_from = find_late(add_hours([count_times(log.map(file)[0]) for file in times]))
-    newest = log.find_newest(late_from)
-    if late_from is not None:
-        warn_of_late_rows(blocks, spec, files, late_from, newest)
-    newest = max(newest, earlier.record.newest if earlier else newest)
-    entries: dict[str, FileEntry] = {}
-    number_keys(log, kept, threads)
-    if earlier is None:  # a day may have other users
-        check_keys(spec, files, sources)
-    moments, next_keys = [], {}
-    partitions = sum_up(log, kept, tails or [], newest, threads, report)
-    for group, summed in itertools.groupby(partitions, key=lambda result: result.group):
-        for number in groups[group].histories:
-            name = spec.histories[number].name
-            before = earlier.record.next_keys[name] if earlier else 0
-            next_keys[name] = before + len(map_array(files.row_keys(group)))
-        file = directory / _kept_file(group)
-        of_keys = KeyMoments(files.scratch(group, "moments"), groups[group].labels)
-        with GrowingArray(file, np.int64, EarlierEvents.count_rows(groups[group])) as written:
-            for result in summed:
-                written.append(result.kept.to_rows())
-                of_keys.add(result.trained)
-        entries[file.name] = FileEntry.from_file(file)
-        moments.append(of_keys.sum())
-    hours = [np.load(files.hours(name)) for name in names]
-    write_array(directory / _HOURS, add_hours([earlier.hours, *hours] if earlier else hours))
-    entries[_HOURS] = FileEntry.from_file(directory / _HOURS)
-    smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
-    record = EventRecord(newest, smoothing, next_keys, entries)
+        _check_files(blocks, times, splits)
+    newest = _find_newest(log, blocks, times, map_tasks)
+    if earlier:
+        newest = max(newest, earlier.record.newest)
+    record = _sum_groups(log, earlier, newest, map_tasks, report)
     FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
 
 
-def _check_files(log: EventLog, blocks: list[Block], splits: dict[Block, str]) -> None:
+@dataclasses.dataclass(frozen=True)
+class _BlockTimes:
+    """The times of a block's rows.
+
+    Attributes:
+        rows: How many rows there are.
+        first, last: The first and the last time; 0 without rows.
+        hours: See :func:`etl.units.hours.count_times`.
+    """
+
+    rows: int
+    first: int
+    last: int
+    hours: np.ndarray
+
+
+def _extract_block(
+    block_and_train: tuple[Block, bool], spec: FeatureSpec, work: Path, max_bad_rows: int
+) -> tuple[int, _BlockTimes]:
+    """Write the events of a block unless they are there; return how many are written, their times.
+
+    Args:
+        block_and_train: The block, and whether its rows are for training, unless they are divided.
+        spec: The columns.
+        work: The directory of the run's state.
+        max_bad_rows: See :func:`prepare`.
+    """
+    block, train = block_and_train
+    files, additions = EventFiles(work / EVENTS), RowAdditions.open(work, spec)
+    rows_read = extract(
+        block, spec, files, train=train, max_bad_rows=max_bad_rows, additions=additions
+    )
+    times = map_array(files.times(block_name(block)))[0]
+    first, last = 0, 0
+    if len(times):
+        first, last = int(times.min()), int(times.max())
+    return rows_read, _BlockTimes(len(times), first, last, count_times(times))
+
+
+def _find_newest(
+    log: EventLog, blocks: list[Block], times: list[_BlockTimes], map_tasks: MapTasks
+) -> int:
+    """Return the time of the newest row that is not late; warn of late ones.
+
+    Raises:
+        BadInputError: There is no well-formed row.
+    """
+    late_from = find_late(add_hours([of_block.hours for of_block in times]))
+    if late_from is not None:
+        find = functools.partial(find_late_rows, files=log.files, end=late_from)
+        late_rows = list(map_tasks(find, log.names))
+        newest = max(of_block.newest for of_block in late_rows)
+        warn_of_late_rows(blocks, log.spec, late_rows, newest)
+        return newest
+    with_rows = [of_block.last for of_block in times if of_block.rows]
+    if not with_rows:
+        raise BadInputError("there is no well-formed row", "correct the input")
+    return max(with_rows)
+
+
+def _sum_groups(
+    log: EventLog,
+    earlier: EarlierDays | None,
+    newest: int,
+    map_tasks: MapTasks,
+    report: Callable[[float], object],
+) -> EventRecord:
+    """Sum up the events of all groups; return what is known of them.
+
+    Args:
+        log: The events.
+        earlier: The days before, of an extension.
+        newest: The time of the newest row that is not late, also of earlier days.
+        map_tasks: Runs tasks.
+        report: Called with the number of rows done since the last call.
+    """
+    spec, files = log.spec, log.files
+    kept = earlier.files if earlier else None
+    number_keys(log, kept, map_tasks)
+    if earlier is None:  # a day may have other users
+        check_keys(log, map_tasks)
+    moments: list[np.ndarray] = []
+    next_keys: dict[str, int] = {}
+    entries: dict[str, FileEntry] = {}
+    for number, group in enumerate(sums_of_groups(spec)):
+        summed = sum_group(log, number, kept, newest, map_tasks, report)
+        moments.append(summed.moments)
+        entries[kept_file(number)] = summed.kept
+        for history in group.histories:
+            name = spec.histories[history].name
+            before = earlier.record.next_keys[name] if earlier else 0
+            next_keys[name] = before + len(map_array(files.row_keys(number)))
+    hours = [np.load(files.hours(name)) for name in log.names]
+    if earlier:
+        hours = [earlier.hours, *hours]
+    file = files.directory / _HOURS
+    write_array(file, add_hours(hours))
+    entries[_HOURS] = FileEntry.from_file(file)
+    smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
+    return EventRecord(newest, smoothing, next_keys, entries)
+
+
+def _check_files(blocks: list[Block], times: list[_BlockTimes], splits: dict[Block, str]) -> None:
     """Check that no file for valid or test has a row that is older than one for training.
 
     Raises:
         BadInputError: One has, so training would count events of the rows that it is tested on.
     """
     newest, oldest = [], []
-    for block, name in zip(blocks, log.names, strict=True):
-        rows, first, last = log.bounds_of(name)
-        if rows and splits[block] == "train":
-            newest.append((last, block.source))
-        elif rows:
-            oldest.append((first, block.source))
+    for block, of_block in zip(blocks, times, strict=True):
+        if of_block.rows and splits[block] == "train":
+            newest.append((of_block.last, block.source))
+        elif of_block.rows:
+            oldest.append((of_block.first, block.source))
     if not newest or not oldest or min(oldest)[0] >= max(newest)[0]:
         return
     (last, trained), (first, tested) = max(newest), min(oldest)
@@ -254,25 +323,34 @@ def open_values(work: Path, spec: FeatureSpec) -> EventValues | None:
     if not spec.events:
         return None
     directory = work / EVENTS
-    days = EarlierDays.read(directory, spec)
-    return EventValues(spec, directory, _rates(days, spec), first_keys(days, directory, spec))
+    # What is kept of groups, which may be large, is not needed here.
+    record = FORMAT.read(EventRecord, directory / _RECORD, _RUN_AGAIN)
+    rates = _make_rates(record, map_array(directory / _HOURS), spec)
+    return EventValues(spec, directory, rates, count_first_keys(record, directory, spec))
 
 
-def first_keys(days: EarlierDays, directory: Path, spec: FeatureSpec) -> dict[str, int]:
+def count_first_keys(record: EventRecord, directory: Path, spec: FeatureSpec) -> dict[str, int]:
     """Return, of each history, the number of the first key of a run or an extension."""
     files = EventFiles(directory)
     keys = {
         rule.name: len(map_array(files.row_keys(spec.groups.index(rule.group))))
         for rule in spec.histories
     }
-    return {name: count - keys[name] for name, count in days.record.next_keys.items()}
+    return {name: count - keys[name] for name, count in record.next_keys.items()}
 
 
-def _rates(days: EarlierDays, spec: FeatureSpec) -> LabelRates:
-    return LabelRates(days.record.smoothing, days.hours, tuple(spec.labels))
+def _make_rates(record: EventRecord, hours: np.ndarray, spec: FeatureSpec) -> LabelRates:
+    """Return what rates are smoothed by.
+
+    Args:
+        record: What is known of the events.
+        hours: See :func:`etl.units.hours.count_hours`.
+        spec: The columns.
+    """
+    return LabelRates(record.smoothing, hours, tuple(spec.labels))
 
 
-def _later_rates(rates: LabelRates, end: int) -> LaterRates:
+def _select_later_rates(rates: LabelRates, end: int) -> LaterRates:
     """Return the rates of all events as of ``end`` and later times."""
     hours = rates.hours[0][rates.hours[0] >= end // HOUR]
     after_last = hours[-1] + 1 if len(hours) else end // HOUR
@@ -281,22 +359,20 @@ def _later_rates(rates: LabelRates, end: int) -> LaterRates:
     return LaterRates(rates.smoothing, hours, by_label)
 
 
-def _collect_events(
-    spec: FeatureSpec,
-    group: GroupSums,
-    end: int,
-    kept: EarlierEvents,
-    path_of: Callable[[str], Path],
-) -> GroupEvents:
-    """Collect the events of a group for inference, a range of keys at a time, in mapped files.
+def write_group_events(number: int, spec: FeatureSpec, directory: Path, end: int) -> None:
+    """Write the events of a group for inference, a range of keys at a time.
 
     Args:
+        number: The number of the group.
         spec: The columns.
-        group: What is summed up.
+        directory: That of the run's events, which has what is kept of all days.
         end: The time from which rows can be scored.
-        kept: What is kept of the events of all days.
-        path_of: Returns the path of an array by its name.
+
+    Raises:
+        OutputError: The directory cannot be written.
     """
+    files, group = EventFiles(directory), sums_of_groups(spec)[number]
+    kept = EarlierEvents.from_rows(map_array(directory / kept_file(number)), group)
     names = GroupEvents.array_names(group)
     kinds = {"sums": group.measures + len(group.compared), "picks": len(group.picked)}
     kinds["previous"] = len(group.compared)
@@ -304,7 +380,8 @@ def _collect_events(
         arrays = {}
         for name in names:
             kind = np.float64 if name == "picks" else np.int64
-            arrays[name] = stack.enter_context(GrowingArray(path_of(name), kind, kinds.get(name)))
+            array = GrowingArray(files.group_events(number, name), kind, kinds.get(name))
+            arrays[name] = stack.enter_context(array)
         arrays["offsets"].append(np.zeros(1, np.int64))
         for events in cut_by_key(kept.key):
             part = GroupEvents.collect(spec, group, end, **vars(kept.take(events)))
@@ -312,14 +389,14 @@ def _collect_events(
             for name in names:
                 if name != "offsets":
                     arrays[name].append(getattr(part, name))
-    return GroupEvents(**{name: map_array(path_of(name)) for name in names})
 
 
 def write_kept(
     work: Path,
     description: WorkflowDescription,
     extension: Path,
-    tails: list[HistoryTail] | None,
+    earlier: EarlierFiles | None,
+    map_tasks: MapTasks,
 ) -> None:
     """Write what inference needs beside a workflow, and what further days need.
 
@@ -327,28 +404,54 @@ def write_kept(
         work: The directory of the run's state.
         description: Of the workflow, which is written already.
         extension: The directory of its state for extensions.
-        tails: Of each history, the newest events of the days before; None without such days.
+        earlier: What is kept of the days before; None of a run.
+        map_tasks: Runs tasks, see :meth:`.Engine.map_tasks`.
 
     Raises:
         OutputError: A directory cannot be written.
     """
-    directory, spec, workflow = work / EVENTS, description.spec, description.path
-    days = EarlierDays.read(directory, spec)
-    files, end = EventFiles(directory), end_of(spec, days.record.newest)
-    groups = []
-    for number, (group, kept) in enumerate(zip(sums_of_groups(spec), days.groups, strict=True)):
-        groups.append(
-            _collect_events(spec, group, end, kept, functools.partial(files.summed, number))
-        )
-    newest: list[HistoryTail] = []
+    directory, spec = work / EVENTS, description.spec
+    record = FORMAT.read(EventRecord, directory / _RECORD, _RUN_AGAIN)
+    end = find_end(spec, record.newest)
+    write_group = functools.partial(write_group_events, spec=spec, directory=directory, end=end)
+    for _ in map_tasks(write_group, range(len(spec.groups))):
+        pass
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
-        log = EventLog(spec, files, names, {})  # sources have no histories
-        encoder = compiled.load(workflow, events=False)
-        newest = write_histories(log, encoder, tails, first_keys(days, directory, spec))
-    rates = _later_rates(_rates(days, spec), end)
-    write_event_state(workflow, spec, description.digest, end, groups, rates, newest)
+        log = EventLog(spec, EventFiles(directory), names, {})  # sources have no histories
+        first_keys = count_first_keys(record, directory, spec)
+        write_histories(log, description, earlier, first_keys, map_tasks)
+    write_state = functools.partial(
+        _write_state, work=work, workflow=description.path, digest=description.digest, spec=spec
+    )
+    for _ in map_tasks(write_state, [extension]):
+        pass
     description.list_event_state()
+
+
+def _write_state(
+    extension: Path, work: Path, workflow: Path, digest: str, spec: FeatureSpec
+) -> None:
+    """Write the state of the events beside a workflow, and that for further days.
+
+    Args:
+        extension: The directory of the state for further days.
+        work: The directory of the run's state.
+        workflow: The directory of the workflow.
+        digest: That of the workflow.
+        spec: The columns.
+    """
+    directory = work / EVENTS
+    files, days = EventFiles(directory), EarlierDays.read(directory, spec)
+    end = find_end(spec, days.record.newest)
+    groups = []
+    for number, group in enumerate(sums_of_groups(spec)):
+        names = GroupEvents.array_names(group)
+        arrays = {name: map_array(files.group_events(number, name)) for name in names}
+        groups.append(GroupEvents(**arrays))
+    tails = [read_tail(files, rule) for rule in spec.histories]
+    rates = _select_later_rates(_make_rates(days.record, days.hours, spec), end)
+    write_event_state(workflow, spec, digest, end, groups, rates, tails)
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
     FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))

@@ -122,7 +122,7 @@ class RunningSums:
         # where the rows, the added and the dropped events are, and whether there are further ones
         self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
 
-    def go_on(self, rows: RowSums) -> None:
+    def sum_before(self, rows: RowSums) -> None:
         """Sum up the events before further rows."""
         state = self._state
         self._at[0] = 0
@@ -155,7 +155,7 @@ class RunningSums:
         # a row of that time, without a key, of which nothing is read
         flags = np.zeros(1, self._chunks[0].flags.dtype)
         numbers = np.array([-1], np.int32)
-        self.go_on(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
+        self.sum_before(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
         return self._state
 
     def iterate_left(self) -> Iterator[EventBlock]:

@@ -7,6 +7,7 @@ without what only rows need: the order of rows, labels and histories.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,12 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import read_json, together, write_json
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.base.threads import MapTasks, map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
-from nvt_torchrec.etl.events.extract import EventFiles, code_keys, flag_type, is_rising
+from nvt_torchrec.etl.events.event_files import EventFiles
+from nvt_torchrec.etl.events.event_log import EventLog
+from nvt_torchrec.etl.events.extract import code_keys, flag_type, is_rising
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.keyed_rows import format_rejected
 from nvt_torchrec.etl.tables.prepare_tables import copy_rejected
@@ -226,36 +229,43 @@ class _SourceReader:
             write_array(files.times(name), times[:, order])
 
 
-def check_keys(spec: FeatureSpec, files: EventFiles, blocks: dict[str, list[str]]) -> None:
+def check_keys(log: EventLog, map_tasks: MapTasks) -> None:
     """Check that the log has keys of each source that has any.
 
     Args:
-        spec: The columns.
-        files: The events, whose keys are numbered.
-        blocks: See :func:`list_blocks`.
+        log: The events, whose keys are numbered.
+        map_tasks: Runs tasks.
 
     Raises:
         SettingsError: It has none: the key is another column, or is written otherwise.
     """
-    for index, group in enumerate(spec.groups):
+    for number, group in enumerate(log.spec.groups):
         if not group.source or not group.columns:
             continue
-        row_keys = map_array(files.row_keys(index))
-        names = blocks[group.source]
-        found = [_count_found(map_array(files.block_keys(name, index)), row_keys) for name in names]
-        num_keys = sum(keys for keys, _ in found)
-        if num_keys and not any(there for _, there in found):
-            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in group.columns)
+        count = functools.partial(_count_found, files=log.files, number=number)
+        counts = list(map_tasks(count, log.sources[group.source]))
+        num_keys = sum(keys for keys, _ in counts)
+        num_found = sum(found for _, found in counts)
+        if num_keys and not num_found:
+            kinds = [f"{name} as {log.spec.key_read(name).raw}" for name in group.columns]
             raise SettingsError(
                 f"source {group.source}: no row of the log has a key of its events by "
                 f"{', '.join(group.columns)}",
-                f"correct the key of the source in the spec; both sides are read alike: {kinds}",
+                "correct the key of the source in the spec; both sides are read alike: "
+                f"{', '.join(kinds)}",
             )
 
 
-def _count_found(keys: np.ndarray, row_keys: np.ndarray) -> tuple[int, int]:
-    """Return how many of some keys are none that is missing, and how many rows have, too."""
-    there = keys[keys != 0]
-    index = np.searchsorted(row_keys, there)
+def _count_found(name: str, files: EventFiles, number: int) -> tuple[int, int]:
+    """Return how many keys a block of a source has, and how many of them rows have, too.
+
+    Args:
+        name: The name of the block.
+        files: The events, whose keys are numbered.
+        number: The number of the key.
+    """
+    row_keys, keys = map_array(files.row_keys(number)), map_array(files.block_keys(name, number))
+    keys = keys[keys != 0]  # 0 stands for a missing key
+    index = np.searchsorted(row_keys, keys)
     inside = index < len(row_keys)
-    return len(there), int((row_keys[index[inside]] == there[inside]).sum())
+    return len(keys), int((row_keys[index[inside]] == keys[inside]).sum())

@@ -8,27 +8,28 @@ left the window. :mod:`.running_sums` does that; here is what is summed up, writ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
 from nvt_torchrec.base.exact_sums import join_sums, split_terms
+from nvt_torchrec.base.files.atomic import delete
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
-from nvt_torchrec.etl.events.earlier_events import EarlierEvents
-from nvt_torchrec.etl.events.extract import EventFiles, flag_type
+from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles
+from nvt_torchrec.etl.events.event_records import iterate_slices, save_array, save_records
+from nvt_torchrec.etl.events.extract import flag_type
 from nvt_torchrec.etl.events.partitions import (
-    PartitionFiles,
+    DividedGroup,
+    PartitionRows,
+    allocate_sums,
+    find_keys,
+    read_events,
+    read_rows,
     sort_by_key,
 )
 from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
-from nvt_torchrec.etl.events.timeline import (
-    NO_EVENTS,
-    EventBlock,
-    list_pair_keys,
-    merge_events,
-)
+from nvt_torchrec.etl.events.timeline import EventBlock, merge_events
 from nvt_torchrec.etl.events.window_picks import WindowPicks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import DAY
@@ -40,58 +41,12 @@ from nvt_torchrec.workflows.event_groups import (
     WindowParts,
     cut_times,
     history_bit,
-    sums_of_groups,
 )
 from nvt_torchrec.workflows.event_picks import PICK_KINDS
 from nvt_torchrec.workflows.history_tail import HistoryTail
 
 
-@dataclasses.dataclass(frozen=True)
-class Summed:
-    """The result of a partition.
-
-    Attributes:
-        group: The number of the group.
-        rows: How many rows there are.
-        trained: int64 [1 + labels, keys], how many rows for training these have, and with each
-            label.
-        kept: What is kept for further days.
-    """
-
-    group: int
-    rows: int
-    trained: np.ndarray
-    kept: EarlierEvents
-
-
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """Some keys of a group, whose events are summed up apart.
-
-    Attributes:
-        spec: The columns.
-        files: The files of a run's events.
-        group: The number of the group.
-        keys: The numbers of the keys.
-        rows: Where the rows are among those of the group.
-        events: Where the events are among those of the group.
-        earlier: The events of days before.
-        tails: By history, the newest events of days before; none without such days.
-        newest: The time of the newest row that is not late, also of earlier days.
-    """
-
-    spec: FeatureSpec
-    files: EventFiles
-    group: int
-    keys: slice
-    rows: slice
-    events: slice
-    earlier: EarlierEvents
-    tails: dict[int, HistoryTail]
-    newest: int
-
-
-def end_of(spec: FeatureSpec, newest: int) -> int:
+def find_end(spec: FeatureSpec, newest: int) -> int:
     """Return the time for which a workflow sums up what happened: after the newest row.
 
     With ``cut = "day"`` it is the begin of the next day, for whose rows the sums are right.
@@ -100,49 +55,78 @@ def end_of(spec: FeatureSpec, newest: int) -> int:
     return newest // DAY * DAY + DAY if spec.events.cut == "day" else newest + 1
 
 
-def sum_partition(partition: Partition) -> Summed:
-    """Write what the events before each row of a partition sum up to; return its sums."""
-    return PartitionSummer(partition).sum_up()
+def sum_partition(
+    partition: int, group: DividedGroup, earlier: EarlierFiles | None, newest: int
+) -> float:
+    """Write what the events before each row of a partition sum up to, and what is kept of them.
+
+    Args:
+        partition: Its number.
+        group: The group, whose blocks are divided.
+        earlier: What is kept of the days before; None of a run.
+        newest: The time of the newest row that is not late, also of earlier days.
+
+    Returns:
+        How many rows are done, counting a row once for all groups.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
+    summer = PartitionSummer(partition, group, earlier, newest)
+    rows = summer.write_sums()
+    for path in group.list_spilled(partition):
+        delete(path)
+    return rows / len(group.log.spec.groups)
 
 
 class PartitionSummer:
-    """Sums up the events of a partition."""
+    """Sums up the events of a partition; see :func:`sum_partition`."""
 
-    def __init__(self, partition: Partition) -> None:
-        spec, files, group = partition.spec, partition.files, partition.group
+    def __init__(
+        self, partition: int, group: DividedGroup, earlier: EarlierFiles | None, newest: int
+    ) -> None:
+        spec, files = group.log.spec, group.log.files
         self._spec, self._files, self._group = spec, files, group
-        self._partition, self._newest = partition, partition.newest
-        self._wanted = wanted = sums_of_groups(spec)[group]
-        self._keys = map_array(files.keys(group))[partition.keys]
-        earlier, self._arrays = partition.earlier, PartitionFiles(files, group)
-        self._events = self._arrays.read_events(partition.events)
+        self._partition, self._newest = partition, newest
+        self._wanted = wanted = group.wanted
+        begin, end = map_array(files.bounds(group.number))[partition : partition + 2].tolist()
+        self._keys = map_array(files.keys(group.number))[begin:end]
+        kept = EarlierEvents.none(wanted)
+        if earlier:
+            kept = earlier.open_group(group.number, wanted)
+            kept = kept.take(find_keys(kept.key, self._keys))
+        self._events = read_events(group, partition)
         self._pair_keys: list[np.ndarray] = []
-        self._number_pairs()
-        is_old = earlier.known == BEFORE_ALL
-        is_pair = (earlier.pairs != 0).any(axis=0)
-        self._old, self._old_pairs = earlier.take(is_old & ~is_pair), earlier.take(is_old & is_pair)
-        self._recent = [self._restore_recent(earlier.take(~is_old))]
-        self._of_histories = []
-        for number in wanted.histories:
-            if number in partition.tails:
-                history = self._restore_history(number, partition.tails[number])
-                self._of_histories.append(history)
+        self._number_pairs(kept)
+        # Events that have left every window are kept as one for each key, and for each value.
+        is_old = kept.known == BEFORE_ALL
+        is_pair = (kept.pairs != 0).any(axis=0)
+        self._old = kept.take(is_old & ~is_pair)
+        self._old_pairs = kept.take(is_old & is_pair)
+        self._recent = [self._restore_recent(kept.take(~is_old))]
+        self._of_histories: list[EventBlock] = []
+        if earlier:
+            for number in wanted.histories:
+                tail = earlier.open_tail(spec.histories[number])
+                tail = tail.take(find_keys(tail.keys, self._keys))
+                self._of_histories.append(self._restore_history(number, tail))
 
-    def _number_pairs(self) -> None:
-        """Number the pairs of keys and values of the partition alone."""
-        events = self._events[0] if self._events else NO_EVENTS
-        numbers = np.array(events.pairs)
-        for column, key in enumerate(list_pair_keys(self._spec)[self._group]):
+    def _number_pairs(self, kept: EarlierEvents) -> None:
+        """Number the pairs of keys and values of the partition alone.
+
+        Args:
+            kept: What is kept of earlier days, which may have further pairs.
+        """
+        numbers = np.array(self._events.pairs)
+        for column, key in enumerate(self._group.pair_keys):
             all_keys = map_array(self._files.keys(key))
-            hashes = self._partition.earlier.pairs[column]
+            hashes = kept.pairs[column]
             used = np.searchsorted(all_keys, hashes[hashes != 0])
-            if len(numbers):
-                of_events = numbers[column]
-                used = np.union1d(used, of_events[of_events >= 0])
-                numbers[column] = np.where(of_events < 0, -1, np.searchsorted(used, of_events))
-            self._pair_keys.append(all_keys[np.unique(used)])
-        if self._events:
-            self._events = [dataclasses.replace(events, pairs=numbers)]
+            pairs = numbers[column]
+            used = np.union1d(used, pairs[pairs >= 0])
+            numbers[column] = np.where(pairs < 0, -1, np.searchsorted(used, pairs))
+            self._pair_keys.append(all_keys[used])
+        self._events = dataclasses.replace(self._events, pairs=numbers)
 
     def _restore_recent(self, recent: EarlierEvents) -> EventBlock:
         """Return the events of earlier days that are kept one by one."""
@@ -181,11 +165,19 @@ class PartitionSummer:
             pairs=np.full((len(self._pair_keys), len(keys)), -1, np.int32),
         )
 
-    def sum_up(self) -> Summed:
-        """Write what the events before each row sum up to; return the sums."""
-        trained = [self._sum(window).trained for window in self._wanted.windows]
-        rows = self._partition.rows
-        return Summed(self._group, rows.stop - rows.start, trained[0].T, self._keep())
+    def write_sums(self) -> int:
+        """Write what the events before each row sum up to, and what is kept; return the rows."""
+        group, partition = self._group, self._partition
+        rows = read_rows(group, partition)
+        found = allocate_sums(group, partition, len(rows.cuts))
+        trained = []
+        for window in self._wanted.windows:
+            trained.append(self._sum_window(window, rows, found).trained)
+        save_records(group.sums_file(partition), rows.offsets, found)
+        # Each window counts the same rows for training.
+        save_array(group.trained_file(partition), trained[0].T)
+        save_array(group.kept_file(partition), self._keep().to_rows())
+        return len(found)
 
     def _start(self, window: int, parts: WindowParts) -> KeySums:
         """Return the sums of all keys before the first event.
@@ -227,11 +219,19 @@ class PartitionSummer:
             distinct.start(number, keys, pair_numbers)
         return state
 
-    def _sum(self, window: int) -> KeySums:
-        """Write what the events within a window sum up to before each row."""
-        files, group = self._files, self._group
+    def _sum_window(self, window: int, rows: PartitionRows, found: np.ndarray) -> KeySums:
+        """Write what the events within a window sum up to before each row.
+
+        Args:
+            window: The window.
+            rows: The rows, by time.
+            found: Where the sums are written: records [n], by block.
+
+        Returns:
+            The sums of all keys after the newest row.
+        """
         parts = self._wanted.select_window(window)
-        blocks = [*self._recent, *self._of_histories, *self._events]
+        blocks = [*self._recent, *self._of_histories, self._events]
         summer = RunningSums(
             window=window,
             bits=[*parts.sums.values()],
@@ -240,19 +240,24 @@ class PartitionSummer:
             added=merge_events(blocks),
             dropped=merge_events(blocks),
         )
-        # one of the windows writes the time of the last event, which is the same for all
+        # One of the windows writes the time of the last event, which is the same for all.
         writes_last = self._wanted.has_last and window == self._wanted.windows[0]
-        for piece, cuts, numbers, flags in self._arrays.read_rows(self._partition.rows):
-            rows = RowSums(cuts, numbers, flags, parts)
-            summer.go_on(rows)
-            _write(files.sums(group), piece, parts.sums, rows.sums)
-            totals = rows.totals.reshape(-1, 2, len(rows))
-            _write(files.totals(group), piece, parts.totals, totals)
-            _write(files.picks(group), piece, parts.picks, rows.picks)
-            _write(files.distinct(group), piece, parts.distinct, rows.distinct)
+        for piece in iterate_slices(0, len(found)):
+            chunk = RowSums(rows.cuts[piece], rows.numbers[piece], rows.flags[piece], parts)
+            summer.sum_before(chunk)
+            indices = rows.indices[piece]
+            for number, sums in zip(parts.sums, chunk.sums, strict=True):
+                found["sums"][indices, number] = sums
+            totals = chunk.totals.reshape(-1, 2, len(chunk))
+            for number, count_and_sum in zip(parts.totals, totals, strict=True):
+                found["totals"][indices, number] = count_and_sum.T
+            for number, picks in zip(parts.picks, chunk.picks, strict=True):
+                found["picks"][indices, number] = picks
+            for number, values in zip(parts.distinct, chunk.distinct, strict=True):
+                found["distinct"][indices, number] = values
             if writes_last:
-                map_array(files.last(group), write=True)[piece] = rows.last
-        return summer.finish(end_of(self._spec, self._newest))
+                found["last"][indices] = chunk.last
+        return summer.finish(find_end(self._spec, self._newest))
 
     def _keep(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
@@ -264,7 +269,7 @@ class PartitionSummer:
             bits=[*parts.sums.values()],
             columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
             state=self._start(0, parts),
-            added=merge_events([*self._recent, *self._events]),
+            added=merge_events([*self._recent, self._events]),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
@@ -325,19 +330,3 @@ class PartitionSummer:
             picked=events.amounts[[columns.index(column) for column, _ in wanted.picked]],
             pairs=hashes,
         )
-
-
-def _write(path: Path, rows: slice, numbers: Iterable[int], values: np.ndarray) -> None:
-    """Write values of some rows to the sums of their group.
-
-    Args:
-        path: The file.
-        rows: Where the rows are.
-        numbers: Of each value the number in the group, which is its index in the file.
-        values: [numbers, .., n].
-    """
-    if not len(values):
-        return
-    output = map_array(path, write=True)
-    for number, of_number in zip(numbers, values, strict=True):
-        output[number, ..., rows] = of_number

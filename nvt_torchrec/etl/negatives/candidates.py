@@ -24,7 +24,7 @@ from nvt_torchrec.formats.feature_spec.negatives import item_columns
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.table_files import KEYS, STARTS
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
 #: The name of the table in which they are stored.
 CANDIDATES = "candidates"

@@ -2,7 +2,7 @@
 
 The state of a run has a directory of it, and so has ``OUT/extension``, for further days::
 
-    negatives.json   size and SHA-256 of the others
+    negatives.json   see :mod:`.negatives_record`
     candidates/      the items, see :mod:`.candidates`
     counts.npy       int64 [items], how many training rows with label 1 of the first run have it
     pairs.npy        int64 [pairs], rising: the joined hashes of users and items
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.threads import map_in_order
@@ -32,8 +32,16 @@ from nvt_torchrec.etl.negatives.candidates import (
     make_candidate_spec,
     own_columns,
 )
+from nvt_torchrec.etl.negatives.negatives_record import (
+    COUNTS,
+    FORMAT,
+    PAIRS,
+    RECORD,
+    NegativesRecord,
+    check_directory,
+)
 from nvt_torchrec.etl.negatives.positives import Positives, look_up_counts
-from nvt_torchrec.etl.negatives.sampler import COUNTS, PAIRS, NegativeSampler
+from nvt_torchrec.etl.negatives.sampler import NegativeSampler, compute_log_weights
 from nvt_torchrec.etl.state.output import NEGATIVES
 from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.tables.table_writer import read_table_file
@@ -43,18 +51,8 @@ from nvt_torchrec.formats.table_files import table_arrays
 
 log = logging.getLogger(__name__)
 
-FORMAT = Format("nvt-torchrec negatives", 1, "what negatives are drawn by")
-_RECORD = "negatives.json"
-_COPY_AGAIN = "copy the whole output again, or run the ETL again"
 #: The least share of positive rows whose items a table must have.
 _MIN_FOUND = 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """What ``negatives.json`` holds: the other files."""
-
-    files: dict[str, FileEntry]
 
 
 def prepare_negatives(
@@ -78,7 +76,7 @@ def prepare_negatives(
         work: The directory of the state.
         sources: The files of tables.
         earlier: Of an extension, ``OUT/extension`` of the days before. How often items occur stays
-            as it was then, so that the same item is as likely on each day.
+            as it was then, so that the same item is as likely on each day, and its correction.
         threads: How many blocks are read at once.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
@@ -111,16 +109,21 @@ def prepare_negatives(
         if items:
             _check_found(spec, positives, items)
     if earlier is not None:
-        check_stored(earlier)
+        earlier_record = check_directory(earlier / NEGATIVES)
         before = ItemRows.read(earlier / NEGATIVES / CANDIDATES, stored_spec)
         items.append(before)
         pairs = np.union1d(pairs, map_array(earlier / NEGATIVES / PAIRS))
     candidates = ItemRows.concatenate(items).keep_oldest()
     counts = look_up_counts(positives.trained, candidates.keys)
+    log_mean_weight = 0.0
+    if spec.negatives.popularity and len(counts):
+        weights = np.exp(compute_log_weights(counts, spec.negatives.popularity))
+        log_mean_weight = float(np.log(weights.mean()))
     if earlier is not None:
         counts = np.zeros(len(candidates.keys), np.int64)
         index = np.searchsorted(candidates.keys, before.keys)
         counts[index] = map_array(earlier / NEGATIVES / COUNTS)
+        log_mean_weight = earlier_record.log_mean_weight
     log.info("negatives: drawn from %d items", len(candidates.keys))
     with new_directory(directory) as temporary:
         candidates.write(temporary / CANDIDATES, stored_spec)
@@ -129,7 +132,8 @@ def prepare_negatives(
         names = [COUNTS, PAIRS]
         names += [f"{CANDIDATES}/{file}" for file in table_arrays(stored_spec, CANDIDATES)]
         files = {name: FileEntry.from_file(temporary / name) for name in names}
-        FORMAT.write(temporary / _RECORD, dataclasses.asdict(_Record(files)))
+        record = NegativesRecord(files, log_mean_weight)
+        FORMAT.write(temporary / RECORD, dataclasses.asdict(record))
 
 
 def _read_table(
@@ -165,10 +169,7 @@ def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows])
 
 def check_stored(extension: Path) -> None:
     """Check that the files of ``OUT/extension`` are whole. Raises :class:`BadInputError`."""
-    directory = extension / NEGATIVES
-    record = FORMAT.read(_Record, directory / _RECORD, _COPY_AGAIN)
-    check_sizes(directory, record.files, _COPY_AGAIN)
-    check_digests(directory, record.files, _COPY_AGAIN)
+    check_directory(extension / NEGATIVES)
 
 
 def keep_negatives(work: Path, extension: Path) -> None:

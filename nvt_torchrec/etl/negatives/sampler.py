@@ -14,6 +14,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.etl.negatives.candidates import CANDIDATES, make_candidate_spec
 from nvt_torchrec.etl.negatives.draws import draw_items
+from nvt_torchrec.etl.negatives.negatives_record import COUNTS, PAIRS, read_record
 from nvt_torchrec.etl.tables.table_writer import take_values
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.negatives import item_columns
@@ -24,10 +25,8 @@ from nvt_torchrec.formats.rows import (
     set_missing,
 )
 from nvt_torchrec.workflows.event_groups import cut_times
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
-#: The files beside the items.
-PAIRS, COUNTS = "pairs.npy", "counts.npy"
 #: Arrays of rows that are repeated with them, where rows have them.
 _ARRAYS = (
     "labels",
@@ -68,9 +67,12 @@ class NegativeSampler:
         self._keys = self._items.keys[self._order]
         self._starts = self._items.starts[self._order]
         self._weights = np.empty(0)
+        self._corrections: np.ndarray | None = None
         if self._rule.popularity:
-            weights = (1.0 + counts[self._order]) ** self._rule.popularity
-            self._weights = np.cumsum(weights)
+            log_weights = compute_log_weights(counts, self._rule.popularity)
+            self._weights = np.cumsum((1.0 + counts[self._order]) ** self._rule.popularity)
+            log_mean_weight = read_record(directory).log_mean_weight
+            self._corrections = (log_mean_weight - log_weights).astype(np.float32)
 
     def add_all(self, pieces: Iterable[RawRows], spec: FeatureSpec) -> Iterator[RawRows]:
         """Yield pieces of rows with their negatives; see :meth:`add`."""
@@ -124,8 +126,24 @@ class NegativeSampler:
                 categorical.append(take_values(_append(values, items), index_or_item))
             else:
                 categorical.append(take_values(values, index))
+        if self._corrections is not None:
+            own_corrections = self._look_up_corrections(rows.negative_keys[0])
+            arrays["log_q_correction"] = own_corrections[index]
+            arrays["log_q_correction"][drawn] = self._corrections[stored]
         arrays |= {"drawn": drawn, "negative_keys": None, "negative_times": None}
         return dataclasses.replace(rows, categorical=categorical, **arrays)
+
+    def _look_up_corrections(self, keys: np.ndarray) -> np.ndarray:
+        """Return the log-Q correction of each item, float32 [n].
+
+        It is 0 for an item that is never drawn: one that is missing, or that the table has not.
+        """
+        assert self._corrections is not None
+        if not len(self._corrections):
+            return np.zeros(len(keys), np.float32)
+        known = self._items.keys  # ascending
+        index = np.searchsorted(known, keys).clip(max=len(known) - 1)
+        return np.where(known[index] == keys, self._corrections[index], np.float32(0))
 
     def _draw(self, rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         """Return the indices in ``_keys`` of each row's items, int64 [n, draws]; -1 for none."""
@@ -170,6 +188,16 @@ class NegativeSampler:
                     item in key.columns
                 ):  # a pair whose different values are counted, of events alone
                     arrays["groups"][j, drawn] = 0
+
+
+def compute_log_weights(counts: np.ndarray, popularity: float) -> np.ndarray:
+    """Return the logarithm of what items are drawn in proportion to, float64 [items].
+
+    Args:
+        counts: int64 [items], how many training rows with label 1 have each.
+        popularity: The power of 1 + count.
+    """
+    return popularity * np.log1p(counts)
 
 
 def _replace_missing(mask: np.ndarray, column: int, where: np.ndarray, missing: np.ndarray) -> None:

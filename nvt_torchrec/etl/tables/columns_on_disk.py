@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from nvt_torchrec.base.arrays import string_array, string_parts, to_offsets
-from nvt_torchrec.formats.rows import CategoryValues, Jagged
+from nvt_torchrec.etl.tables.coded_values import CodedValues, encode_values, join_distinct
+from nvt_torchrec.formats.rows import CategoryValues
 
 #: The names of the arrays that a column is written as.
 _MISSING = "missing"
 _NUMBERS = "numbers"
-_TEXTS = "texts"
-_TEXT_LENGTHS = "text_lengths"
+_CODES = "codes"
 _LIST_LENGTHS = "list_lengths"
+_DISTINCT = "distinct"
+_DISTINCT_TEXTS = "distinct_texts"
+_TEXT_LENGTHS = "text_lengths"
 
 
 class ColumnsOnDisk:
@@ -23,6 +27,9 @@ class ColumnsOnDisk:
     So the memory that a table takes does not grow with the number of its columns. A file is open
     only while it is written: there may be more than a process may have open.
 
+    Categories are written as codes and the distinct values of their piece. So a text that many rows
+    have is hashed while it is in the cache, and then neither copied nor put in order again.
+
     Args:
         directory: A directory for the files; it must be empty.
     """
@@ -30,49 +37,67 @@ class ColumnsOnDisk:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._dtypes: dict[tuple[str, str], np.dtype] = {}
+        #: By column, how many codes and how many distinct values each piece has.
+        self._sizes: dict[str, list[tuple[int, int]]] = {}
 
-    def append(self, name: str, values: CategoryValues, missing: np.ndarray) -> None:
-        """Write the next values of a column, and where they are missing, bool [n].
+    def append_dense(self, name: str, values: np.ndarray, missing: np.ndarray) -> None:
+        """Write the next values of a dense column, and where they are missing, bool [n].
 
         Raises:
             OSError: A file cannot be written.
         """
-        parts = _divide(values)
-        parts[_MISSING] = missing
+        self._append(name, {_NUMBERS: values, _MISSING: missing})
+
+    def append_categories(self, name: str, values: CategoryValues, missing: np.ndarray) -> None:
+        """Write the next values of a categorical column; see :meth:`append_dense`."""
+        coded = encode_values(values)
+        parts = {_CODES: coded.codes, _MISSING: missing}
+        if coded.offsets is not None:
+            parts[_LIST_LENGTHS] = np.diff(coded.offsets)
+        if isinstance(coded.distinct, np.ndarray):
+            parts[_DISTINCT] = coded.distinct
+        else:
+            offsets, data = string_parts(coded.distinct)
+            parts[_TEXT_LENGTHS] = np.diff(offsets).astype(np.int64)
+            parts[_DISTINCT_TEXTS] = data[offsets[0] : offsets[-1]]
+        self._append(name, parts)
+        sizes = len(coded.codes), len(coded.distinct)
+        self._sizes.setdefault(name, []).append(sizes)
+
+    def load_dense(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return all values of a dense column, and where they are missing; none if it has none."""
+        parts = self._load(name)
+        if not parts:
+            return np.empty(0), np.empty(0, np.bool_)
+        return parts[_NUMBERS], parts[_MISSING]
+
+    def load_categories(self, name: str) -> tuple[CodedValues, np.ndarray] | None:
+        """Return all values of a categorical column, and where they are missing; None for none."""
+        parts = self._load(name)
+        if not parts:
+            return None
+        distinct: np.ndarray | pa.Array
+        if _DISTINCT in parts:
+            distinct = parts[_DISTINCT]
+        else:
+            offsets = to_offsets(parts[_TEXT_LENGTHS])
+            distinct = string_array(offsets, parts[_DISTINCT_TEXTS])
+        offsets = None
+        if _LIST_LENGTHS in parts:
+            offsets = to_offsets(parts[_LIST_LENGTHS])
+        joined = join_distinct(parts[_CODES], offsets, distinct, self._sizes[name])
+        return joined, parts[_MISSING]
+
+    def _append(self, name: str, parts: dict[str, np.ndarray]) -> None:
         for part, array in parts.items():
             kind = self._dtypes.setdefault((name, part), array.dtype)
             with open(self._directory / f"{name}.{part}", "ab") as file:
                 # Not tofile, whose error does not say that the disk is full.
                 file.write(np.ascontiguousarray(array, kind).data)
 
-    def load(self, name: str) -> list[tuple[CategoryValues, np.ndarray]]:
-        """Return all values of a column as one piece, and where they are missing; [] for none."""
+    def _load(self, name: str) -> dict[str, np.ndarray]:
         parts = {}
         for (column, part), kind in self._dtypes.items():
             if column == name:
                 parts[part] = np.fromfile(self._directory / f"{name}.{part}", kind)
-        if not parts:
-            return []
-        return [(_join(parts), parts[_MISSING])]
-
-
-def _divide(values: CategoryValues) -> dict[str, np.ndarray]:
-    """Return values as arrays that can be appended to."""
-    if isinstance(values, Jagged):
-        return {_LIST_LENGTHS: np.diff(values.offsets), **_divide(values.values)}
-    if isinstance(values, np.ndarray):
-        return {_NUMBERS: values}
-    offsets, data = string_parts(values)
-    texts = data[offsets[0] : offsets[-1]]
-    return {_TEXT_LENGTHS: np.diff(offsets).astype(np.int64), _TEXTS: texts}
-
-
-def _join(parts: dict[str, np.ndarray]) -> CategoryValues:
-    """Return what :func:`_divide` divided; texts as large strings."""
-    if _NUMBERS in parts:
-        values = parts[_NUMBERS]
-    else:
-        values = string_array(to_offsets(parts[_TEXT_LENGTHS]), parts[_TEXTS])
-    if _LIST_LENGTHS in parts:
-        return Jagged(to_offsets(parts[_LIST_LENGTHS]), values)
-    return values
+        return parts

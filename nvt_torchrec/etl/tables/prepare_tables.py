@@ -19,12 +19,13 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.formats.table_files import DIRECTORY, link_table
 from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_table import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTables
 
 #: The least share of rows with a key that a table has.
 _MIN_FOUND = 0.01
 #: Bytes of a block that are looked at.
-_SAMPLE_BYTES = 4 << 20
+_SAMPLE_BYTES = 1 << 20
 
 
 def store_tables(

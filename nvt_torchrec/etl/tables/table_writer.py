@@ -15,18 +15,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy, to_offsets
-from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.arrays import to_arrow, to_offsets
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
+from nvt_torchrec.etl.tables.coded_values import (
+    categorical_arrays,
+    concatenate_coded,
+    encode_values,
+)
 from nvt_torchrec.etl.tables.columns_on_disk import ColumnsOnDisk
 from nvt_torchrec.etl.tables.keyed_rows import parse_keyed, refuse_empty
+from nvt_torchrec.etl.tables.row_order import RowKeys, RowOrder, order_rows
 from nvt_torchrec.etl.tables.table_spec import make_table_spec
-from nvt_torchrec.etl.tables.vector_writer import RowOrder, VectorNumbers, VectorsOnDisk
+from nvt_torchrec.etl.tables.vector_writer import VectorNumbers, VectorsOnDisk
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.feature_spec.vector_columns import VectorColumn
 from nvt_torchrec.formats.rows import (
@@ -39,7 +43,7 @@ from nvt_torchrec.formats.rows import (
 )
 from nvt_torchrec.formats.table_files import KEYS, STARTS
 from nvt_torchrec.formats.vectors import IN_WORKFLOW, link_vectors
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +53,6 @@ _BLOCK_BYTES = 8 << 20
 _UNORDERED = "unordered"
 #: Rows of a table that were left out, beside its arrays until the run ends.
 REJECTED_FILE = "rejected.tsv"
-
-
-@dataclasses.dataclass(frozen=True)
-class RowKeys:
-    """The keys of some rows of a file of a table.
-
-    Attributes:
-        path: The file.
-        lines: int64 [n], the number of each row in the file, as messages count it.
-        keys: int64 [n], the hashes of their keys.
-        starts: int64 [n], from when each is known; 0 without versions.
-    """
-
-    path: str
-    lines: np.ndarray
-    keys: np.ndarray
-    starts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +116,17 @@ def store_table(
         for file in files:
             for piece, bad in read_table_file(rule, spec, file, threads, reject):
                 for column in columns:
-                    on_disk.append(column.name, *find_column(piece.rows, piece.spec, column.name))
+                    values, missing = find_column(piece.rows, piece.spec, column.name)
+                    if isinstance(column, DenseColumn):
+                        on_disk.append_dense(column.name, values, missing)
+                    else:
+                        on_disk.append_categories(column.name, values, missing)
                 for name, of_vector in vectors.items():
                     of_vector.append(*find_column(piece.rows, piece.spec, name))
                 read.append(piece.row_keys)
                 rejected += bad
                 report(piece.rows.lines)
-        ordered = _order_rows(rule, read, earlier)
+        ordered = order_rows(rule, read, earlier)
         order = ordered.positions
         if not len(order):
             paths = [file.source for file in files]
@@ -145,12 +136,10 @@ def store_table(
         if rule.valid_from:
             save_array(temporary / STARTS, ordered.starts)
         for column in columns:
-            pieces = on_disk.load(column.name)
-            if earlier is not None:
-                pieces.append(earlier.take(column.name, np.arange(len(earlier))))
-            values = concatenate_values([values for values, _ in pieces])
-            missing = np.concatenate([absent for _, absent in pieces])
-            arrays = to_arrays(column, take_values(values, order), missing[order])
+            if isinstance(column, DenseColumn):
+                arrays = _order_dense(column, on_disk, earlier, order)
+            else:
+                arrays = _order_categories(column, on_disk, earlier, order)
             for kind, array in arrays.items():
                 save_array(temporary / f"{column.name}.{kind}.npy", array)
         for vector in spec.table_vectors(rule.name):
@@ -159,6 +148,47 @@ def store_table(
         shutil.rmtree(temporary / _UNORDERED)
         if rejected:
             (temporary / REJECTED_FILE).write_bytes(b"".join(rejected))
+
+
+def _order_dense(
+    column: DenseColumn, on_disk: ColumnsOnDisk, earlier: StoredTable | None, order: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a dense column, in the order of the table's rows, int64 [rows].
+
+    Args:
+        column: The column.
+        on_disk: The values that were read.
+        earlier: See :func:`store_table`.
+        order: The position of each row among those that were read and those of the earlier table.
+    """
+    values, missing = on_disk.load_dense(column.name)
+    if earlier is not None:
+        more_values, more_missing = earlier.take(column.name, np.arange(len(earlier)))
+        assert isinstance(more_values, np.ndarray)
+        values = np.concatenate([values, more_values])
+        missing = np.concatenate([missing, more_missing])
+    return to_arrays(column, values[order], missing[order])
+
+
+def _order_categories(
+    column: CategoricalColumn,
+    on_disk: ColumnsOnDisk,
+    earlier: StoredTable | None,
+    order: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a categorical column; see :func:`_order_dense`."""
+    pieces = []
+    loaded = on_disk.load_categories(column.name)
+    if loaded is not None:
+        pieces.append(loaded)
+    if earlier is not None:
+        values, missing = earlier.take(column.name, np.arange(len(earlier)))
+        pieces.append((encode_values(values), missing))
+    coded, missing = pieces[0]
+    for more, more_missing in pieces[1:]:
+        coded = concatenate_coded(coded, more)
+        missing = np.concatenate([missing, more_missing])
+    return categorical_arrays(column, coded.take(order), missing[order])
 
 
 def _store_vectors(
@@ -222,64 +252,6 @@ def read_table_file(
     yield from map_in_order(parse, pieces, threads, "tables")
 
 
-def _order_rows(rule: TableRule, read: list[RowKeys], earlier: StoredTable | None) -> RowOrder:
-    """Order rows by key and start; leave those of an earlier table out that were read again.
-
-    Args:
-        rule: The table.
-        read: The keys of the rows that were read.
-        earlier: See :func:`store_table`; its rows are counted after those that were read.
-
-    Raises:
-        BadInputError: Two rows that were read are alike.
-    """
-    all_keys = [part.keys for part in read]
-    all_starts = [part.starts for part in read]
-    if earlier is not None:
-        all_keys.append(earlier.keys)
-        no_starts = np.zeros_like(earlier.keys)
-        all_starts.append(no_starts if earlier.starts is None else earlier.starts)
-    num_read = sum(len(part.keys) for part in read)
-    if not all_keys:
-        none = np.empty(0, np.int64)
-        return RowOrder(none, none, none, num_read, none)
-    keys = np.concatenate(all_keys)
-    starts = np.concatenate(all_starts)
-    order = np.lexsort((starts, keys))  # is stable
-    keys, starts = keys[order], starts[order]
-    is_repeated = np.zeros(len(order), np.bool_)
-    is_repeated[1:] = (keys[1:] == keys[:-1]) & (starts[1:] == starts[:-1])
-    read_twice = np.flatnonzero(is_repeated & (order < num_read))
-    if len(read_twice):
-        first, second = order[read_twice[0] - 1], order[read_twice[0]]
-        what = ", ".join(rule.own_key)
-        remedy = "keep one row for each key"
-        if rule.valid_from:
-            what = f"{what} and {rule.valid_from}"
-            remedy = "keep one row for each key and time"
-        raise BadInputError(
-            f"table {rule.name}: {what} of {_describe_position(read, int(second))} are those of "
-            f"{_describe_position(read, int(first))}, too",
-            remedy,
-        )
-    replaced = np.full(len(order), -1)
-    if is_repeated.any():
-        left_out = np.flatnonzero(is_repeated)
-        replaced[left_out - 1] = order[left_out]
-        keys, starts, order = keys[~is_repeated], starts[~is_repeated], order[~is_repeated]
-        replaced = replaced[~is_repeated]
-    return RowOrder(keys, starts, order, num_read, replaced)
-
-
-def _describe_position(read: list[RowKeys], row: int) -> str:
-    """Return the file and line of a row, counted over all that were read."""
-    for part in read:
-        if row < len(part.keys):
-            return f"{part.path}, line {part.lines[row]}"
-        row -= len(part.keys)
-    raise IndexError(row)
-
-
 def find_column(rows: RawRows, spec: FeatureSpec, name: str) -> tuple[CategoryValues, np.ndarray]:
     """Return the values [n] of a column of rows, dense ones float64, and where they are missing."""
     if name in spec.dense_names:
@@ -293,27 +265,9 @@ def to_arrays(
     column: DenseColumn | CategoricalColumn, values: CategoryValues, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a column, by their kinds in :mod:`formats.table_files`."""
-    arrays: dict[str, np.ndarray] = {"missing": missing.astype(np.uint8)}
     if isinstance(column, DenseColumn):
-        return arrays | {"values": np.asarray(values, np.float64)}
-    if isinstance(values, Jagged):
-        arrays["lists"] = values.offsets.astype(np.int64)
-        values = values.values
-    if isinstance(values, np.ndarray):
-        # Hashing all values and sorting the distinct ones is faster than sorting all.
-        hashed = pa.array(values).dictionary_encode()
-        found = to_numpy(hashed.dictionary)
-        order = np.argsort(found)
-        ranks = np.empty(len(found), np.int32)
-        ranks[order] = np.arange(len(found))
-        arrays["values"] = found[order].astype(RAW_TYPES[column.raw].dtype)
-        return arrays | {"codes": ranks[to_numpy(hashed.indices)]}
-    encoded = values.dictionary_encode()
-    offsets, data = string_parts(encoded.dictionary)
-    begin, end = int(offsets[0]), int(offsets[-1])
-    arrays["texts"] = offsets.astype(np.int64) - begin
-    arrays["values"] = data[begin:end]
-    return arrays | {"codes": to_numpy(encoded.indices).astype(np.int32)}
+        return {"missing": missing.astype(np.uint8), "values": np.asarray(values, np.float64)}
+    return categorical_arrays(column, encode_values(values), missing)
 
 
 def save_array(file: Path, array: np.ndarray) -> None:

@@ -6,16 +6,16 @@ were read, and are compared and copied in blocks.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.tables.row_order import RowOrder
 from nvt_torchrec.formats.rows import CategoryValues, flat_values
 from nvt_torchrec.formats.vectors import StoredVectors, VectorStore, write_vectors
-from nvt_torchrec.workflows.stored_tables import StoredTable
+from nvt_torchrec.workflows.stored_table import StoredTable
 
 #: About how many bytes of vectors are held at once.
 _BLOCK_BYTES = 8 << 20
@@ -65,29 +65,6 @@ class VectorsOnDisk:
         # It is mapped anew each time, so that the pages that were read are not counted as memory.
         mapped = np.memmap(self._file, self._stored.dtype, "r")
         return mapped.view(np.ndarray).reshape(-1, self._stored.width)[rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class RowOrder:
-    """The order in which the rows of a table are stored.
-
-    Attributes:
-        keys: int64 [rows], rising.
-        starts: int64 [rows], from when each version is known, rising for each key.
-        positions: int64 [rows], the number of each among the rows that were read and, behind them,
-            those of the earlier table.
-        num_read: How many were read, those that were left out included.
-        replaced: int64 [rows], the row of the earlier table in whose place it came; -1 for none.
-    """
-
-    keys: np.ndarray
-    starts: np.ndarray
-    positions: np.ndarray
-    num_read: int
-    replaced: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 class VectorNumbers:

@@ -29,6 +29,7 @@ from nvt_torchrec.formats.feature_spec.events import (
 from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile, check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import (
+    LOG_Q_CORRECTION,
     NegativesRule,
     check_negatives,
     check_unread_labels,
@@ -140,7 +141,7 @@ class FeatureSpec:
         check_label_files(self.label_files, self.labels, self.events, self.split)
         if self.negatives:
             groups = [group.columns for group in self.groups]
-            check_negatives(self.negatives, self.features, self.tables, groups)
+            check_negatives(self.negatives, self.features, self.tables, groups, self.columns)
         check_sources(self.event_sources, self.tables, self.aggregate_rules)
         names = [*self.columns, *(rule.name for rule in self.histories)]
         check_vectors(self.vectors, self.tables, names)
@@ -298,6 +299,11 @@ class FeatureSpec:
             label_keys=label_keys,
             label_time=label_time,
         )
+
+    @property
+    def log_q_correction(self) -> str:
+        """The column of the output with the correction for popularity; "" unless there is one."""
+        return LOG_Q_CORRECTION if self.negatives and self.negatives.popularity else ""
 
     @property
     def negative_columns(self) -> tuple[str, ...]:

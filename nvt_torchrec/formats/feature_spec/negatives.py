@@ -13,6 +13,8 @@ from nvt_torchrec.formats.feature_spec.plan_reads import column_reads
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
+#: The column of the output with the correction for the popularity by which items are drawn.
+LOG_Q_CORRECTION = "log_q_correction"
 #: The most rows that are drawn for a row: each is written, so this is what the output grows by.
 _MAX_PER_POSITIVE = 1000
 
@@ -104,6 +106,7 @@ def check_negatives(
     columns: Sequence[DenseColumn | CategoricalColumn],
     tables: Sequence[TableRule],
     groups: Sequence[tuple[str, ...]],
+    names: Sequence[str],
 ) -> None:
     """Check that a row with another item is one that could be in the log.
 
@@ -112,10 +115,18 @@ def check_negatives(
         columns: The columns of the spec.
         tables: The tables that are joined, and all others.
         groups: The columns of the keys of aggregates and histories.
+        names: The names of all columns of the output.
 
     Raises:
-        SettingsError: A column would tell a drawn row from others, or there is no such table.
+        SettingsError: A column would tell a drawn row from others, there is no such table, or a
+            column has the name of the correction for popularity.
     """
+    if rule.popularity and LOG_Q_CORRECTION in names:
+        raise SettingsError(
+            f"column {LOG_Q_CORRECTION}: the ETL writes one of this name, as negatives are drawn "
+            "by popularity",
+            "give the column another name",
+        )
     if rule.table:
         by_name = {table.name: table for table in tables}
         if rule.table not in by_name:

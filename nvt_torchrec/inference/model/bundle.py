@@ -146,7 +146,7 @@ def _is_made_from(
         return workflow.ancestor(bundle.workflow_digest) is not None
     # A further day may change the files of events, tables and vectors, and leave the workflow's
     # digest as it is, which stands for what encodes.
-    vectors = select_vectors(workflow.files)
+    vectors = select_vectors(workflow.files) if bundle.model.dense_vectors else {}
     for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
@@ -171,7 +171,7 @@ def _check_generation(
 def save_bundle(
     path: Path, workflow: Path, model: ServingModel, origin: Origin, trained: float | None = None
 ) -> None:
-    """Put a workflow and a model into a new directory.
+    """Put a workflow and a model into a new directory, with vectors only if the model takes some.
 
     Args:
         path: The directory.
@@ -189,7 +189,11 @@ def save_bundle(
     description = inspect(workflow)
     with new_directory(path) as temporary:
         events = list_event_files(description.spec)
-        for name in (METADATA_FILE, *description.files, *compiled.FILES, *events):
+        copied = [METADATA_FILE, *description.files, *compiled.FILES, *events]
+        if not model.config.dense_vectors:
+            vectors = select_vectors(description.files)
+            copied = [name for name in copied if name not in vectors]
+        for name in copied:
             file = temporary / WORKFLOW / name
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(workflow / name, file)
@@ -255,7 +259,8 @@ def read_bundle(
     description = describe(path, check=check)
     if not check:
         _check_small_files(path, description)
-    workflow = compiled.load(path / WORKFLOW, verify=check)
+    has_vectors = bool(description.model.dense_vectors)
+    workflow = compiled.load(path / WORKFLOW, verify=check, vectors=has_vectors)
     if workflow.digest != description.workflow_digest:
         raise SchemaError(
             f"{path}: its workflow is not the one that it was made with (digest "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -23,8 +23,13 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
 
+#: A block's labels, weights, log-Q corrections and dense columns; see :class:`LoaderBlock`.
+FloatViews: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
 #: The parts of a batch, each of which may be moved.
-_PARTS = ("dense_features", "sparse_features", "labels", "weights", "dense_vectors")
+_PARTS = (
+    *("dense_features", "sparse_features", "labels", "weights", "dense_vectors"),
+    "log_q_correction",
+)
 
 
 @dataclasses.dataclass
@@ -35,6 +40,8 @@ class LoaderBatch(Batch):
         weights: float32 [B], the weight of each row; None if the data have none.
         dense_vectors: float32 [B, all inputs], the vectors of each row, each followed by its
             indicator (:mod:`nvt_torchrec.formats.vectors`); None if the data have none.
+        log_q_correction: float32 [B], what training may add to the logit of each row
+            (docs/negatives.md); None if the data have none.
     """
 
     # The fields of Batch again, with types: TorchRec publishes none for type checkers.
@@ -43,6 +50,7 @@ class LoaderBatch(Batch):
     labels: torch.Tensor
     weights: torch.Tensor | None = None
     dense_vectors: torch.Tensor | None = None
+    log_q_correction: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """Copy the batch to ``device``."""
@@ -68,7 +76,29 @@ class LoaderBatch(Batch):
 
 @dataclasses.dataclass(frozen=True)
 class LoaderBlock:
-    """Base of the blocks, whose tensors can all be copied to a device."""
+    """Base of the blocks, whose tensors can all be copied to a device.
+
+    Attributes:
+        labels: float32 [steps, B], or [steps, B, labels].
+        row_weights: float32 [steps, B]; None if the data have none.
+        log_q_correction: float32 [steps, B]; None if the data have none.
+        dense: float32 [steps, B, dense columns].
+    """
+
+    labels: torch.Tensor
+    row_weights: torch.Tensor | None
+    log_q_correction: torch.Tensor | None
+    dense: torch.Tensor
+
+    def take_floats(self, steps: slice) -> FloatViews:
+        """Return the labels, weights, corrections and dense columns of some steps."""
+        weights, correction = self.row_weights, self.log_q_correction
+        return (
+            self.labels[steps],
+            None if weights is None else weights[steps],
+            None if correction is None else correction[steps],
+            self.dense[steps],
+        )
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -89,30 +119,24 @@ class FlatBlock(LoaderBlock):
     """Some steps of one rank, with one id per row and column.
 
     Attributes:
-        labels: float32 [steps, B], or [steps, B, labels].
-        row_weights: float32 [steps, B]; None if the data have none.
-        dense: float32 [steps, B, dense columns].
+        labels, row_weights, log_q_correction, dense: As in :class:`LoaderBlock`.
         ids: int32 [steps, categorical columns, B].
         dense_vectors: float32 [steps, B, all inputs]; None if the data have no vectors.
     """
 
-    labels: torch.Tensor
-    row_weights: torch.Tensor | None
-    dense: torch.Tensor
     ids: torch.Tensor
     dense_vectors: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
-        parts = [self.labels[steps], self.dense[steps], ids[steps]]
-        if self.dense_vectors is not None:
-            weights: Iterable[Any] = itertools.repeat(None)
-            if self.row_weights is not None:
-                weights = self.row_weights[steps]
-            return map(make_batch, *parts, weights, self.dense_vectors[steps])
-        if self.row_weights is not None:
-            parts.append(self.row_weights[steps])
+        parts: list[Iterable[Any]] = [self.labels[steps], self.dense[steps], ids[steps]]
+        optional = [self.row_weights, self.dense_vectors, self.log_q_correction]
+        # An argument that is left out takes less time for each batch than one that is None.
+        while optional and optional[-1] is None:
+            optional.pop()
+        for tensor in optional:
+            parts.append(itertools.repeat(None) if tensor is None else tensor[steps])
         return map(make_batch, *parts)
 
 
@@ -121,7 +145,7 @@ class JaggedBlock(LoaderBlock):
     """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
-        labels, row_weights, dense, dense_vectors: As in :class:`FlatBlock`.
+        labels, row_weights, log_q_correction, dense, dense_vectors: As in :class:`FlatBlock`.
         values: int32 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
@@ -129,9 +153,6 @@ class JaggedBlock(LoaderBlock):
             end: steps · columns + 1 integers.
     """
 
-    labels: torch.Tensor
-    row_weights: torch.Tensor | None
-    dense: torch.Tensor
     values: torch.Tensor
     lengths: torch.Tensor
     offsets: torch.Tensor
@@ -147,7 +168,8 @@ class JaggedBlock(LoaderBlock):
             begin, end = bounds[0], bounds[-1]
             row_weights = None if self.row_weights is None else self.row_weights[step]
             vectors = None if self.dense_vectors is None else self.dense_vectors[step]
-            rest = row_weights, vectors
+            correction = None if self.log_q_correction is None else self.log_q_correction[step]
+            rest = row_weights, vectors, correction
             if size == 0:
                 yield make_batch(self.labels[step], self.dense[step], self.values, *rest)
                 continue
@@ -207,19 +229,29 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
 
 
 def float_widths(schema: TableSchema) -> tuple[int, int, int]:
-    """Return how many of the float columns are labels, weights and dense columns."""
-    return len(schema.labels), int(bool(schema.weight)), len(schema.dense)
+    """Return how many of the float columns are labels, weight or correction, and dense columns."""
+    optional = bool(schema.weight) + bool(schema.log_q_correction)
+    return len(schema.labels), optional, len(schema.dense)
 
 
-def float_views(
-    dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Return a block's labels, weights and dense columns, each given as [steps · B, columns]."""
+def float_views(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> FloatViews:
+    """Return a block's labels, weights, log-Q corrections and dense columns.
+
+    Args:
+        dataset: The data.
+        steps: The steps of the block.
+        parts: float32 [steps · B, columns], for each of :func:`float_widths`.
+    """
     by_step = [part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts]
-    labels, weights, dense = by_step
+    labels, optional, dense = by_step
     if not dataset.several_labels:
         labels = labels[..., 0]
-    return labels, weights[..., 0] if dataset.schema.weight else None, dense
+    # One column is contiguous already. Two are copied: tensors with strides would be moved to a
+    # device in a copy that waits.
+    columns = list(optional.movedim(2, 0).contiguous())
+    weights = columns.pop(0) if dataset.schema.weight else None
+    correction = columns.pop(0) if dataset.schema.log_q_correction else None
+    return labels, weights, correction, dense
 
 
 class BatchFactory:
@@ -242,9 +274,10 @@ class BatchFactory:
         ids: torch.Tensor,
         row_weights: torch.Tensor | None = None,
         dense_vectors: torch.Tensor | None = None,
+        log_q_correction: torch.Tensor | None = None,
     ) -> LoaderBatch:
         """Make a batch of labels [B] or [B, labels], dense [B, columns], ids [columns · B],
-        weights [B] and vectors [B, all inputs]."""
+        weights [B], vectors [B, all inputs] and corrections [B]."""
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = make_untraced(
@@ -253,7 +286,7 @@ class BatchFactory:
         # A copy with other values, because the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
-        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors)
+        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors, log_q_correction)
 
     def make_jagged(
         self,
@@ -262,6 +295,7 @@ class BatchFactory:
         values: torch.Tensor,
         row_weights: torch.Tensor | None,
         dense_vectors: torch.Tensor | None = None,
+        log_q_correction: torch.Tensor | None = None,
         **parts: object,
     ) -> LoaderBatch:
         """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
@@ -273,7 +307,7 @@ class BatchFactory:
             index_per_key=self._index_per_key,
             **parts,
         )
-        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors)
+        return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors, log_q_correction)
 
     def _constants(self, size: int) -> dict:
         """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""

@@ -181,9 +181,7 @@ def _expand(
         _copy_history(dataset, store, flat(values), starts_by_feature[:, first:], own)
         first += len(store.sizes)
     return JaggedBlock(
-        block.labels[steps],
-        None if block.row_weights is None else block.row_weights[steps],
-        block.dense[steps],
+        *block.take_floats(steps),
         values,
         all_lengths,
         offsets,

@@ -113,8 +113,7 @@ def _take_steps(
     """Return a block of some steps, with the vectors ``values`` and without their numbers."""
     columns = len(dataset.schema.integers)
     kept = columns - len(dataset.schema.vectors)
-    row_weights = None if block.row_weights is None else block.row_weights[steps]
-    shared = block.labels[steps], row_weights, block.dense[steps]
+    shared = block.take_floats(steps)
     if isinstance(block, FlatBlock):
         # Copied, so that all tensors of a block are contiguous: others would be moved to a device
         # in a copy that waits.

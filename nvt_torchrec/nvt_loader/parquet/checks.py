@@ -32,16 +32,16 @@ FILL_REMEDY = "the ETL fills missing values; run it again"
 class Checker:
     """Converts and checks the columns of a split's files. Several threads may use it at once.
 
-    Columns are given by their number in the schema's order: labels, weight, dense, categorical, the
-    pointers of histories and the numbers of vectors.
+    Columns are given by their number in the schema's order: labels, weight, log-Q correction,
+    dense, categorical, the pointers of histories and the numbers of vectors.
 
     Attributes:
         limits: uint64 [columns], the bound that the bits of each column's values, read as unsigned
             integers, must stay below: the table size of ids, :data:`LABEL_BITS` of labels,
             :data:`INFINITY_BITS` of weights and of the magnitudes of dense columns. Any pointer or
             number of a vector passes; it is checked where the events or vectors are read.
-        signed: bool [float columns], whether a column may hold negative numbers: dense columns may,
-            labels and the weight may not.
+        signed: bool [float columns], whether a column may hold negative numbers: dense columns and
+            the log-Q correction may, labels and the weight may not.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -56,7 +56,8 @@ class Checker:
         limits += schema.table_sizes
         limits += [2**32] * num_pointers
         self.limits = np.array(limits, np.uint64)
-        self.signed = np.array([name in schema.dense for name in schema.floats])
+        signed = {*schema.dense, schema.log_q_correction}
+        self.signed = np.array([name in signed for name in schema.floats])
 
     def find_plain_leaves(self, footer: Footer) -> dict[int, int]:
         """Find the columns that a file stores in the loader's own types, without lists and nulls.

@@ -98,8 +98,7 @@ class Dataset:
             counts = {"files": len(self.files.paths), "bytes": sum(self.files.sizes)}
             content = self.files.fingerprint  # holds the row groups
         # The digest is compared with those in loader states of earlier versions. Hence the order of
-        # the columns, vocabularies and vectors only if there are any, and an empty list that once
-        # held more.
+        # the columns, some of them only if there are any, and an empty list that once held more.
         schema = self.schema
         main, *labels = schema.labels
         columns: list[Any] = [main, schema.dense, schema.categorical, schema.table_sizes]
@@ -110,6 +109,8 @@ class Dataset:
         if schema.vectors:
             vectors = [dataclasses.astuple(vector) for vector in schema.vectors]
             columns.append({"vectors": vectors})
+        if schema.log_q_correction:
+            columns.append({"log_q_correction": schema.log_q_correction})
         value = [*content, columns, [], bool(histories)]
         return counts | {
             "row_groups": len(self.source.row_counts),

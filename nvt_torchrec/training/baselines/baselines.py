@@ -205,7 +205,7 @@ class Trees:
         sample: Rows to fit to.
         valid: Rows whose log loss says how many trees are best; without any it is LightGBM's
             default, 100.
-        label: The label.
+        label: The label, which both values of ``sample``'s rows have.
         offset: By how much logits are larger than those of ``sample``'s rows.
 
     Raises:
@@ -218,7 +218,10 @@ class Trees:
     ) -> None:
         import lightgbm
 
-        self._offset = offset
+        self._offset, self._base = offset, 0.0
+        if np.any(sample.corrections):
+            # LightGBM does not begin at the click rate if rows have logits to begin with.
+            self._base = logit(sample.click_rate(label))
         self._known: list[np.ndarray] = []
         for ids in _first_ids(sample):
             values, counts = np.unique(ids, return_counts=True)
@@ -231,6 +234,7 @@ class Trees:
             sample.labels[label][:_MAX_TREE_ROWS],
             weight=None if sample.weights is None else sample.weights[:_MAX_TREE_ROWS],
             categorical_feature=categorical,
+            init_score=self._begin(sample, _MAX_TREE_ROWS),
         )
         parameters: dict[str, Any] = {
             "objective": "binary",
@@ -241,7 +245,10 @@ class Trees:
         }
         if len(valid):
             evaluated = train.create_valid(
-                self._inputs(valid), valid.labels[label], weight=valid.weights
+                self._inputs(valid),
+                valid.labels[label],
+                weight=valid.weights,
+                init_score=self._begin(valid, len(valid)),
             )
             stop = lightgbm.early_stopping(_TREES_WITHOUT_GAIN, verbose=False)
             self._model = lightgbm.train(
@@ -253,7 +260,13 @@ class Trees:
     def logits(self, sample: RowSample) -> np.ndarray:
         """Return the logits of rows, float64 [n]."""
         found = np.asarray(self._model.predict(self._inputs(sample)))
-        return logit(found.clip(1e-7, 1 - 1e-7)) + self._offset
+        return logit(found.clip(1e-7, 1 - 1e-7)) + self._offset + self._base + sample.corrections
+
+    def _begin(self, sample: RowSample, max_rows: int) -> np.ndarray | None:
+        """Return the logits that trees add to, float64 [rows]; None for those of the click rate."""
+        if not self._base:
+            return None
+        return (self._base + sample.corrections + np.zeros(len(sample)))[:max_rows]
 
     def _inputs(self, sample: RowSample) -> np.ndarray:
         columns = [sample.dense]

@@ -93,7 +93,7 @@ def _find_slopes(regression: Regression, sample: RowSample, label: str) -> np.nd
     Binary Regression"): below 1 its weights are too large. Ridge regression towards 1.
     """
     parts = np.column_stack([*regression.iterate_column_logits(sample)])
-    rest = sample.dense @ regression.dense + regression.bias
+    rest = sample.dense @ regression.dense + regression.bias + sample.corrections
     labels, scale = sample.labels[label], sample.relative_weights()
     num_columns = parts.shape[1]
     inputs = np.column_stack([parts, np.ones(len(rest))])

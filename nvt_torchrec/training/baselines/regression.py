@@ -56,8 +56,8 @@ class Regression:
     edges: np.ndarray | None = None
 
     def logits(self, sample: RowSample) -> np.ndarray:
-        """Return the logits of rows, float64 [n]; ids without a weight count 0."""
-        logits = sample.dense @ self.dense + self.bias
+        """Return the logits of rows, corrections included, float64 [n]; unknown ids count 0."""
+        logits = sample.dense @ self.dense + self.bias + sample.corrections
         for terms in self.iterate_column_logits(sample):
             logits += terms
         return logits
@@ -133,7 +133,7 @@ class Objective:
         self._sizes = [len(ids) for ids in self._ids]
         self._ends = np.cumsum(self._sizes, dtype=int)
         self._labels, self._dense = sample.labels[label], sample.dense.astype(np.float64)
-        self._scale = sample.relative_weights()
+        self._scale, self._corrections = sample.relative_weights(), sample.corrections
         self.num_weights = sum(self._sizes) + self._dense.shape[1] + 1
 
     def estimate_penalties(self, start: Regression) -> np.ndarray:
@@ -195,7 +195,8 @@ class Objective:
     def _logits(self, w: np.ndarray) -> np.ndarray:
         """Return the logits of the rows, float64 [n]."""
         id_weights, rest = np.split(w, [sum(self._sizes)])
-        return self._inputs @ id_weights + self._dense @ rest[:-1] + rest[-1]
+        logits = self._inputs @ id_weights + self._dense @ rest[:-1] + rest[-1]
+        return logits + self._corrections
 
     def _sum_by_weight(self, values: np.ndarray, *, squared: bool = False) -> np.ndarray:
         """Return Σ over rows of input · value for each weight, or of input² · value."""

@@ -73,12 +73,15 @@ class RowSample:
         columns: The categorical columns, then the histories'.
         labels: The values of each label that is trained, by its name, float32 [n].
         weights: The weights of the rows, float32 [n]; None if they have none.
+        corrections: What is added to the logits of rows, float64 [n]: the log-Q correction
+            (docs/negatives.md), if the run applies it and rows have one; else 0.
     """
 
     dense: np.ndarray
     columns: list[Column]
     labels: dict[str, np.ndarray]
     weights: np.ndarray | None
+    corrections: np.ndarray | float = 0.0
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -127,6 +130,7 @@ def read_sample(
     dense = [np.zeros((0, len(config.dense)), np.float32)]
     labels = [np.zeros((0, len(config.labels)))]
     weights = []
+    corrections = []
     # For each column: its ids, the row of each, and the number of ids of each row.
     ids: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
     rows: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(num_columns)]
@@ -146,13 +150,19 @@ def read_sample(
         labels.append(batch.labels.numpy())
         if batch.weights is not None:
             weights.append(batch.weights.numpy())
+        if settings.log_q_correction and batch.log_q_correction is not None:
+            corrections.append(batch.log_q_correction.numpy())
     columns = []
     for j in range(num_columns):
         is_history = j >= len(config.categorical)
         columns.append(_make_column(ids[j], rows[j], lengths[j], is_history=is_history))
     row_weights = np.concatenate(weights) if weights else None
     labels_by_name = dict(zip(config.labels, np.concatenate(labels).T.copy(), strict=True))
-    return RowSample(np.concatenate(dense), columns, labels_by_name, row_weights)
+    sample = RowSample(np.concatenate(dense), columns, labels_by_name, row_weights)
+    if corrections:
+        all_corrections = np.concatenate(corrections, dtype=np.float64)
+        sample = dataclasses.replace(sample, corrections=all_corrections)
+    return sample
 
 
 def _make_column(

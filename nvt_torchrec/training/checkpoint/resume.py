@@ -44,6 +44,7 @@ _MUST_STAY = (
     "embedding_l2",
     "weight_decay",
     "stop_by",
+    "log_q_correction",
     "average_weights",
 )
 #: The values of settings that a checkpoint of an earlier version does not know, or a run lacks.
@@ -52,6 +53,7 @@ _DEFAULTS = {
     "embedding_l2": 0.0,
     "weight_decay": 0.0,
     "stop_by": "log_loss",
+    "log_q_correction": False,
     "average_weights": False,
 }
 #: The digests that a checkpoint records of its data, and their names in errors.

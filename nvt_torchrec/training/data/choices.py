@@ -128,6 +128,33 @@ def check_gauc_column(settings: TrainSettings, schema: TableSchema) -> None:
     )
 
 
+def check_log_q_correction(settings: TrainSettings, schema: TableSchema) -> None:
+    """Check that ``--log_q_correction`` fits the data, and the run that is continued.
+
+    Raises:
+        SettingsError: Rows have no correction, or the checkpoint of ``--continue_from`` was trained
+            in the other way: its logits mean something else.
+        BadInputError, SchemaError: The checkpoint cannot be read.
+    """
+    wanted = settings.log_q_correction
+    if wanted and not schema.log_q_correction:
+        raise SettingsError(
+            "--log_q_correction: the rows of the data have none",
+            "leave the flag out: the ETL writes it where popularity of [negatives] is above 0",
+        )
+    if settings.mode != "train" or not settings.continue_from or wanted is None:
+        return
+    path = resolve(Path(settings.continue_from))
+    then = bool(CheckpointRecord.read(path).training["settings"].get("log_q_correction"))
+    if wanted != then:
+        flags = {True: "--log_q_correction", False: "--no-log_q_correction"}
+        raise SettingsError(
+            f"--continue_from {path}: trained with {flags[then]}, now it is {flags[wanted]}",
+            f"leave {flags[wanted]} out; to train these weights in the other way, give "
+            "--load_checkpoint_path instead of --continue_from",
+        )
+
+
 def _find_checkpoint(settings: TrainSettings) -> Path | None:
     """Return the checkpoint that the settings name to start from; None if they name none."""
     if settings.continue_from:
@@ -187,6 +214,7 @@ def _find_settings(
         )
     then = record.training["settings"]
     kept = _find_model_sizes(settings, model)
+    kept["log_q_correction"] = then.get("log_q_correction")
     if is_resumed or settings.continue_from:
         batch_size = then.get("batch_size", 1) * record.world_size // ranks
         kept["batch_size"] = max(1, batch_size)

@@ -56,6 +56,7 @@ class TrainBatch(LoaderBatch):
         """
         rows, weights = len(batch.labels), getattr(batch, "weights", None)
         dense_vectors = getattr(batch, "dense_vectors", None)
+        correction = getattr(batch, "log_q_correction", None)
         dense, ids, labels = batch.dense_features, batch.sparse_features, batch.labels
         num_padding = size - rows
         if num_padding:
@@ -71,9 +72,12 @@ class TrainBatch(LoaderBatch):
             labels = functional.pad(labels, (0, 0, 0, num_padding))
             if weights is not None:
                 weights = functional.pad(weights, (0, num_padding))
+            if correction is not None:
+                correction = functional.pad(correction, (0, num_padding))
             if dense_vectors is not None:
                 dense_vectors = functional.pad(dense_vectors, (0, 0, 0, num_padding))
-        return cls(dense, ids, labels, weights, dense_vectors, rows, global_size)
+        parts = dense, ids, labels, weights, dense_vectors, correction
+        return cls(*parts, rows, global_size)
 
 
 def spread_events(batch: LoaderBatch, config: ModelConfig) -> LoaderBatch:

@@ -59,6 +59,7 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     schema = choices.read_schema(settings)
     settings = choices.choose_label(settings, schema)
     choices.check_gauc_column(settings, schema)
+    choices.check_log_q_correction(settings, schema)
     if settings.save_checkpoint_path:
         done = finished_run(settings)
         if done:

@@ -96,6 +96,10 @@ class TrainFields(Settings):
         "histories whose newest --max_events events the model gets one by one, beside their means "
         "(default: all with --model din, else none)", None, needs="--model"
     )
+    log_q_correction: bool | None = _data(
+        "learn scores that rank as if negatives had been drawn evenly, where [negatives] drew them "
+        "by popularity: the loss corrects for it (default: as the checkpoint, or not)", None
+    )
     vectors: bool | None = _data(
         "give the model the vectors of the data, such as embeddings of texts (default: if there "
         "are any)", None

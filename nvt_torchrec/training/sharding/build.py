@@ -29,7 +29,9 @@ from nvt_torchrec.training.launch.distributed import Group
 from nvt_torchrec.training.launch.run_state import RunState
 from nvt_torchrec.training.optim import combined
 from nvt_torchrec.training.settings.train_settings import TrainSettings
+from nvt_torchrec.training.sharding.data_parallel_warnings import hide_data_parallel_warnings
 from nvt_torchrec.training.sharding.initial_weights import fill_table
+from nvt_torchrec.training.sharding.lookup_precision import round_lookups
 from nvt_torchrec.training.sharding.planning import (
     GIB,
     Hardware,
@@ -88,6 +90,7 @@ def build(
         amp=settings.amp,
         compiled=settings.compile_dense,
         kept_negatives=settings.undersampling_rate,
+        log_q_correction=bool(settings.log_q_correction),
     )
     combined.fuse_table_optimizer(unsharded.sparse_arch, settings)
     set_up_dense(unsharded.head, group.device, settings)
@@ -110,6 +113,7 @@ def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> N
 
     On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs;
     :class:`training.sharding.train_model.TrainModel` marks the steps and copies the results.
+    Without it, a kernel of this project joins the vectors for the module.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     module = head.module
@@ -118,6 +122,8 @@ def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> N
         getattr(module, "align_inputs", lambda: None)()
         if head.dense_vectors is not None:
             head.dense_vectors.aligned = True
+    if device.type == "cuda" and not settings.compile_dense:
+        head.join_on_gpu()
     # An own model may use a vector several times. On CPUs, threads would otherwise add its
     # gradients in any order.
     is_own = ":" in settings.model
@@ -127,6 +133,7 @@ def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> N
         module.forward = torch.compile(module.forward, dynamic=False, mode="reduce-overhead")
 
 
+@hide_data_parallel_warnings()
 def _shard_model(
     model: TrainModel,
     config: ModelConfig,
@@ -155,6 +162,7 @@ def _shard_model(
     world = torch.distributed.GroupMember.WORLD
     hardware = _find_hardware(settings, group, loader_bytes)
     plan, tables = make_plan(model, config, settings, hardware, group=world)
+    is_rounded = round_lookups(plan, model.model.head, config, settings, group)
     if group.rank == 0:
         _log_plan(tables, hardware)
     # An own model may leave out a layer in some steps, or on some ranks.
@@ -170,6 +178,8 @@ def _shard_model(
         data_parallel_wrapper=wrapper,
     )
     _fill_tables(sharded, config, settings.seed)
+    if is_rounded:
+        model.model.feature_sums.set_tables(_iterate_shards(sharded))
     described = {
         "tables": [dataclasses.asdict(table) for table in tables],
         "gib_per_rank": sum_gib_per_rank(tables, hardware),

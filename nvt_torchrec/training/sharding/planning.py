@@ -45,7 +45,8 @@ _AUTO = [
 #: TorchRec's cost estimates are for GPUs; on a CPU they choose row-wise for tiny tables.
 _AUTO_CPU = [ShardingType.TABLE_WISE.value]
 _WHOLE = ShardingType.DATA_PARALLEL.value
-_FUSED = EmbeddingComputeKernel.FUSED.value
+#: The kernel of tables in the memory of their device.
+FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 #: The largest number of weights of all tables that are data-parallel by default: their optimizer
 #: takes time for every weight in each step.
@@ -309,7 +310,7 @@ def _constrain_tables(
         sharding_types = [sharding]
         if sharding == "auto":
             sharding_types = _AUTO if cuda else _AUTO_CPU
-        kernels = [_FUSED, _UVM] if cuda else [_FUSED]
+        kernels = [FUSED, _UVM] if cuda else [FUSED]
         if sharding == _WHOLE:
             kernels = [EmbeddingComputeKernel.DENSE.value]
         pooling_factors = []

@@ -24,6 +24,7 @@ from nvt_torchrec.models.contract import Build, stack_raw_inputs
 from nvt_torchrec.models.head import Head, build_head
 from nvt_torchrec.training.data.loaders import TrainBatch
 from nvt_torchrec.training.sharding.batch_norm import StepRows, SyncedBatchNorm
+from nvt_torchrec.training.sharding.lookup_precision import FeatureSums
 
 
 @dataclasses.dataclass
@@ -32,7 +33,8 @@ class StepOutput:
 
     Attributes:
         loss: The scaled loss, a scalar.
-        logits, labels: The logits and labels of this rank's samples, [rows, labels].
+        logits, labels: The logits, with the log-Q correction if it is asked for, and the labels of
+            this rank's samples, [rows, labels].
         global_size: The number of samples of all ranks together.
         weights: The weights of this rank's samples [rows], in training scaled so that those of the
             global batch have a mean of 1; None if samples have none.
@@ -65,6 +67,7 @@ class TrainModel(nn.Module):
         amp: bool = False,
         compiled: bool = False,
         kept_negatives: float | None = None,
+        log_q_correction: bool = False,
     ) -> None:
         """Add the loss to ``model``.
 
@@ -77,6 +80,10 @@ class TrainModel(nn.Module):
             kept_negatives: The share of the rows with label 0 that training reads; None for all.
                 In training the loss is that of the logits plus log(1 / share), which hold for the
                 rows that are read. So the logits themselves hold for the whole log.
+            log_q_correction: Whether the loss and all results are those of the logits plus the
+                rows' log-Q correction, where there is one. These hold for rows whose items were
+                drawn by popularity; the logits themselves, as a bundle computes them, for items
+                that are drawn evenly (docs/negatives.md).
         """
         super().__init__()
         self.model = model
@@ -86,6 +93,7 @@ class TrainModel(nn.Module):
         SyncedBatchNorm.replace_in(model.head.module, step)
         self.set_rows = _SetRows(step)
         self._amp = amp
+        self._corrects = log_q_correction
         self._offset = -math.log(kept_negatives or 1.0)
         self._device_type = device_type
         self._replays_graphs = compiled and self._device_type == "cuda"
@@ -101,6 +109,8 @@ class TrainModel(nn.Module):
         logits = logits[: batch.rows].float()
         if self._replays_graphs:
             logits = logits.clone()  # the next step writes to the same memory
+        if self._corrects:
+            logits = _add_to_rows(logits, batch.log_q_correction)
         labels = batch.labels[: batch.rows].float()
         weights = batch.weights
         if self.training:
@@ -119,6 +129,14 @@ class TrainModel(nn.Module):
 
 
 # TorchRec's pipeline traces the model once, without a batch. It must not trace the branches here.
+@fx.wrap
+def _add_to_rows(logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
+    """Return logits [rows, T] plus a correction of each row, [rows and padding]; None for none."""
+    if correction is None:  # data whose items were drawn evenly
+        return logits
+    return logits + correction[: len(logits)].unsqueeze(1)
+
+
 @fx.wrap
 def _scale_to_mean_1(
     weights: torch.Tensor | None, global_size: int, world_size: int
@@ -300,6 +318,7 @@ class ModelWithTables(nn.Module):
         if head.raw_columns or config.histories:
             self.inputs = _HeadInputs(config, head.raw_columns)
         self.lookup_l2 = LookupL2(config.categorical)
+        self.feature_sums = FeatureSums(config)
 
     def forward(
         self,
@@ -317,7 +336,8 @@ class ModelWithTables(nn.Module):
         more = None
         if self.inputs is not None:
             vectors, more = self.inputs(sparse_features, vectors)
-        return self.head(dense_features, vectors, more, dense_vectors)
+        feature_sums = self.feature_sums(sparse_features)
+        return self.head(dense_features, vectors, more, dense_vectors, feature_sums)
 
 
 def build_model(

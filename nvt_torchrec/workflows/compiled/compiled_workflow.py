@@ -37,7 +37,8 @@ from nvt_torchrec.workflows.compiled.dense import DensePlan
 from nvt_torchrec.workflows.compiled.encoded_rows import EncodedRows
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.event_state import EventState
-from nvt_torchrec.workflows.stored_tables import StoredTable, StoredTables
+from nvt_torchrec.workflows.stored_table import StoredTable
+from nvt_torchrec.workflows.stored_tables import StoredTables
 from nvt_torchrec.workflows.vector_stores import gather_vectors, open_vectors
 
 #: Events of a history that are looked up, where no model says how many it takes.
@@ -160,6 +161,7 @@ class CompiledWorkflow:
             null=tallies[: len(self.spec.categorical), 0],
             oov=tallies[: len(self.spec.categorical), 1],
             weight=rows.weight,
+            log_q_correction=rows.log_q_correction,
             pointers=rows.pointers,
             vector_rows=rows.vector_rows,
             given_vectors=rows.given_vectors,
@@ -263,12 +265,11 @@ class CompiledWorkflow:
             if not column.table:
                 continue
             table = self.tables.by_name[column.table]
-            codes = table.take_codes(column.name, table_rows[numbers[column.table]])
-            ids = self._encode_distinct(j, column, table)[codes.values]
-            ids[codes.no_value] = NULL_ID
-            found[j] = ids if codes.offsets is None else Jagged(codes.offsets, ids)
-            is_oov = (ids >= FIRST_OOV_ID) & (ids < column.reserved_ids)
-            tallies[j] = np.count_nonzero(codes.missing), np.count_nonzero(is_oov)
+            rows = table_rows[numbers[column.table]]
+            bounds = NULL_ID, FIRST_OOV_ID, column.reserved_ids
+            ids_by_code = self._encode_distinct(j, column, table)
+            tallies[j] = 0
+            found[j] = table.encode(column.name, rows, ids_by_code, bounds, tallies[j])
         return found
 
     def _encode_distinct(self, j: int, column: CategoricalColumn, table: StoredTable) -> np.ndarray:
@@ -301,7 +302,9 @@ class CompiledWorkflow:
             )
 
 
-def load(path: Path | str, *, verify: bool = False, events: bool = True) -> CompiledWorkflow:
+def load(
+    path: Path | str, *, verify: bool = False, events: bool = True, vectors: bool = True
+) -> CompiledWorkflow:
     """Open the compiled form of the workflow saved at ``path``.
 
     Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
@@ -313,6 +316,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
             Without it, damaged arrays give wrong ids, but all of them are inside their column's
             table, and nothing is read outside of the arrays.
         events: Open what happened before, too; not while the ETL makes it.
+        vectors: Open the vectors of a spec that has some, too; not for a model that takes none.
 
     Raises:
         BadInputError: There is no saved workflow, it is not compiled, or a file is missing or
@@ -345,7 +349,7 @@ def load(path: Path | str, *, verify: bool = False, events: bool = True) -> Comp
         _mapped=mapped,
         row_spec=description.spec,
         tables=StoredTables.open_beside(description, verify=verify),
-        vectors=open_vectors(description, verify=verify),
+        vectors=open_vectors(description, verify=verify) if vectors else None,
     )
 
 

@@ -28,6 +28,7 @@ class EncodedRows:
         oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
             for a hashed column all but the null ones.
         weight: float32 [n], or None where the rows had none.
+        log_q_correction: float32 [n], see :class:`formats.rows.RawRows`.
         pointers: See :class:`formats.rows.RawRows`.
         vector_rows: int32 [vectors, n], the number of each row's vector, -1 for none, see
             :mod:`formats.vectors`; None for a spec without.
@@ -40,6 +41,7 @@ class EncodedRows:
     null: np.ndarray
     oov: np.ndarray
     weight: np.ndarray | None = None
+    log_q_correction: np.ndarray | None = None
     pointers: np.ndarray | None = None
     vector_rows: np.ndarray | None = None
     given_vectors: Mapping[str, GivenVectors] = dataclasses.field(default_factory=dict)
@@ -92,8 +94,14 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     fields = schema.arrow
     if len(rows.labels) != len(schema.labels) or (schema.weight and rows.weight is None):
         raise SchemaError("rows without labels", "read them with their labels to write them")
-    weights = [rows.weight] if schema.weight else []
-    columns = [*map(to_arrow, (*rows.labels, *weights, *rows.dense))]
+    floats = [*rows.labels]
+    if schema.weight:
+        floats.append(rows.weight)
+    if schema.log_q_correction:
+        if rows.log_q_correction is None:
+            raise SchemaError("rows without negatives", "the ETL draws them")
+        floats.append(rows.log_q_correction)
+    columns = [*map(to_arrow, (*floats, *rows.dense))]
     for j, kind in enumerate(fields.types[len(columns) :][: len(schema.categorical)]):
         ids = to_arrow(rows.ids.column(j))
         if rows.ids.offsets is not None and pa.types.is_list(kind):

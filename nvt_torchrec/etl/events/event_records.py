@@ -1,0 +1,189 @@
+"""Rows, events and sums as records, in files that are divided into parts.
+
+A task writes a file of records, ordered by the parts that other tasks read: a block has a part for
+each partition, and a partition one for each block. So all that one task needs of another is a
+single read, no file has two writers, and the machines of a cluster need no file system but POSIX's.
+The files are scratch: they are not synced, and written anew by a process that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nvt_torchrec.base.arrays import to_offsets
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import output_errors
+from nvt_torchrec.base.files.growing import create_array
+from nvt_torchrec.etl.events import timeline
+from nvt_torchrec.etl.events.extract import flag_type
+from nvt_torchrec.formats.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.event_groups import GroupSums
+
+_OFFSET = np.dtype(np.int64)
+
+
+def row_dtype(spec: FeatureSpec) -> np.dtype:
+    """Return the type of a row of the log: its time, the number of its key, and its flags."""
+    return np.dtype([("times", np.int64), ("numbers", np.int32), ("flags", flag_type(spec))])
+
+
+def event_dtype(spec: FeatureSpec, group: GroupSums) -> np.dtype:
+    """Return the type of an event; the fields are the attributes of :class:`.EventBlock`."""
+    return np.dtype(
+        [
+            ("known", np.int64),
+            ("happened", np.int64),
+            ("flags", flag_type(spec)),
+            ("numbers", np.int32),
+            ("amounts", np.float64, (len(group.amounts),)),
+            ("pairs", np.int32, (len(group.compared),)),
+        ]
+    )
+
+
+def sums_dtype(group: GroupSums, *, large: bool) -> np.dtype:
+    """Return the type of what the events before a row sum up to.
+
+    Args:
+        group: What is summed up.
+        large: Whether there may be too many events for 32 bits.
+    """
+    kind = np.int64 if large else np.int32
+    fields: list[tuple] = [("sums", kind, (len(group.sums),))]
+    if group.totals:  # of each, how many numbers there are, and their sum
+        fields.append(("totals", np.float64, (len(group.totals), 2)))
+    if group.picks:
+        fields.append(("picks", np.float64, (len(group.picks),)))
+    if group.distinct:
+        fields.append(("distinct", kind, (len(group.distinct),)))
+    if group.has_last:
+        fields.append(("last", np.int64))
+    return np.dtype(fields)
+
+
+def history_dtype(columns: int) -> np.dtype:
+    """Return the type of an event of a history: when it is known, its key's number, its ids."""
+    return np.dtype([("known", np.int64), ("numbers", np.int32), ("ids", np.int32, (columns,))])
+
+
+def iterate_slices(begin: int, end: int) -> Iterator[slice]:
+    """Yield slices of about a chunk each, of everything from ``begin`` to ``end``."""
+    for first in range(begin, end, timeline.CHUNK_ROWS):
+        yield slice(first, min(first + timeline.CHUNK_ROWS, end))
+
+
+def put_records(target: np.ndarray, indices: np.ndarray, records: np.ndarray) -> None:
+    """Write records to some indices of an array.
+
+    As bytes: NumPy copies records field by field, ten times slower.
+    """
+    as_bytes = f"V{target.dtype.itemsize}"
+    target.view(as_bytes)[indices] = records.view(as_bytes)
+
+
+def write_records(
+    path: Path,
+    dtype: np.dtype,
+    offsets: np.ndarray,
+    order: np.ndarray,
+    columns: dict[str, np.ndarray],
+) -> None:
+    """Write records of some columns.
+
+    Args:
+        path: The file.
+        dtype: The type of a record.
+        offsets: int64 [parts + 1], where the records of each part begin, and the last ones end.
+        order: Integers [n], the index in the columns of each record.
+        columns: By field, [.., rows].
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    with output_errors(path), open(path, "wb") as file:
+        file.write(np.ascontiguousarray(offsets, _OFFSET).data)
+        for piece in iterate_slices(0, len(order)):
+            indices = order[piece]
+            records = np.empty(len(indices), dtype)
+            for name in dtype.names or ():
+                records[name] = columns[name][..., indices].T
+            file.write(records.view(np.uint8).data)
+
+
+def save_records(path: Path, offsets: np.ndarray, records: np.ndarray) -> None:
+    """Write records that are in the order of their parts. Raises :class:`OutputError`."""
+    with output_errors(path), open(path, "wb") as file:
+        file.write(np.ascontiguousarray(offsets, _OFFSET).data)
+        for piece in iterate_slices(0, len(records)):
+            file.write(records[piece].view(np.uint8).data)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array that ``np.load`` reads. Raises :class:`OutputError`."""
+    with output_errors(path), open(path, "wb") as file:
+        np.save(file, np.ascontiguousarray(array))
+
+
+def read_part(path: Path, dtype: np.dtype, parts: int, number: int) -> np.ndarray:
+    """Return the records of a part of a file that has so many parts."""
+    begin, end = _read_bounds(path, number)
+    records = np.empty(end - begin, dtype)
+    _read_into(path, parts, begin, records)
+    return records
+
+
+def gather_part(
+    paths: Sequence[Path], dtype: np.dtype, parts: int, number: int, spilled: Path, maximum: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the records that all files have of a part, one file after the other.
+
+    Args:
+        paths: The files.
+        dtype: The type of a record.
+        parts: How many parts each file has.
+        number: The part.
+        spilled: Where the records are written if they are many, and mapped from.
+        maximum: How many there may be in memory.
+
+    Returns:
+        The records [n]; int64 [files + 1], where those of each file begin, and the last ones end.
+    """
+    bounds = [_read_bounds(path, number) for path in paths]
+    offsets = to_offsets(np.array([end - begin for begin, end in bounds], np.int64))
+    records = allocate(spilled, (int(offsets[-1]),), dtype, maximum)
+    for i, (path, (begin, _)) in enumerate(zip(paths, bounds, strict=True)):
+        _read_into(path, parts, begin, records[offsets[i] : offsets[i + 1]])
+    return records, offsets
+
+
+def allocate(
+    spilled: Path, shape: tuple[int, ...], dtype: np.dtype | type, maximum: int
+) -> np.ndarray:
+    """Return an array [.., n] in memory; where n is more than ``maximum``, in a file."""
+    if shape[-1] <= maximum:
+        return np.empty(shape, dtype)
+    return create_array(spilled, shape, np.dtype(dtype))
+
+
+def _read_bounds(path: Path, number: int) -> tuple[int, int]:
+    """Return where the records of a part begin and end."""
+    with open(path, "rb", buffering=0) as file:
+        begin, end = np.fromfile(file, _OFFSET, 2, offset=number * _OFFSET.itemsize).tolist()
+    return begin, end
+
+
+def _read_into(path: Path, parts: int, begin: int, records: np.ndarray) -> None:
+    """Read records from one on into an array."""
+    if not len(records):
+        return
+    with open(path, "rb", buffering=0) as file:
+        file.seek((parts + 1) * _OFFSET.itemsize + begin * records.dtype.itemsize)
+        wanted = records.view(np.uint8).data
+        while wanted:  # a single read returns 2 GiB at most
+            num_bytes = file.readinto(wanted)
+            if not num_bytes:
+                raise BadInputError(f"{path}: cut short", "run again; what is finished is kept")
+            wanted = wanted[num_bytes:]

@@ -1,0 +1,1 @@
+"""Kernels of models on a GPU. Imports nothing of :mod:`models`."""

@@ -1,0 +1,350 @@
+"""A table that columns are joined from, opened: finds keys, and takes columns at rows.
+
+:mod:`formats.table_files` describes the files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.arrays import string_array, to_offsets
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.rows import CategoryValues, Jagged
+from nvt_torchrec.formats.table_files import KEYS, STARTS, table_arrays
+from nvt_torchrec.formats.vectors import NO_VECTOR
+from nvt_torchrec.workflows.table_kernels import (
+    copy_texts,
+    count_codes,
+    encode_codes,
+    find_rows,
+    find_versions,
+    make_buckets,
+    mark_missing,
+    measure_values,
+    take_missing,
+    take_numbers,
+    take_present,
+)
+
+#: About how many rows a bucket of keys has: their keys are in one or two lines of the cache, and
+#: the bounds of the buckets take less memory than the keys.
+_BUCKET_ROWS = 4
+#: For fewer keys, those of a request, dividing a table into small buckets, which reads all of its
+#: keys, would take longer than finding them.
+_MANY_KEYS = 4096
+#: The remedy for damaged files.
+COPY_AGAIN = "copy the whole workflow again, or run the ETL again"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCodes:
+    """Which distinct values a categorical column of a table has at ``n`` rows.
+
+    Attributes:
+        values: int32 [n] or, of lists, the codes of all items.
+        offsets: Of lists int64 [n + 1], where the items of each row begin; else None.
+        missing: bool [n], where the column is missing.
+        no_value: bool, which of ``values`` stand for no value.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray | None
+    missing: np.ndarray
+    no_value: np.ndarray
+
+
+class StoredTable:
+    """A table, opened: finds keys, and takes columns at the rows that were found. Thread-safe.
+
+    Args:
+        directory: The directory of its files.
+        spec: The columns.
+        name: The name of the table.
+
+    Attributes:
+        keys: int64 [rows], the hashes of its keys, rising.
+        starts: int64 [rows], from when each version is known, rising for each key; None of a table
+            without versions.
+
+    Raises:
+        BadInputError: A file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path, spec: FeatureSpec, name: str) -> None:
+        self._directory = directory
+        arrays = table_arrays(spec, name)
+        try:
+            self._arrays = {
+                file: MappedArray(directory / file, dtype, 1) for file, dtype in arrays.items()
+            }
+            self.keys = self._arrays[KEYS].values
+            self.starts = self._arrays[STARTS].values if STARTS in arrays else None
+            if self.starts is not None and len(self.starts) != len(self.keys):
+                raise ValueError(f"{STARTS} has {len(self.starts)} values")
+            self._columns = {column.name: column for column in spec.table_columns(name)}
+            for column in self._columns.values():
+                self._check_lengths(column)
+            for vector in spec.table_vectors(name):
+                self._check_length(vector.name, "missing", len(self.keys))
+                self._check_length(vector.name, "codes", len(self.keys))
+        except (OSError, ValueError) as error:
+            raise BadInputError(f"{directory}: damaged: {error}", COPY_AGAIN) from error
+
+    def _check_lengths(self, column: DenseColumn | CategoricalColumn) -> None:
+        """Check that the arrays of a column have as many rows as the table. Raises ValueError."""
+        rows = len(self.keys)
+        expected = {"missing": rows}
+        if isinstance(column, DenseColumn):
+            expected["values"] = rows
+        elif column.multi_hot:
+            expected["lists"] = rows + 1
+        else:
+            expected["codes"] = rows
+        for kind, length in expected.items():
+            self._check_length(column.name, kind, length)
+
+    def _check_length(self, name: str, kind: str, length: int) -> None:
+        """Check the length of an array. Raises ValueError."""
+        found = len(self._array(name, kind))
+        if found != length:
+            raise ValueError(f"{name}.{kind}.npy has {found} values, not {length}")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def check(self) -> None:
+        """Raise :class:`BadInputError` if a file was written to since it was opened."""
+        for array in self._arrays.values():
+            array.check()
+
+    def find(self, keys: np.ndarray, cuts: np.ndarray | None = None) -> np.ndarray:
+        """Return the row of each key, int64 [n]; -1 for a key that is missing or not there.
+
+        Args:
+            keys: The hashes of the keys, int64 [n], 0 where a key is missing.
+            cuts: Of a table with versions int64 [n], the time before which a version must have been
+                known: the newest of these is found. None: the newest of all.
+        """
+        keys = np.ascontiguousarray(keys)
+        buckets = self._two_buckets if len(keys) < _MANY_KEYS else self._small_buckets
+        if self.starts is None:
+            return find_rows(self.keys, *buckets, keys)
+        if cuts is None:
+            cuts = np.full(len(keys), np.iinfo(np.int64).max)
+        return find_versions(self.keys, self.starts, *buckets, keys, cuts)
+
+    @functools.cached_property
+    def _small_buckets(self) -> tuple[np.ndarray, int]:
+        """Buckets for many keys, see :func:`make_buckets`."""
+        return make_buckets(self.keys, _BUCKET_ROWS)
+
+    @functools.cached_property
+    def _two_buckets(self) -> tuple[np.ndarray, int]:
+        """The fewest buckets that :func:`make_buckets` makes: it reads hardly any keys."""
+        return make_buckets(self.keys, max(1, len(self.keys)))
+
+    def take(self, name: str, rows: np.ndarray) -> tuple[CategoryValues, np.ndarray]:
+        """Return the values of a column at some rows, and where they are missing, bool [n].
+
+        Args:
+            name: The name of the column.
+            rows: int64 [n], which must be rows of the table; -1 for none, where it is missing.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        column = self._columns[name]
+        if isinstance(column, DenseColumn):
+            values = np.empty(len(rows))
+            self.write_dense(name, rows, values)
+            return values, take_missing(self._array(name, "missing"), rows)
+        codes = self.take_codes(name, rows)
+        values = self._take_distinct(name, codes.values, codes.no_value)
+        return (values if codes.offsets is None else Jagged(codes.offsets, values)), codes.missing
+
+    def take_codes(self, name: str, rows: np.ndarray) -> TableCodes:
+        """Return which distinct values a categorical column has at some rows.
+
+        Args:
+            name: The name of the column.
+            rows: See :meth:`take`.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        missing = take_missing(self._array(name, "missing"), rows)
+        if not self._has_lists(name):
+            codes = self._take_numbers(name, "codes", rows, missing)
+            return TableCodes(codes, None, missing, missing)
+        offsets, items = self._expand_lists(name, rows, missing)
+        each = np.zeros(len(items), np.bool_)
+        codes = self._take_numbers(name, "codes", items, each)
+        return TableCodes(codes, offsets, missing, each)
+
+    def take_vectors(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the number of the vector of some rows, int32 [n]; -1 for none.
+
+        Args:
+            name: The name of the vector.
+            rows: See :meth:`take`.
+        """
+        missing = take_missing(self._array(name, "missing"), rows)
+        numbers = self._take_numbers(name, "codes", rows, missing)
+        numbers[missing] = NO_VECTOR
+        return numbers
+
+    def distinct(self, name: str) -> np.ndarray | pa.StringArray:
+        """Return the distinct values of a categorical column, by their codes."""
+        kind = "texts" if f"{name}.texts.npy" in self._arrays else "values"
+        count = len(self._array(name, kind)) - (kind == "texts")
+        return self._take_distinct(name, np.arange(count), np.zeros(count, np.bool_))
+
+    def write_dense(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write the values of a dense column at some rows; 0 where it is missing.
+
+        Args:
+            name: The name of the column.
+            rows: See :meth:`take`.
+            values: float64 or int32 [n], into which they are written.
+        """
+        take_present(self._array(name, "values"), self._array(name, "missing"), rows, values)
+
+    def mark_missing(self, name: str, rows: np.ndarray, words: np.ndarray, bit: np.uint64) -> None:
+        """Set a bit of those rows at which a column is missing.
+
+        Args:
+            name: The name of the column.
+            rows: See :meth:`take`.
+            words: The words of a mask that hold the column's bit, uint64 [n].
+            bit: The position of its bit.
+        """
+        mark_missing(self._array(name, "missing"), rows, words, bit)
+
+    def count_values(self, name: str, rows: np.ndarray, num_distinct: int) -> np.ndarray:
+        """Return how many of some rows have each distinct value of a column, int64 [distinct].
+
+        Of lists, all items are counted.
+
+        Args:
+            name: The name of a categorical column.
+            rows: See :meth:`take`.
+            num_distinct: How many distinct values the column has.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        if self._has_lists(name):
+            codes = self.take_codes(name, rows).values
+            if len(codes) and not 0 <= codes.min() <= codes.max() < num_distinct:
+                raise self._damaged(name)
+            return np.bincount(codes, minlength=num_distinct)
+        counts = np.zeros(num_distinct, np.int64)
+        arrays = self._array(name, "codes"), self._array(name, "missing")
+        if not count_codes(*arrays, rows, counts):
+            raise self._damaged(name)
+        return counts
+
+    def encode(
+        self,
+        name: str,
+        rows: np.ndarray,
+        ids_by_code: np.ndarray,
+        bounds: tuple[int, int, int],
+        tally: np.ndarray,
+    ) -> np.ndarray | Jagged:
+        """Return the ids of a categorical column at some rows: int32 [n], or lists of them.
+
+        Args:
+            name: The name of the column.
+            rows: See :meth:`take`.
+            ids_by_code: The ids of the distinct values, int32 [distinct].
+            bounds: The id of a missing value, the first id of values out of vocabulary, and the
+                first one of the vocabulary.
+            tally: int64 [2]; rows where the column is missing, and ids out of vocabulary are added.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        if not self._has_lists(name):
+            ids = np.empty(len(rows), np.int32)
+            arrays = self._array(name, "codes"), self._array(name, "missing")
+            if not encode_codes(*arrays, rows, ids_by_code, bounds, ids, tally):
+                raise self._damaged(name)
+            return ids
+        codes = self.take_codes(name, rows)
+        assert codes.offsets is not None
+        if len(codes.values) and not 0 <= codes.values.min() <= codes.values.max() < len(
+            ids_by_code
+        ):
+            raise self._damaged(name)
+        ids = ids_by_code[codes.values]
+        _, first_oov, first_known = bounds
+        tally[0] += np.count_nonzero(codes.missing)
+        tally[1] += np.count_nonzero((ids >= first_oov) & (ids < first_known))
+        return Jagged(codes.offsets, ids)
+
+    def _has_lists(self, name: str) -> bool:
+        column = self._columns[name]
+        return isinstance(column, CategoricalColumn) and column.multi_hot
+
+    def _array(self, name: str, kind: str) -> np.ndarray:
+        return self._arrays[f"{name}.{kind}.npy"].values
+
+    def _take_numbers(
+        self, name: str, kind: str, rows: np.ndarray, missing: np.ndarray
+    ) -> np.ndarray:
+        """Return the numbers of an array at some indices, 0 where they are missing."""
+        values = self._array(name, kind)
+        taken = np.zeros(len(rows), values.dtype)
+        if not take_numbers(values, rows, missing, taken):
+            raise self._damaged(name)
+        return taken
+
+    def _expand_lists(
+        self, name: str, rows: np.ndarray, missing: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets, int64 [n + 1], of lists at some rows, and the indices of their items.
+
+        Raises:
+            BadInputError: The file is damaged.
+        """
+        num_items = len(self._array(name, "codes"))
+        ends = np.empty(len(rows), np.int64)
+        lengths = np.empty(len(rows), np.int64)
+        if not measure_values(self._array(name, "lists"), num_items, rows, missing, ends, lengths):
+            raise self._damaged(name)
+        offsets = to_offsets(lengths)
+        return offsets, np.arange(offsets[-1]) + np.repeat(ends - offsets[1:], lengths)
+
+    def _take_distinct(
+        self, name: str, codes: np.ndarray, missing: np.ndarray
+    ) -> np.ndarray | pa.StringArray:
+        """Return the values of some codes, 0 or "" where they are missing."""
+        if f"{name}.texts.npy" not in self._arrays:
+            return self._take_numbers(name, "values", codes, missing)
+        data = self._array(name, "values")
+        ends, lengths = np.empty(len(codes), np.int64), np.empty(len(codes), np.int64)
+        texts = self._array(name, "texts")
+        if not measure_values(texts, len(data), codes, missing, ends, lengths):
+            raise self._damaged(name)
+        total = int(lengths.sum())
+        if total > np.iinfo(np.int32).max:
+            raise BadInputError(
+                f"{self._directory}: column {name}: texts of {total} bytes for {len(codes)} rows",
+                "score fewer rows at once, or shorten the texts of the table",
+            )
+        offsets = to_offsets(lengths).astype(np.int32)
+        taken = np.empty(total, np.uint8)
+        copy_texts(data, ends - lengths, offsets, taken)
+        return string_array(offsets, taken)
+
+    def _damaged(self, name: str) -> BadInputError:
+        what = f"{self._directory}: damaged: column {name} has values that are not there"
+        return BadInputError(what, COPY_AGAIN)
