@@ -55,7 +55,7 @@ def test_what_is_given_is_not_searched(plays, tmp_path, caplog):
     flags = [f"--binary_path={plays}", "--no-boosted_trees", "--tune=1s", "--dropout=0"]
     result, trials = _tune([*flags, *fixed, *written_to(tmp_path)], caplog)
     assert {re.sub(r"[\d,]+", "N", each) for each in trials} == {
-        "--model deepfm --over_arch_layer_sizes N --average_weights"
+        "--model deepfm --over_arch_layer_sizes N"
     }
     then = CheckpointRecord.read(result.checkpoint).training["settings"]
     assert (then["model"], then["embedding_dim"], then["learning_rate"]) == ("deepfm", 8, 0.02)

@@ -199,7 +199,7 @@ class TrainFields(Settings):
     )
     average_weights: bool | None = _optimization(
         "evaluate and keep the moving average of the weights over an epoch (default: on where "
-        "settings are chosen on valid, else off)", None
+        "--embedding_l2 is chosen on valid, else off)", None
     )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, minimum=1, needs="--mode train",
