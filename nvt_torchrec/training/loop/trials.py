@@ -110,11 +110,6 @@ class Trials:
 
         It is None if valid has no rows, or if the training diverges.
         """
-        # At the end of a schedule with L2 the average was the better model on each of four logs.
-        # Of a run that stops early it can be worse: the best evaluation of a log of many ids is
-        # that of the first epoch, over which weights still move far.
-        if "embedding_l2" in chosen and self._given.average_weights is None:
-            chosen = {**chosen, "average_weights": True}
         begin = time.perf_counter()
         settings_of_trials = dict(_KEPT_NOWHERE)
         if "epochs" in chosen:
