@@ -66,7 +66,8 @@ def choose_regularization(
     2. With L2, batch normalization and layers of the default width, the strength is raised while
        the log loss of valid falls. A trial that is worse than logistic regression ends this, or two
        that are worse than the best one without L2.
-    3. If a trial with L2 is the best of all, it is tried with more epochs and averaged weights, too.
+    3. If a trial with L2 is the best of all, it is tried with more epochs, and averaged weights, as
+       well.
 
     Every trial is a complete training, so that the run goes on from the end of the best one
     (:class:`.Trials` defines it).
