@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,11 +56,15 @@ def test_the_average_is_that_of_an_epoch(epoch_steps, every, window):
 
 
 def test_nothing_is_kept_without_the_flag():
-    average = Averaging(
-        SimpleNamespace(model=torch.nn.Linear(2, 1)), 4, SimpleNamespace(average_weights=None)
-    )
+    run, off = SimpleNamespace(model=torch.nn.Linear(2, 1)), SimpleNamespace(average_weights=None)
+    average = Averaging(run, 4, off)
     average.note_step(1)
     assert (average.state, average.samples) == (None, 0)
+
+
+def _read_losses(path: Path) -> list[float]:
+    """Return the log losses of valid."""
+    return [e["log_loss"] for e in events(path / "log", "evaluation") if e["split"] == "valid"]
 
 
 def test_a_run_resumes_bitwise_with_its_average(data, tmp_path, monkeypatch):
@@ -68,12 +73,9 @@ def test_a_run_resumes_bitwise_with_its_average(data, tmp_path, monkeypatch):
     more = ["--average_weights", "--epochs=4"]
     result = train_here(*early_flags(data, whole), *more)
     train_here(*early_flags(data, tmp_path / "plain"), "--epochs=4")
-    evaluated = [
-        [e["log_loss"] for e in events(path / "log", "evaluation") if e["split"] == "valid"]
-        for path in (whole, tmp_path / "plain")
-    ]
-    assert evaluated[0][0] == evaluated[1][0]
-    assert evaluated[0][1:] != evaluated[1][1:]
+    averaged, plain = _read_losses(whole), _read_losses(tmp_path / "plain")
+    assert averaged[0] == plain[0]  # before the first step
+    assert averaged[1:] != plain[1:]
     flags = [*early_flags(data, broken), *more]
     train_until_pulled(monkeypatch, 25, *flags)
     calls = iter(range(10**9))

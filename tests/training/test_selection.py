@@ -148,6 +148,7 @@ def test_a_run_takes_what_is_best_on_valid(tmp_path, monkeypatch, caplog, regula
     else:
         assert (then["embedding_l2"], then["optimizer"]) == (None, "adagrad")
         assert then["batch_norm"] is ("--no-batch_norm" not in best)
+    assert bool(then["average_weights"]) == ("--epochs 6" in best)
     assert result.metrics["test"]["auroc"] > 0.7
     with process_group() as group:
         assert train(settings, group).status == "already done"

@@ -66,7 +66,8 @@ def choose_regularization(
     2. With L2, batch normalization and layers of the default width, the strength is raised while
        the log loss of valid falls. A trial that is worse than logistic regression ends this, or two
        that are worse than the best one without L2.
-    3. If a trial with L2 is the best of all, it is tried with more epochs as well.
+    3. If a trial with L2 is the best of all, it is tried with more epochs, and averaged weights, as
+       well.
 
     Every trial is a complete training, so that the run goes on from the end of the best one
     (:class:`.Trials` defines it).
@@ -103,7 +104,11 @@ def choose_regularization(
         strength = round(_L2_FACTOR * strength, 6)
     chosen = trials.best
     if "embedding_l2" in chosen:
-        trials.try_out({**chosen, "epochs": _LONG_EPOCHS})
+        longer = {**chosen, "epochs": _LONG_EPOCHS}
+        # In a shorter schedule the weights still move far in the epoch that would be averaged.
+        if given.average_weights is None:
+            longer["average_weights"] = True
+        trials.try_out(longer)
         chosen = trials.best
     if group.rank == 0:
         log.info("chosen on valid: %s", format_flags(chosen))

@@ -111,8 +111,6 @@ class Trials:
 
         It is None if valid has no rows, or if the training diverges.
         """
-        if self._given.average_weights is None:
-            chosen = {**chosen, "average_weights": True}
         begin = time.perf_counter()
         settings_of_trials = dict(_KEPT_NOWHERE)
         if "epochs" in chosen:

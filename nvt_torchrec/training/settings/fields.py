@@ -198,8 +198,8 @@ class TrainFields(Settings):
         "log_loss", choices=("log_loss", "auroc")
     )
     average_weights: bool | None = _optimization(
-        "evaluate and keep the moving average of the weights over an epoch (default: on where "
-        "settings are chosen on valid, else off)", None
+        "evaluate and keep the moving average of the weights over an epoch (default: on in "
+        "long trainings with L2 that are chosen on valid, else off)", None
     )
     max_steps: int | None = _optimization(
         "stop after this many steps", None, minimum=1, needs="--mode train",
