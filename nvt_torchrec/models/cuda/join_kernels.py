@@ -53,8 +53,8 @@ def _join(
             vector_source = vectors + (row * num_vectors + number - 1) * dim + coordinate
             values = tl.load(vector_source, mask=inside, other=0).to(tl.float32)
         elif number <= num_vectors + num_others:
-            place = number - 1 - num_vectors
-            other_source = others + (row * num_others + place) * dim + coordinate
+            index = number - 1 - num_vectors
+            other_source = others + (row * num_others + index) * dim + coordinate
             values = tl.load(other_source, mask=inside, other=0).to(tl.float32)
         if has_factors:
             values *= tl.load(factors + coordinate, mask=coordinate < dim, other=0)
@@ -103,8 +103,8 @@ def _split(
             vector_target = vector_gradient + (row * num_vectors + number - 1) * dim + coordinate
             tl.store(vector_target, values.to(vector_gradient.dtype.element_ty), mask=inside)
         else:
-            place = number - 1 - num_vectors
-            other_target = other_gradient + (row * num_others + place) * dim + coordinate
+            index = number - 1 - num_vectors
+            other_target = other_gradient + (row * num_others + index) * dim + coordinate
             tl.store(other_target, values.to(other_gradient.dtype.element_ty), mask=inside)
 
 
