@@ -162,6 +162,7 @@ bench-gpu: $(LINKED) ## checks, tests, and figures beside their limits on a GPU,
 	step 900 make test-gpu; \
 	step 600 python -m benchmarks.train $$mlperf --batch_sizes 65536,8192 -- --amp; \
 	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536 -- --amp $$large_defaults; \
+	step 400 python -m benchmarks.train $$mlperf --batch_sizes 65536 --plain bins,lookups,join -- --amp $$large_defaults; \
 	step 300 python -m benchmarks.train $$mlperf --batch_sizes 8192 -- --amp --compile_dense; \
 	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536 -- --allow_tf32; \
 	step 300 python -m benchmarks.train $$mlperf --batch_sizes 65536; \

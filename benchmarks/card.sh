@@ -93,6 +93,10 @@ fi
 train="python -m benchmarks.train $mlperf --batch_sizes $batch -- --amp"
 step 75 "a step of MLPerf's DLRM" $train
 step 75 "by defaults of --size large" $train $large_defaults
+plain="python -m benchmarks.train $mlperf --batch_sizes $batch --plain"
+step 120 "by these defaults, and without bins by embedding_bag, lookups in bf16 or the join's kernel" \
+    $plain bins,lookups,join -- --amp $large_defaults
+step 90 "MLPerf's DLRM, and without lookups in bf16 or the join's kernel" $plain lookups,join -- --amp
 [ -n "${REHEARSE:-}" ] || step 75 "as CUDA graphs" $train --compile_dense
 
 # One cluster for all runs, so that its worker starts and compiles once.

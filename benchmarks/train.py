@@ -6,7 +6,8 @@ arrays into memory; our trainer decodes parquet. "bare loop" is forward, backwar
 our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
 With --max_table_rows model and tables are MLPerf's (97 GiB in float32, if no table is cut). On a
-GPU the initial embeddings are drawn there. Everything after -- goes to the trainers.
+GPU the initial embeddings are drawn there. --plain measures the bare loop alone, and again without
+each of the forms that GPUs compute faster. Everything after -- goes to the trainers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from benchmarks.data import NPY_KINDS, TABLE_SIZES, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark, split_flags
 from benchmarks.process import BUILD
-from benchmarks.train_worker import BARE, DLRM_MAIN, OURS
+from benchmarks.train_worker import BARE, DLRM_MAIN, OURS, PLAIN_FORMS
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.synthetic.click_model import MLPERF_CARDINALITIES
@@ -63,6 +64,9 @@ class BenchmarkSettings(Settings):
     repeats: int = flag("runs of each system", 3, minimum=1)
     max_table_rows: int | None = flag(
         "train MLPerf's model, with at most so many rows in a table", None, minimum=1
+    )
+    plain: tuple[str, ...] = flag(
+        "measure the bare loop alone, and without each of these", (), choices=(*PLAIN_FORMS,)
     )
 
     @property
@@ -122,18 +126,26 @@ def _list_systems(
     """Return the systems with a batch size."""
     model = [*(_SMALL if settings.max_table_rows is None else _MLPERF)]
     model += ["--num_embeddings_per_feature", ",".join(map(str, settings.table_sizes))]
-    names = [BARE, OURS]
-    if settings.dlrm:
-        names.append(DLRM_MAIN)
+    names = [(BARE, "")]
+    if settings.plain:
+        names += [(BARE, form) for form in settings.plain]
+    else:
+        names.append((OURS, ""))
+        if settings.dlrm:
+            names.append((DLRM_MAIN, ""))
     systems = []
-    for name in names:
+    for name, form in names:
         command: list[object] = [sys.executable, "-m", "benchmarks.train_worker", name]
         command += ["--data", data, "--batch_size", size]
         command += ["--warm_up", settings.warm_up, "--steps", settings.steps]
         if settings.dlrm and name == DLRM_MAIN:
             command += ["--checkout", settings.dlrm.absolute()]
+        case = f"B={size}"
+        if form:
+            command += ["--plain", form]
+            case += f", plain {form}"
         command += [*model, *flags]
-        systems.append(System(name, f"B={size}", list(map(str, command))))
+        systems.append(System(name, case, list(map(str, command))))
     return systems
 
 

@@ -29,6 +29,11 @@ DLRM_MAIN = "dlrm_main"
 BARE = "bare loop"
 
 
+#: What GPUs compute faster in a form of its own, and the plain form of each: bins by ``embedding``
+#: and ``lerp``; lookups in float32; vectors joined by operators, and so lookups in float32, too.
+PLAIN_FORMS = ("bins", "lookups", "join")
+
+
 class Stamps:
     """The times at which training steps began: wall clock, and CPU time of all threads.
 
@@ -80,9 +85,12 @@ def main() -> None:
     add("--warm_up", type=int, default=20)
     add("--steps", type=int, default=100)
     add("--checkout", type=Path, help="of facebookresearch/dlrm")
+    add("--plain", choices=PLAIN_FORMS, help="what is computed without its faster form for GPUs")
     args, args.flags = parser.parse_known_args()
     prepare_torch()
     stamps = Stamps(args.warm_up, args.steps)
+    if args.plain:
+        _use_plain_form(args.plain)
     run = {OURS: _run_ours, DLRM_MAIN: _run_dlrm_main, BARE: _run_bare_loop}[args.system]
     run(args, stamps)
     print(json.dumps(stamps.result(args.batch_size)), flush=True)
@@ -133,6 +141,20 @@ def _draw_on_device() -> None:
 
     if cuda.is_available():
         build._fill_tables = fill
+
+
+def _use_plain_form(name: str) -> None:
+    """Let one of :data:`PLAIN_FORMS` take the place of the form that GPUs compute faster."""
+    from nvt_torchrec.models.head import Head
+    from nvt_torchrec.models.piecewise import PiecewiseLinear
+    from nvt_torchrec.training.sharding import build
+
+    if name == "bins":
+        PiecewiseLinear._sum_bags = PiecewiseLinear._interpolate_pairs
+    elif name == "lookups":
+        build.round_lookups = lambda *_: False
+    else:
+        Head.join_on_gpu = lambda _: None
 
 
 def _run_ours(args: argparse.Namespace, stamps: Stamps) -> None:

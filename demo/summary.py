@@ -59,8 +59,10 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
 
     scorer = Scorer.load(paths["workflow"], paths["checkpoint"])
     predictions = pq.read_table(paths["predictions"])
-    scores, labels = predictions["probability"].to_numpy(), predictions["label"].to_numpy()
-    score_diffs, loss_diffs = [], []
+    scores = predictions["probability"].to_numpy()
+    labels = predictions["label"].to_numpy()
+    score_diffs = []
+    loss_diffs = []
     begin = 0
     for split in ("valid", "test"):
         # With one virtual shard the loader keeps the order of the files, that of the raw rows.

@@ -13,9 +13,12 @@ from torch import nn
 
 
 class DeepFM(nn.Module):
+    """``columns`` says which columns there are (docs/models.md)."""
+
     def __init__(self, columns, hidden, crosses, buckets):
         super().__init__()
-        width, labels = columns.width, len(columns.labels)
+        width = columns.width
+        labels = len(columns.labels)
         layers = []
         for size in hidden:
             layers += [nn.Linear(width, size), nn.ReLU()]
@@ -26,9 +29,11 @@ class DeepFM(nn.Module):
         self.wide = nn.Parameter(torch.zeros(buckets, labels)) if crosses else None
 
     def forward(self, dense, vectors, ids=None):
+        # The products of all pairs: half of what the square of the sum has beside the squares.
         pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
         logits = pairs * self.pairs + self.deep(torch.cat([dense, vectors.flatten(1)], 1))
         if ids is not None:
+            # ids has the two columns of each pair, one after the other.
             hashes = (ids[:, ::2] * 1_000_003 + ids[:, 1::2]) % len(self.wide)
             logits = logits + self.wide[hashes].sum(1)
         return logits

@@ -16,11 +16,15 @@ loader = KJTLoader(sys.argv[1], batch_size=256, shuffle=True)
 schema = loader.schema
 
 
-def as_merlin(batch):
+def to_merlin(batch):
+    """Return a batch as a dict of columns, and its labels."""
     columns = dict(zip(schema.dense, batch.dense_features.unbind(1), strict=True))
     for name, ids in batch.sparse_features.to_dict().items():
-        lists = {f"{name}__values": ids.values(), f"{name}__offsets": ids.offsets()}
-        columns |= lists if name in schema.multi_hot else {name: ids.values()}
+        if name in schema.multi_hot:
+            columns[f"{name}__values"] = ids.values()
+            columns[f"{name}__offsets"] = ids.offsets()
+        else:
+            columns[name] = ids.values()
     return columns, batch.labels
 
 
@@ -46,7 +50,7 @@ class Regression(nn.Module):
 
 model = Regression().to(loader.device)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-for columns, labels in loader.map(as_merlin):
+for columns, labels in loader.map(to_merlin):
     loss = nn.functional.binary_cross_entropy_with_logits(model(columns), labels)
     optimizer.zero_grad()
     loss.backward()

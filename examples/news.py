@@ -45,13 +45,16 @@ def encode(titles: pd.Series) -> np.ndarray:
 mind, raw = map(Path, sys.argv[1:])
 raw.mkdir(parents=True, exist_ok=True)
 (raw / "spec.toml").write_text(SPEC)
-read = {"sep": "\t", "header": None, "quoting": 3, "keep_default_na": False}
+read = {"sep": "\t", "header": None, "quoting": 3, "keep_default_na": False}  # 3: no quotes
+
 names = ["news", "category", "subcategory", "title"]
 news = pd.read_csv(mind / "news.tsv", names=names, usecols=range(4), **read)
 columns = {name: pa.array(news[name]) for name in names[:3]}
 values = pa.array(encode(news["title"]).ravel())
 columns["title"] = pa.FixedSizeListArray.from_arrays(values, WIDTH)
 pq.write_table(pa.table(columns), raw / "news.parquet")
+
+# An impression shows several news, as "N1-1 N2-0": each of them is a row, 1 if it was clicked.
 log = pd.read_csv(mind / "behaviors.tsv", names=["id", "user", "time", "history", "shown"], **read)
 log["time"] = pd.to_datetime(log["time"], format="%m/%d/%Y %I:%M:%S %p")
 log = log.assign(shown=log["shown"].str.split()).sort_values("time").explode("shown")

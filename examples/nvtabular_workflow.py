@@ -27,11 +27,12 @@ rate = [["category"]] >> ops.TargetEncoding("clicked", kfold=5, p_smooth=20) >> 
 label = ["clicked"] >> ops.AddTags([Tags.TARGET])
 workflow = nvtabular.Workflow(single + pairs + price + rate + label)
 
-cuts = {"train": (0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1)}
-splits = {
-    name: nvtabular.Dataset(frame.iloc[int(a * len(frame)) : int(b * len(frame))], npartitions=4)
-    for name, (a, b) in cuts.items()
-}
+# The frame is in the order of time: the last tenth is test, the one before valid.
+shares = {"train": (0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1)}
+splits = {}
+for name, (begin, end) in shares.items():
+    rows = frame.iloc[int(begin * len(frame)) : int(end * len(frame))]
+    splits[name] = nvtabular.Dataset(rows, npartitions=4)
 workflow.fit(splits["train"])
 for name, split in splits.items():
     workflow.transform(split).to_parquet(f"{target}/{name}", output_files=4)

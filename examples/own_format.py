@@ -20,17 +20,20 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS, FileFo
 
 
 class OpenFile(Table):
-    """A group of rows that is decoded together is a record batch."""
+    """An open file. Rows are decoded by groups, which here are the record batches."""
 
     def __init__(self, reader):
-        self.reader, self.schema = reader, reader.schema
+        self.reader = reader
+        self.schema = reader.schema
         self.rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
 
     def decode(self, groups, names, chunk_rows):
-        """Yield the rows of some batches, whose size is that of chunk_rows or not."""
+        """Yield the rows of some batches. Chunks may have more rows than chunk_rows."""
         for group in groups:
             table = pa.Table.from_batches([self.reader.get_batch(group)])
-            yield table.select([name.partition(".")[0] for name in names]) if names else table
+            if names:  # a field of a struct is named COLUMN.FIELD
+                table = table.select([name.partition(".")[0] for name in names])
+            yield table
 
 
 class ArrowFile(TableFormat):
@@ -43,7 +46,7 @@ class ArrowFile(TableFormat):
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path, source):
+    def open_table(cls, path, source):
         """Open a local file."""
         with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
             yield OpenFile(reader)

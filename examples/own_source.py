@@ -1,5 +1,7 @@
-"""Train plain PyTorch from a source of your own: Arrow IPC files, a row group each.
-Any object with the four members of ``IpcFiles`` is a source."""
+"""Train plain PyTorch from a source of your own: Arrow IPC files, each of which is a row group.
+
+A source is any object with the members ``name``, ``row_counts``, ``fingerprint`` and ``read``.
+"""
 
 import tempfile
 from pathlib import Path
@@ -17,8 +19,15 @@ SCHEMA = TableSchema(("clicked",), ("price",), tuple(SIZES), tuple(SIZES.values(
 
 
 class IpcFiles:
+    """The IPC files of a directory.
+
+    ``name`` is for messages, ``row_counts`` has the rows of each row group, and ``fingerprint``
+    tells whether the data are those that a state of the loader was saved with.
+    """
+
     def __init__(self, directory):
-        self.name, self.paths = f"IPC files in {directory}", sorted(Path(directory).glob("*.arrow"))
+        self.name = f"IPC files in {directory}"
+        self.paths = sorted(Path(directory).glob("*.arrow"))
         self.row_counts = [self.table(path).num_rows for path in self.paths]
         self.fingerprint = [[path.name, path.stat().st_mtime_ns] for path in self.paths]
 
@@ -26,11 +35,14 @@ class IpcFiles:
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def read(self, row_group, columns, rows):
+        """Yield some columns of a row group, in batches of at most ``rows`` rows."""
         return self.table(self.paths[row_group]).select(columns).to_batches(max_chunksize=rows)
 
 
 def write_log(directory):
-    rng, taste = np.random.default_rng(0), np.random.default_rng(1).normal(size=SIZES["item"])
+    """Write rows whose clicks depend on the item and the price."""
+    rng = np.random.default_rng(0)
+    taste = np.random.default_rng(1).normal(size=SIZES["item"])
     for number in range(8):
         columns = {name: rng.integers(0, size, 4000) for name, size in SIZES.items()}
         columns["price"] = rng.normal(size=4000)
@@ -53,6 +65,8 @@ with tempfile.TemporaryDirectory() as directory:
             ids = batch.sparse_features
             score = dense(batch.dense_features) + sum(tables[k](ids[k].values()) for k in SIZES)
             loss = nn.functional.binary_cross_entropy_with_logits(score[:, 0], batch.labels)
-            optimizer.zero_grad(), loss.backward(), optimizer.step()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             if step % 62 == 0:
                 print(f"epoch {epoch} step {step}: loss {loss:.3f}")

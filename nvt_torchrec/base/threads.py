@@ -28,6 +28,12 @@ class MapTasks(Protocol):
         """
 
 
+def run_each(map_tasks: MapTasks, work: Callable[[_Task], object], tasks: Iterable[_Task]) -> None:
+    """Run a function for each task, and wait for all; nobody needs what it returns."""
+    for _ in map_tasks(work, tasks):
+        pass
+
+
 def count_cores() -> int:
     """Count the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))

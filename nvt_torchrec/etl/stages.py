@@ -45,7 +45,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 if TYPE_CHECKING:
     from nvt_torchrec.etl.engines.engine import Engine, Report
-    from nvt_torchrec.etl.events.prepare import EarlierDays
+    from nvt_torchrec.etl.events.earlier_days import EarlierDays
     from nvt_torchrec.etl.labels.label_state import EarlierLabels
 
 log = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ class Stages:
         """The events of the days before; None of a run."""
         if self.before is None:
             return None
-        from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.events.earlier_days import EarlierDays
         from nvt_torchrec.workflows import compiled
 
         # Its events of histories are read as well.
@@ -323,7 +323,7 @@ class Stages:
 
     def _is_whole(self) -> bool:
         """Return whether the workflow is the one recorded, and it and its state are whole."""
-        from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.events.earlier_days import EarlierDays
         from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows import compiled
         from nvt_torchrec.workflows.description import inspect

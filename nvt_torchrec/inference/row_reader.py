@@ -303,10 +303,15 @@ def make_parser(read: Read, *, text: bool) -> Parse:
     return _make_list_parser(parse) if read.multi_hot else parse
 
 
+def _trim_nulls(read: Read) -> set[str]:
+    """Return the texts that stand for a missing value, as they are once they are trimmed."""
+    return {text.strip(_SPACES) if read.trim else text for text in read.nulls}
+
+
 def _make_text_parser(read: Read) -> Parse:
     """Return the parser of a column of text that is read by rules."""
     from_python = RAW_TYPES[read.raw].from_python
-    nulls = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
+    nulls = _trim_nulls(read)
 
     def parse(value: Any) -> Any:
         if type(value) is not str:
@@ -327,7 +332,7 @@ def _make_number_parser(read: Read) -> Parse:
         if read.time_format not in EPOCHS:
             return lambda value: None if value is None else parse_by_rules(value, read)
         take_number = functools.partial(_to_microseconds, read=read)
-    null_texts = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
+    null_texts = _trim_nulls(read)
     null_numbers = {parse_number(text) for text in read.nulls}
     is_plain, to_number = _PLAIN_TEXTS.get(read.raw, _NO_PLAIN_TEXTS)
     if read.raw == "float" and read.decimal != ".":
@@ -352,7 +357,7 @@ def _make_number_parser(read: Read) -> Parse:
 
 def _make_iso_parser(read: Read) -> Parse:
     """Return the parser of a column of times in ISO 8601."""
-    null_texts = {text.strip(_SPACES) if read.trim else text for text in read.nulls}
+    null_texts = _trim_nulls(read)
     is_plain = re.compile(PLAIN_ISO).fullmatch
 
     def parse(value: Any) -> Any:

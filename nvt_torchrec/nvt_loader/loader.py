@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from nvt_torchrec.base.device import fall_back
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader import options
+from nvt_torchrec.nvt_loader import loader_state, options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
@@ -288,35 +288,18 @@ class KJTLoader:
             SettingsError: Fewer steps were drawn, or more before the epoch was resumed.
         """
         position = self._current or self._next
-        step = position.step if trained_steps is None else trained_steps
-        if not position.first <= step <= position.step:
-            raise SettingsError(
-                f"trained_steps = {step} in an epoch of which steps {position.first} to "
-                f"{position.step} were drawn",
-                "count from the epoch's beginning, including the steps before a resume",
-            )
-        finished = step == len(self) and step > 0
-        epoch = position.epoch + 1 if finished else position.epoch
-        return self._describe(epoch, 0 if finished else step)
-
-    def _describe(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the state before a step of an epoch."""
-        return {
-            "version": options.STATE_VERSION,
-            **self._identity(),
-            "virtual_shards": self._plan.virtual_shards,
-            "epoch": epoch,
-            "step": step,
-        }
+        epoch, step = loader_state.find_next_step(position, trained_steps, len(self))
+        return loader_state.describe_state(self._dataset, self._plan, self._order, epoch, step)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and state of a copy, which opens the files again.
 
         The next ``iter()`` of the copy yields what that of this loader yields.
         """
+        parts = self._dataset, self._plan, self._order
         return {
             "arguments": {**self._arguments, "transforms": tuple(self._functions)},
-            "state": self._describe(self._next.epoch, self._next.step),
+            "state": loader_state.describe_state(*parts, self._next.epoch, self._next.step),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -332,9 +315,11 @@ class KJTLoader:
             SchemaError: The data have changed since the state was written.
             SettingsError: A setting has changed, or the state has another version.
         """
-        options.check_state(state, self._identity(), self._dataset.source.name)
+        identity = loader_state.identify(self._dataset, self._plan, self._order)
+        loader_state.check_state(state, identity, self._dataset.source.name)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
-        self._next = Position(state["epoch"], state["step"], state["step"])
+        step = state["step"]
+        self._next = Position(state["epoch"], step, step)
         self._current = None
 
     def changed_file(self) -> BadInputError | None:
@@ -396,20 +381,3 @@ class KJTLoader:
     def _budget(self) -> Budget:
         on_device = self._builder.on_device
         return divide_memory(self._dataset, self._memory, self._demand(), on_device=on_device)
-
-    def _identity(self) -> dict[str, Any]:
-        """Return the values that must be the same in a state and the loader that loads it."""
-        plan = self._plan
-        undersampling = self._dataset.undersampling
-        identity = {
-            "data": self._dataset.fingerprint(),
-            "global_batch": plan.global_batch,
-            "shuffle": self._order.shuffle,
-            "shuffle_window": plan.window_rows if self._order.shuffle == "rows" else None,
-            "seed": self._order.seed,
-            "drop_last": plan.drop_last,
-            "undersampling_rate": None if undersampling is None else undersampling[0],
-        }
-        if self._dataset.stores:
-            identity["max_events"] = self._dataset.max_events
-        return identity

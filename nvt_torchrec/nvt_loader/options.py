@@ -1,4 +1,4 @@
-"""Check the loader's options and state, and that no row is lost or repeated."""
+"""Check the loader's options, and that no row is lost or repeated."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ _RULES: dict[str, tuple[Any, str, int]] = {
     "histories": (str | Path | None, "a directory", 0),
     "vectors": (str | Path | None, "a directory", 0),
 }
-#: The version of a loader's state. It changes with the order of the rows, because a state only
-#: counts the steps that were trained.
-STATE_VERSION = 2
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -148,34 +145,3 @@ def check_sum(rows: int, expected: int, world_size: int) -> None:
             f"the ranks together got {rows} rows in this epoch, {expected} were planned",
             "let every rank finish its epoch, and give all ranks the same data",
         )
-
-
-def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:
-    """Refuse a state of other data or settings.
-
-    Raises:
-        SchemaError: The data have changed since the state was written.
-        SettingsError: A setting has changed, or the state has another version.
-    """
-    if state.get("version") != STATE_VERSION:
-        raise SettingsError(
-            f"loader state of version {state.get('version')}, not {STATE_VERSION}",
-            "resume with the version of this project that wrote it",
-        )
-    changed = []
-    for key, now in mine["data"].items():
-        then = state["data"].get(key)
-        if then != now:
-            changed.append(f"{key} {then} → {now}")
-    if changed:
-        raise SchemaError(
-            f"{name}: the data have changed since the loader state was written: "
-            f"{', '.join(changed)}",
-            "resume on the same files, or start a new run",
-        )
-    for key, value in mine.items():
-        if state[key] != value:
-            raise SettingsError(
-                f"{key} = {value}, but {state[key]} in the loader state",
-                "resume with the same settings; batch_size * world_size counts, not the world size",
-            )

@@ -47,6 +47,15 @@ def find_key(keys: np.ndarray, wanted: int) -> int:
     return index
 
 
+@compiled()
+def find_events(keys: np.ndarray, offsets: np.ndarray, wanted: int) -> tuple[int, int]:
+    """Return where the events of a key begin and end; 0 and 0 if it is not there, or is 0."""
+    key = find_key(keys, wanted)
+    if key < 0:
+        return 0, 0
+    return offsets[key], offsets[key + 1]
+
+
 @compiled(
     types.boolean(
         *[_INTEGERS] * 4,
@@ -88,10 +97,7 @@ def sum_before(
         Whether the offsets are within the events.
     """
     for i in range(len(hashes)):
-        key = find_key(keys, hashes[i])
-        if key < 0:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
+        begin, end = find_events(keys, offsets, hashes[i])
         if not 0 <= begin <= end <= len(known):
             return False
         end = find_first(known, begin, end, cuts[i])
@@ -133,10 +139,7 @@ def pick_before(
     keys, offsets, known, picked = events
     kinds, numbers, windows = wanted
     for i in range(len(hashes)):
-        key = find_key(keys, hashes[i])
-        if key < 0:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
+        begin, end = find_events(keys, offsets, hashes[i])
         # the numbers of events before this one say what is picked until it, all others their own
         first_late = find_first(known, begin, end, as_of)
         end = find_first(known, begin, end, cuts[i])
@@ -177,10 +180,7 @@ def count_late(
     """
     keys, offsets, known, previous = events
     for i in range(len(hashes)):
-        key = find_key(keys, hashes[i])
-        if key < 0:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
+        begin, end = find_events(keys, offsets, hashes[i])
         first_late = find_first(known, begin, end, as_of)
         end = find_first(known, begin, end, cuts[i])
         for d in range(len(columns)):
@@ -216,17 +216,14 @@ def find_newest(
         hashes: int64 [n], the keys of the rows; 0 without one.
         cuts: int64 [n], the time before which events count for each row.
         maximum: The most events of a row.
-        ends: int64 [n], filled with where the events of a row end.
+        ends: int64 [n], filled with where the events of a row end; 0 if its key has none.
         counts: int64 [n], filled with how many there are.
 
     Returns:
         Whether the offsets are within the events.
     """
     for i in range(len(hashes)):
-        key = find_key(keys, hashes[i])
-        if key < 0:
-            continue
-        begin, end = offsets[key], offsets[key + 1]
+        begin, end = find_events(keys, offsets, hashes[i])
         if not 0 <= begin <= end <= len(known):
             return False
         ends[i] = find_first(known, begin, end, cuts[i])

@@ -202,8 +202,10 @@ class StoredTable:
 
     def distinct(self, name: str) -> np.ndarray | pa.StringArray:
         """Return the distinct values of a categorical column, by their codes."""
-        kind = "texts" if f"{name}.texts.npy" in self._arrays else "values"
-        count = len(self._array(name, kind)) - (kind == "texts")
+        if f"{name}.texts.npy" in self._arrays:
+            count = len(self._array(name, "texts")) - 1
+        else:
+            count = len(self._array(name, "values"))
         return self._take_distinct(name, np.arange(count), np.zeros(count, np.bool_))
 
     def write_dense(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
@@ -241,10 +243,8 @@ class StoredTable:
             BadInputError: The file is damaged: values that are not there.
         """
         if self._has_lists(name):
-            codes = self.take_codes(name, rows).values
-            if len(codes) and not 0 <= codes.min() <= codes.max() < num_distinct:
-                raise self._damaged(name)
-            return np.bincount(codes, minlength=num_distinct)
+            items = self._take_items(name, rows, num_distinct)
+            return np.bincount(items.values, minlength=num_distinct)
         counts = np.zeros(num_distinct, np.int64)
         arrays = self._array(name, "codes"), self._array(name, "missing")
         if not count_codes(*arrays, rows, counts):
@@ -278,17 +278,27 @@ class StoredTable:
             if not encode_codes(*arrays, rows, ids_by_code, bounds, ids, tally):
                 raise self._damaged(name)
             return ids
-        codes = self.take_codes(name, rows)
-        assert codes.offsets is not None
-        if len(codes.values) and not 0 <= codes.values.min() <= codes.values.max() < len(
-            ids_by_code
-        ):
-            raise self._damaged(name)
-        ids = ids_by_code[codes.values]
+        items = self._take_items(name, rows, len(ids_by_code))
+        assert items.offsets is not None
+        ids = ids_by_code[items.values]
         _, first_oov, first_known = bounds
-        tally[0] += np.count_nonzero(codes.missing)
+        tally[0] += np.count_nonzero(items.missing)
         tally[1] += np.count_nonzero((ids >= first_oov) & (ids < first_known))
-        return Jagged(codes.offsets, ids)
+        return Jagged(items.offsets, ids)
+
+    def _take_items(self, name: str, rows: np.ndarray, num_distinct: int) -> TableCodes:
+        """Return the codes of the items of lists at some rows, all less than ``num_distinct``.
+
+        Raises:
+            BadInputError: The file is damaged: values that are not there.
+        """
+        codes = self.take_codes(name, rows)
+        if len(codes.values):
+            lowest = codes.values.min()
+            highest = codes.values.max()
+            if lowest < 0 or highest >= num_distinct:
+                raise self._damaged(name)
+        return codes
 
     def _has_lists(self, name: str) -> bool:
         column = self._columns[name]
@@ -330,8 +340,9 @@ class StoredTable:
         if f"{name}.texts.npy" not in self._arrays:
             return self._take_numbers(name, "values", codes, missing)
         data = self._array(name, "values")
-        ends, lengths = np.empty(len(codes), np.int64), np.empty(len(codes), np.int64)
         texts = self._array(name, "texts")
+        ends = np.empty(len(codes), np.int64)
+        lengths = np.empty(len(codes), np.int64)
         if not measure_values(texts, len(data), codes, missing, ends, lengths):
             raise self._damaged(name)
         total = int(lengths.sum())
@@ -346,5 +357,6 @@ class StoredTable:
         return string_array(offsets, taken)
 
     def _damaged(self, name: str) -> BadInputError:
-        what = f"{self._directory}: damaged: column {name} has values that are not there"
-        return BadInputError(what, COPY_AGAIN)
+        return BadInputError(
+            f"{self._directory}: damaged: column {name} has values that are not there", COPY_AGAIN
+        )

@@ -69,7 +69,8 @@ class StoredTables:
         """Return rows with the rows of the tables that have their keys, and what is taken of them.
 
         These are the dense columns, the numbers of vectors, and where columns are missing.
-        Categories stay empty, as :meth:`StoredTable.take_codes` finds them faster.
+        Categories stay empty: :meth:`.StoredTable.count_values` and :meth:`.StoredTable.encode`
+        take them of the rows that were found, without the values themselves.
 
         Args:
             rows: The rows, with the hashes of their keys.

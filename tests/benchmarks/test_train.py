@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import regression, train
 from benchmarks.process import run
-from benchmarks.train_worker import BARE, OURS, Stamps
+from benchmarks.train_worker import BARE, OURS, PLAIN_FORMS, Stamps
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.warm import warm_python
 
@@ -38,6 +38,15 @@ def test_a_system_is_measured(system: str, data: Path) -> None:
     assert done.error == ""
     assert done.output["samples_per_s"] > 0
     assert done.output["samples_per_cpu_s"] > 0
+
+
+def test_plain_forms_are_measured_beside_the_bare_loop(data: Path) -> None:
+    settings = train.BenchmarkSettings(warm_up=0, steps=1, plain=PLAIN_FORMS)
+    systems = train._list_systems(settings, data, 64, [])
+    cases = ["B=64", "B=64, plain bins", "B=64, plain lookups", "B=64, plain join"]
+    assert [(system.name, system.case) for system in systems] == [(BARE, case) for case in cases]
+    for system in systems[1:]:
+        assert run(system.command, timeout=800).error == ""
 
 
 def test_speed_is_of_the_steps_after_the_warm_up() -> None:

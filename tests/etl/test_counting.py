@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from nvt_torchrec.etl.units.counting import (
     Counts,
     compute_moments,
+    compute_piece_moments,
     compute_statistics,
     count,
     merge,
@@ -135,6 +137,30 @@ def test_moments_of_pieces_are_those_of_the_whole(transform: str, raw: str, data
         scale = max(map(abs, filled))
         assert got[f"d{j}"]["mean"] == pytest.approx(expected["mean"], rel=1e-12, abs=1e-14 * scale)
         assert got[f"d{j}"]["std"] == pytest.approx(expected["std"], rel=1e-9, abs=1e-14 * scale)
+
+
+@pytest.mark.parametrize("raw", ["int32", "float"])
+@pytest.mark.parametrize("transform", ["log_normalize", "normalize"])
+def test_pieces_have_the_same_bytes_computed_at_once(transform: str, raw: str) -> None:
+    """Of 70 columns, whose masks take two words; pieces may be empty."""
+    rng = np.random.default_rng(0)
+    columns = rng.lognormal(4, 3, (70, 3_000)).clip(0, 2**31 - 3) - 2
+    columns = columns.astype(np.int32 if raw == "int32" else np.float64)
+    missing = rng.random(columns.shape) < 0.3
+    spec = _spec(transform, list(range(70)), raw)
+    cuts = np.array([0, 0, 1, 1_002, 1_002, 3_000])
+    rows = _rows(columns, missing)
+    together = compute_piece_moments(rows, cuts, spec)
+    for (begin, end), piece in zip(itertools.pairwise(cuts.tolist()), together, strict=True):
+        part = slice(begin, end)
+        alone = compute_moments(_rows(columns[:, part], missing[:, part]), spec)
+        # What is not contiguous is computed column by column.
+        masks = rows.dense_missing[:, part]
+        apart = dataclasses.replace(
+            rows, dense=rows.dense[:, part], dense_missing=masks, line=rows.line[part]
+        )
+        apart_moments = compute_moments(apart, spec)
+        assert piece.tobytes() == alone.tobytes() == apart_moments.tobytes()
 
 
 def test_equal_values_have_no_spread_and_one_row_has_none() -> None:

@@ -14,7 +14,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.etl.events import partitions
-from nvt_torchrec.etl.events.prepare import EarlierDays
+from nvt_torchrec.etl.events.earlier_days import EarlierDays
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings

@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on_with_the_tables_that_it_has(
         write_day(raw, joined, day, rows, items, users, HOUR)
     run(settings(raw, tmp_path / "whole", spec))
     stop = KeyboardInterrupt("ctrl-c")
-    with failing("nvt_torchrec.etl.tables.table_writer.np.lexsort", stop, after=1):
+    with failing("nvt_torchrec.etl.tables.table_writer.order_rows", stop, after=1):
         run(settings(raw, tmp_path / "out", spec))  # the second table
     with failing("nvt_torchrec.etl.stages.Stages.count_and_encode", stop):
         run(settings(raw, tmp_path / "out", spec))
@@ -399,8 +399,17 @@ def test_offsets_that_lead_elsewhere_are_an_error(
     loaded = compiled.load(workflow)
     assert loaded.tables is not None
     table = loaded.tables.by_name["items"]
+    name, kind, _ = file.split(".")
+    rows = np.arange(len(table))
     with pytest.raises(BadInputError, match="values that are not there"):
-        table.take(file.split(".")[0], np.arange(len(table)))
+        table.take(name, rows)
+    if kind == "codes":
+        num_distinct = len(table.distinct(name))
+        ids = np.zeros(num_distinct, np.int32)
+        with pytest.raises(BadInputError, match="values that are not there"):
+            table.count_values(name, rows, num_distinct)
+        with pytest.raises(BadInputError, match="values that are not there"):
+            table.encode(name, rows, ids, (1, 2, 3), np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize("file", ["keys.npy", "price.values.npy", "brand.codes.npy"])

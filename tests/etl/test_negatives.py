@@ -118,6 +118,8 @@ def test_a_log_that_holds_the_rows_gives_the_same(
     run(settings(tmp_path / "expanded", tmp_path / "expected", without_negatives(spec)))
     for name in SPLITS:
         found, expected = (read_split(tmp_path / out, name) for out in ("out", "expected"))
+        # A log that holds the rows does not say how likely they were.
+        found = found.drop(columns="log_q_correction", errors="ignore")
         pd.testing.assert_frame_equal(found, expected)
     for file in (tmp_path / "expected").glob("workflow/artifacts/**/*.parquet"):
         other = tmp_path / "out" / file.relative_to(tmp_path / "expected")

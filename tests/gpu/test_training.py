@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
+from nvt_torchrec.models.vector_join import VectorJoin
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.settings.train_settings import parse_settings
+from nvt_torchrec.training.sharding import build
 from nvt_torchrec.training.sharding.plan_only import plan_only
 from tests.nvt_loader.data import write_split
 from tests.plays import SHARE, write_plays
@@ -102,6 +104,39 @@ def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, spee
     difference = np.abs(np.subtract(found, reference_losses(data, *ADAGRAD)))
     assert difference[0] < 0.02  # before anything was trained
     assert difference.mean() < 0.03
+
+
+@pytest.mark.parametrize("dense", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [torch.float32, torch.bfloat16])
+def test_the_kernel_joins_vectors(device, dense, vectors, caplog) -> None:
+    parts = [torch.randn(2_000, 128), torch.randn(2_000, 26, 128), torch.randn(2_000, 1, 128)]
+    for index, dtype in enumerate((dense, vectors, torch.float32)):
+        parts[index] = parts[index].to(device, dtype)
+    factors, coordinates = torch.full((128,), 3.0), torch.zeros(27, dtype=torch.int32)
+    factors[0] = 0
+    join = VectorJoin()
+    rest = torch.randn(2_000, 1, device=device), factors.to(device), coordinates.to(device)
+    join(*parts, *rest, 4)
+    if device.type == "cuda":
+        assert join.uses_kernel, caplog.text
+
+
+@pytest.mark.parametrize("flags", [["--dense_bins=8"], ["--first_order=0", "--dense_bins=0"]])
+def test_lookups_in_bfloat16(device, data: Path, tmp_path: Path, monkeypatch, flags) -> None:
+    """As those in float32, which the model rounds; with a linear term by a rounding more."""
+    rounded = [build.round_lookups]
+
+    def round_lookups(*inputs) -> bool:
+        rounded.append(rounded[0](*inputs))
+        return rounded[-1]
+
+    flags = [*MODEL, "--amp", "--adagrad", "--learning_rate=0.02", "--sharding=table_wise", *flags]
+    monkeypatch.setattr(build, "round_lookups", round_lookups)
+    found = train_losses(data, tmp_path / "bf16", *flags)
+    assert rounded[1:] == [device.type == "cuda"]
+    monkeypatch.setattr(build, "round_lookups", lambda *_: False)
+    expected = train_losses(data, tmp_path / "fp32", *flags)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(

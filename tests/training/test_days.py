@@ -12,7 +12,7 @@ from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.training.data.choices import TrainingDays, choose_days
+from nvt_torchrec.training.data.training_days import TrainingDays, choose_days
 from nvt_torchrec.training.loop.trainer import TrainResult
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.workflows.description import inspect

@@ -143,6 +143,24 @@ def test_the_loss_of_a_constant_logit(training: bool, corrects: bool) -> None:
     assert model.model.logit.grad.item() == pytest.approx(errors.sum() / 3, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_gets_corrected_logits() -> None:
+    """Without a line in the model: it is added before the loss."""
+    model = ConstantModel(0.7)
+    model.head.module.loss = lambda logits, labels, weights: logits * labels
+    ids = KeyedJaggedTensor(["x"], torch.zeros(2).int(), lengths=torch.ones(2).int())
+    correction = torch.tensor([0.5, -1.0])
+    batch = TrainBatch(
+        torch.zeros(2, 1),
+        ids,
+        torch.ones(2, 1),
+        log_q_correction=correction,
+        rows=2,
+        global_size=2,
+    )
+    loss, _ = TrainModel(model, 1, log_q_correction=True)(batch)
+    assert loss.item() == pytest.approx((1.2 - 0.3) / 2)
+
+
 def test_data_without_a_correction_are_left_as_they_are() -> None:
     ids = KeyedJaggedTensor(["x"], torch.zeros(2).int(), lengths=torch.ones(2).int())
     batch = TrainBatch(torch.zeros(2, 1), ids, torch.ones(2, 1), rows=2, global_size=2)
@@ -179,14 +197,21 @@ def test_baselines_begin_at_the_correction(kind: str) -> None:
     assert deviations[1] > 1
 
 
-def rank_correlation(likes: Likes, bundle: Path) -> float:
-    """Return how a bundle's scores of all items rank beside the odds, the mean over kinds."""
+def measure_scores(likes: Likes, bundle: Path) -> tuple[float, float]:
+    """Return what a bundle's scores of all items are worth, the mean over kinds of users.
+
+    Returns:
+        Their rank correlation with the odds; and the mean score of a like and three items that are
+        drawn evenly.
+    """
     predictor = Predictor.load(bundle)
-    found = []
-    for kind in range(KINDS):
+    correlations, means = [], []
+    for kind, odds in enumerate(likes.odds):
         rows = {"user": [kind] * ITEMS, "kind": [kind] * ITEMS, "item": list(range(ITEMS))}
-        found.append(spearmanr(predictor.predict(rows), likes.odds[kind]).statistic)
-    return float(np.mean(found))
+        scores = predictor.predict(rows)
+        correlations.append(spearmanr(scores, odds).statistic)
+        means.append((np.exp(odds) @ scores + 3 * scores.mean()) / 4)
+    return float(np.mean(correlations)), float(np.mean(means))
 
 
 def test_scores_rank_by_the_odds(likes: Likes, tmp_path: Path) -> None:
@@ -198,15 +223,16 @@ def test_scores_rank_by_the_odds(likes: Likes, tmp_path: Path) -> None:
         more = ["--epochs=3", "--boosted_trees", *flag]
         result = train_here(*small_run(likes.split, path, *more, batch_size=128))
         write_bundle(workflow, path / "final", path / "bundle")
-        found[name] = rank_correlation(likes, path / "bundle")
+        found[name] = measure_scores(likes, path / "bundle")
         # what is measured is on the drawn rows, where both models predict as well
         assert abs(result.metrics["test"]["calibration"] - 1) < 0.1
         assert result.metrics["test"]["auroc"] > 0.6
         for event in events(path / "log", "baseline"):
             assert abs(event["calibration"] - 1) < 0.1
             assert event["name"] in (CLICK_RATE, REGRESSION, TREES)
-    assert found["with"] > 0.9
-    assert found["without"] < 0.75
+    assert found["with"][0] > 0.85
+    assert found["without"][0] < 0.6
+    assert found["with"][1] == pytest.approx(1 / 4, abs=0.03)
     record = CheckpointRecord.read(tmp_path / "with" / "final")
     assert record.training["settings"]["log_q_correction"] is True
 

@@ -86,7 +86,7 @@ def test_what_is_tried_and_chosen(monkeypatch, losses, tried, chosen):
     monkeypatch.setattr(trials, "compute_baselines", lambda *arguments: baselines)
     for name in ("choose_sizes", "choose_order"):
         monkeypatch.setattr(trials.choices, name, lambda settings, *rest: settings)
-    monkeypatch.setattr(trials.choices, "choose_days", lambda *_: SimpleNamespace(files=None))
+    monkeypatch.setattr(trials, "choose_days", lambda *_: SimpleNamespace(files=None))
     monkeypatch.setattr(trials, "model_config", lambda *arguments: None)
     monkeypatch.setattr(trials, "choose_sharding", lambda settings, *rest: settings)
     monkeypatch.setattr(trials.KeptTraining, "keep", lambda trial: given[-1])

@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.models.head import build_head
-from nvt_torchrec.training.launch.distributed import Group
+from nvt_torchrec.training.launch.distributed import Group, process_group
 from nvt_torchrec.training.settings.train_settings import parse_settings
 from nvt_torchrec.training.sharding import build, train_model
 from nvt_torchrec.training.sharding.lookup_precision import FeatureSums, round_lookups
@@ -47,6 +48,14 @@ def round_as_fbgemm(patch: pytest.MonkeyPatch) -> None:
     order = train_model._OrderVectors.forward
     patch.setattr(train_model._OrderVectors, "forward", lambda *inputs: order(*inputs).bfloat16())
     patch.setattr(build, "round_lookups", lambda *_: True)
+
+
+def give_bfloat16(plan, *_):
+    """Let FBGEMM give bfloat16, also on a CPU, where it fails."""
+    for tables in plan.plan.values():
+        for table in tables.values():
+            table.output_dtype = DataType.BF16
+    return True
 
 
 @pytest.mark.parametrize("bins", [0, 4])
@@ -101,7 +110,9 @@ def test_parts_train_the_same_losses(data, tmp_path, monkeypatch, flags):
     ("flags", "tolerance"),
     [(["--dense_bins=4"], 2e-3), (["--first_order=0", "--dense_bins=0"], 0)],
 )
-def test_lookups_in_bfloat16_train_the_same_losses(data, tmp_path, monkeypatch, flags, tolerance):
+def test_lookups_in_bfloat16_train_the_same_losses(
+    data, tmp_path, monkeypatch, caplog, flags, tolerance
+):
     """Without a linear term to the last bit: the module rounds its vectors anyway.
 
     With one they are rounded before and after they are scaled, and so are gradients of its weights.
@@ -114,6 +125,31 @@ def test_lookups_in_bfloat16_train_the_same_losses(data, tmp_path, monkeypatch, 
     train_here(*small_run(data, tmp_path / "rounded", *common))
     rounded, whole = (losses(tmp_path / name / "log") for name in ("rounded", "whole"))
     np.testing.assert_allclose(rounded, whole, rtol=0, atol=tolerance)
+    assert "lookups stay in float32" not in caplog.text
+
+
+@pytest.mark.parametrize("failure", ["FBGEMM has none", "another table is read"])
+def test_lookups_that_fail_stay_in_float32(data, tmp_path, monkeypatch, caplog, failure):
+    common = [*MODEL, "--adagrad", "--learning_rate=0.02", "--amp", "--sharding=table_wise"]
+    train_here(*small_run(data, tmp_path / "whole", *common))
+    join_parts(monkeypatch)
+    if failure == "FBGEMM has none":
+        monkeypatch.setattr(build, "round_lookups", give_bfloat16)
+    else:
+        round_as_fbgemm(monkeypatch)
+        look_up = FeatureSums.sum_coordinates
+        monkeypatch.setattr(
+            FeatureSums, "sum_coordinates", lambda *inputs: look_up(*inputs).roll(1, 0)
+        )
+    train_here(*small_run(data, tmp_path / "tried", *common))
+    tried, whole = (losses(tmp_path / name / "log") for name in ("tried", "whole"))
+    warnings = [record.message for record in caplog.records if "lookups stay" in record.message]
+    assert len(warnings) == 1
+    if failure == "FBGEMM has none":
+        assert "not implemented for 'BFloat16'" in warnings[0]
+        np.testing.assert_allclose(tried, whole, rtol=0, atol=1e-6)
+    else:
+        assert " off; report this" in warnings[0]
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -185,3 +221,33 @@ def test_lookups_are_rounded_only_where_that_changes_nothing(
     )
     for table in made.plan["sparse_arch"].values():
         assert table.output_dtype == (DataType.BF16 if is_rounded else None)
+
+
+def test_fbgemm_is_told_and_its_memory_is_read(monkeypatch):
+    """Tables as TorchRec shards them: their output's type, and weights in FBGEMM's memory."""
+    config = make_config()
+    flags = ["--binary_path=split", "--sharding=table_wise", "--learning_rate=0.1"]
+    settings = parse_settings([*flags, "--dense_learning_rate=0.1", "--optimizer=sgd"])
+    monkeypatch.setattr(build, "round_lookups", give_bfloat16)
+    monkeypatch.setattr(build, "try_lookups", lambda *_: True)
+    with process_group() as group:
+        run, _ = build.build(settings, config, group)
+        model = run.model.module.model
+        (lookup,) = model.sparse_arch.embedding_bag_collection._lookups
+        (kernel,) = lookup._emb_modules
+        assert kernel.emb_module.output_dtype == SparseType.BF16.as_int()
+        kernel.emb_module.weights_host.data.normal_()  # after the sums were told where it lies
+        lengths = torch.tensor([1, 1, 1, 1, 2, 0])
+        ids = torch.tensor([4, 0, 1, 1, 39, 7], dtype=torch.int32)
+        features = KeyedJaggedTensor.from_lengths_sync([*NAMES], ids, lengths.int())
+        sums = model.feature_sums(features)
+    weights = [table.detach() for table in kernel.emb_module.split_embedding_weights()]
+    by_rows = {len(table): table for table in weights}
+    shared, c = by_rows[5], by_rows[40]
+    expected = torch.stack(
+        [
+            shared[4, 0] + shared[1, 1] + c[39, 0] + c[7, 0],
+            shared[0, 0] + shared[1, 1],
+        ]
+    )
+    torch.testing.assert_close(sums[:, 0], expected)

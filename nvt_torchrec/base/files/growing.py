@@ -42,7 +42,8 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype | type) -> 
 class GrowingArray:
     """An array [n] or [rows, n] in a ``.npy`` file, to whose last axis values are added.
 
-    Each row is a file of its own until the end of the context, which puts them together::
+    Each row is a file of its own until the end of the context, which puts them together. Processes
+    may write the same array at the same time: the last one's stays::
 
         with GrowingArray(path, np.int64, rows=2) as array:
             array.append(np.zeros((2, 5), np.int64))
@@ -64,7 +65,7 @@ class GrowingArray:
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             for row in range(1 if rows is None else rows):
-                part = path.with_name(f".{path.name}.{row}{TEMPORARY}")
+                part = path.with_name(f".{path.name}.{row}.{os.getpid()}{TEMPORARY}")
                 self._stack.callback(part.unlink, missing_ok=True)
                 file = open(part, "wb+")  # noqa: SIM115
                 self._files.append(self._stack.enter_context(file))
@@ -81,6 +82,11 @@ class GrowingArray:
         with self._stack:
             if kind is None:
                 self._finish()
+
+    def close(self) -> None:
+        """Put the rows together; for arrays that are in no ``with`` block."""
+        with self._stack:
+            self._finish()
 
     def append(self, values: np.ndarray) -> None:
         """Add values, [n] or [rows, n]."""

@@ -97,8 +97,8 @@ class Parquet(TableFormat):
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path: str, source: str, *, in_pages: bool = False) -> Iterator[Table]:
-        """See :meth:`TableFormat.opened`.
+    def open_table(cls, path: str, source: str, *, in_pages: bool = False) -> Iterator[Table]:
+        """See :meth:`TableFormat.open_table`.
 
         Args:
             path: Of the file.
@@ -134,7 +134,7 @@ class Parquet(TableFormat):
             return
         chunk_rows = max(1, block_bytes // (width * _VALUE_BYTES))
         first = 0
-        with self.opened(path, path, in_pages=True) as table:
+        with self.open_table(path, path, in_pages=True) as table:
             names = check_columns(table.schema, path, self.spec, label=False)
             for rows in table.read(0, sum(table.rows), names, chunk_rows):
                 yield DecodedRows(self, path, first, False, pa.table(rows))

@@ -109,12 +109,12 @@ class TableRows(UnparsedRows):
 
     def names(self) -> Sequence[str]:
         """See :meth:`UnparsedRows.names`."""
-        with self.format.opened(self.path, self.path) as table:
+        with self.format.open_table(self.path, self.path) as table:
             return table.schema.names
 
     def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
         """See :meth:`UnparsedRows.columns`."""
-        with self.format.opened(self.path, self.path) as table:
+        with self.format.open_table(self.path, self.path) as table:
             rows = pa.concat_tables(table.read(self.block.begin, self.block.end, names, None))
         if len(lines) < len(rows):
             rows = rows.take(to_arrow(lines))
@@ -128,7 +128,7 @@ class TableFormat(LogFormat):
 
     @classmethod
     @abc.abstractmethod
-    def opened(cls, path: str, source: str) -> contextlib.AbstractContextManager[Table]:
+    def open_table(cls, path: str, source: str) -> contextlib.AbstractContextManager[Table]:
         """Open a table; ``source`` names it in errors.
 
         Raises:
@@ -138,7 +138,7 @@ class TableFormat(LogFormat):
     @classmethod
     def sample(cls, path: str, head: bytes, maximum: int) -> Sample:
         """See :meth:`LogFormat.sample`."""
-        with cls.opened(path, path) as table:
+        with cls.open_table(path, path) as table:
             tables = [table.schema.empty_table()]  # of a file without rows, only the columns
             for rows in table.read(0, maximum, None, maximum):
                 tables.append(pa.table(rows))
@@ -148,7 +148,7 @@ class TableFormat(LogFormat):
 
     def open(self, day: DayFile) -> OpenDay:
         """See :meth:`LogFormat.open`."""
-        with self.opened(day.path, day.source) as table:
+        with self.open_table(day.path, day.source) as table:
             label, _ = self._check_table(table, day.source)
             return OpenDay(self, day, label, 0, sum(table.rows))
 
@@ -165,7 +165,7 @@ class TableFormat(LogFormat):
         self, path: str, source: str, begin: int, end: int, block_bytes: int
     ) -> list[tuple[int, int]]:
         """See :meth:`LogFormat.cut`; blocks are measured decoded."""
-        with self.opened(path, source) as table:
+        with self.open_table(path, source) as table:
             _, names = self._check_table(table, source)
             return table.cut(names, begin, end, block_bytes)
 
@@ -192,7 +192,7 @@ class TableFormat(LogFormat):
         source, spec = block.source, self.spec
         row_bytes = _DECODED_BYTES * len(spec.sources(label=label))
         chunk_rows = chunk_bytes and max(1, chunk_bytes // row_bytes)
-        with self.opened(block.path, source) as table:
+        with self.open_table(block.path, source) as table:
             names = check_columns(table.schema, source, spec, label=label)
             if block.end > sum(table.rows):
                 raise BadInputError(
@@ -211,7 +211,7 @@ class TableFormat(LogFormat):
 
     def stream(self, path: str, block_bytes: int) -> Iterator[UnparsedRows]:
         """See :meth:`LogFormat.stream`."""
-        with self.opened(path, path) as table:
+        with self.open_table(path, path) as table:
             label, names = self._check_table(table, path)
             cuts = table.cut(names, 0, sum(table.rows), block_bytes)
         if not cuts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -260,7 +261,7 @@ def _hash_values(values: CategoryValues) -> np.ndarray:
     if isinstance(values, pa.Array):
         return hash_texts(values)
     assert isinstance(values, np.ndarray)  # a column of a key holds no lists
-    return join_hashes(values.astype(np.int64), np.zeros(len(values), np.int64))
+    return _hash_integers(values.astype(np.int64, copy=False))
 
 
 def feature(
@@ -282,7 +283,13 @@ def empty_values(column: CategoricalColumn, rows: int) -> CategoryValues:
         return Jagged(np.zeros(rows + 1, np.int64), values)
     if isinstance(values, np.ndarray):
         return np.zeros(rows, values.dtype)
-    return string_array(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
+    return _blank_texts(rows)
+
+
+@functools.lru_cache(8)
+def _blank_texts(count: int) -> pa.StringArray:
+    """Return texts that are all "": the columns of a table share them until it is joined."""
+    return string_array(np.zeros(count + 1, np.int32), np.empty(0, np.uint8))
 
 
 def _take_values(values: CategoryValues, good: np.ndarray) -> CategoryValues:
@@ -343,6 +350,15 @@ def hash_texts(values: pa.StringArray) -> np.ndarray:
     """Hash strings [n]; int64 [n]. The hash of a text never changes between versions."""
     offsets, data = string_parts(values)
     return _hash_texts(offsets, data).view(np.int64)
+
+
+@compiled()
+def _hash_integers(values: np.ndarray) -> np.ndarray:
+    """Hash integers, int64 [n]; int64 [n]."""
+    hashed = np.empty(len(values), np.int64)
+    for i in range(len(values)):
+        hashed[i] = join_hash(values[i], 0)
+    return hashed
 
 
 @compiled()

@@ -193,7 +193,7 @@ def _check_generations(
         what = f"generation {description.generation}, the manifest says {manifest.generation}"
         output.add("generations", paths.workflow, what, _SAME_COPY)
     elif manifest.settings.get("engine") != "nvtabular":
-        from nvt_torchrec.etl.events.prepare import EarlierDays
+        from nvt_torchrec.etl.events.earlier_days import EarlierDays
         from nvt_torchrec.etl.labels.label_state import EarlierLabels
         from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows.extension_state import read_state

@@ -24,9 +24,9 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engines.runs import Runs
+from nvt_torchrec.etl.events.earlier_days import open_values
 from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.event_values import EventValues
-from nvt_torchrec.etl.events.prepare import open_values
 from nvt_torchrec.etl.row_additions import RowAdditions
 from nvt_torchrec.etl.state.output import EVENTS, FIT
 from nvt_torchrec.etl.units import counting

@@ -38,7 +38,7 @@ class DistinctCounts:
         """Return no events.
 
         Args:
-            keys: How many keys there are.
+            keys: How many keys seen are.
             columns: See the attributes.
             pairs: How many pairs each count has.
         """
@@ -71,9 +71,9 @@ class DistinctCounts:
 
     def list_pairs(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pairs that events have: the numbers of their keys, and of themselves, [n]."""
-        of_count = slice(self.first[count], self.first[count + 1])
-        there = np.flatnonzero(self.events[of_count])
-        return self.keys[of_count][there], there
+        pairs = slice(self.first[count], self.first[count + 1])
+        seen = np.flatnonzero(self.events[pairs])
+        return self.keys[pairs][seen], seen
 
 
 @compiled()

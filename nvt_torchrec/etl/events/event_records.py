@@ -3,19 +3,23 @@
 A task writes a file of records, ordered by the parts that other tasks read: a block has a part for
 each partition, and a partition one for each block. So all that one task needs of another is a
 single read, no file has two writers, and the machines of a cluster need no file system but POSIX's.
-The files are scratch: they are not synced, and written anew by a process that goes on.
+The files are scratch: they are not synced, and written anew by a process that goes on. A worker
+that lost its coordinator may write for a while yet, so a file is whole when it gets its name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import output_errors
+from nvt_torchrec.base.files.atomic import TEMPORARY, output_errors
 from nvt_torchrec.base.files.growing import create_array
 from nvt_torchrec.etl.events import timeline
 from nvt_torchrec.etl.events.extract import flag_type
@@ -69,6 +73,16 @@ def history_dtype(columns: int) -> np.dtype:
     return np.dtype([("known", np.int64), ("numbers", np.int32), ("ids", np.int32, (columns,))])
 
 
+@contextlib.contextmanager
+def _open_whole(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is whole or absent under its name. Raises :class:`OutputError`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    with output_errors(path):
+        with open(temporary, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+
+
 def iterate_slices(begin: int, end: int) -> Iterator[slice]:
     """Yield slices of about a chunk each, of everything from ``begin`` to ``end``."""
     for first in range(begin, end, timeline.CHUNK_ROWS):
@@ -103,7 +117,7 @@ def write_records(
     Raises:
         OutputError: The file cannot be written.
     """
-    with output_errors(path), open(path, "wb") as file:
+    with _open_whole(path) as file:
         file.write(np.ascontiguousarray(offsets, _OFFSET).data)
         for piece in iterate_slices(0, len(order)):
             indices = order[piece]
@@ -115,7 +129,7 @@ def write_records(
 
 def save_records(path: Path, offsets: np.ndarray, records: np.ndarray) -> None:
     """Write records that are in the order of their parts. Raises :class:`OutputError`."""
-    with output_errors(path), open(path, "wb") as file:
+    with _open_whole(path) as file:
         file.write(np.ascontiguousarray(offsets, _OFFSET).data)
         for piece in iterate_slices(0, len(records)):
             file.write(records[piece].view(np.uint8).data)
@@ -123,7 +137,7 @@ def save_records(path: Path, offsets: np.ndarray, records: np.ndarray) -> None:
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array that ``np.load`` reads. Raises :class:`OutputError`."""
-    with output_errors(path), open(path, "wb") as file:
+    with _open_whole(path) as file:
         np.save(file, np.ascontiguousarray(array))
 
 

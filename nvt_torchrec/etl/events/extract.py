@@ -105,8 +105,8 @@ class BlockExtractor:
         assert rows.groups is not None
         assert rows.times is not None
         # copies, as small as can be: what is kept of a piece keeps its memory from the next one
-        for keys, of_rows in zip(self._keys, rows.groups, strict=True):
-            keys.append(to_arrow(of_rows).dictionary_encode())
+        for keys, row_keys in zip(self._keys, rows.groups, strict=True):
+            keys.append(to_arrow(row_keys).dictionary_encode())
         self._times.append(rows.times[: len(self._times[0])].copy())
         if rows.amounts is not None and len(rows.amounts):
             self._amounts.append(rows.amounts.copy())
@@ -161,8 +161,10 @@ class BlockExtractor:
                 _write_values(files.values(name), self._values)
                 self._values.clear()
             happened = flags >> EVENT != 0
-            known, of_events = times[-1, happened], flags[happened]
-            labels = [of_events >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))]
+            known, event_flags = times[-1, happened], flags[happened]
+            labels = [
+                event_flags >> (FIRST_LABEL + number) & 1 for number in range(len(spec.labels))
+            ]
             write_array(files.hours(name), count_hours(known, np.stack(labels)))
             if spec.amounts:
                 amounts = np.concatenate(self._amounts, axis=1)

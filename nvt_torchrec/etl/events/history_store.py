@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,10 +23,10 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import null_mask, to_numpy
 from nvt_torchrec.base.files.growing import GrowingArray
 from nvt_torchrec.base.files.mapping import map_array
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_records import gather_part, history_dtype, write_records
 from nvt_torchrec.etl.events.extract import is_rising
 from nvt_torchrec.etl.events.partitions import (
@@ -74,11 +75,9 @@ def write_histories(
     divide = functools.partial(
         divide_histories, log=log, workflow=description.path, digest=description.digest
     )
-    for _ in map_tasks(divide, log.names):
-        pass
+    run_each(map_tasks, divide, log.names)
     store = functools.partial(store_history, log=log, earlier=earlier, first_keys=first_keys)
-    for _ in map_tasks(store, range(len(groups))):
-        pass
+    run_each(map_tasks, store, range(len(groups)))
     for group in set(groups):
         files.delete_scratch(group)
 
@@ -236,7 +235,7 @@ class HistoryReader:
         """Return the new events that all blocks have of a partition, records [n]."""
         log, history = self._log, self._history
         paths = [_make_path(log, history, name) for name in log.names]
-        spilled = log.files.scratch(self._group, f"history.{history}.spilled")
+        spilled = log.files.scratch(self._group, f"history.{history}.{os.getpid()}.spilled")
         dtype = history_dtype(self._columns)
         records, _ = gather_part(paths, dtype, partitions, partition, spilled, MAX_IN_MEMORY)
         return records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import numpy as np
 from nvt_torchrec.base.files.atomic import delete
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierFiles
-from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
 from nvt_torchrec.workflows.event_groups import sums_of_groups
 
 #: About how many keys of all blocks are merged at once.
@@ -34,16 +35,14 @@ def number_keys(log: EventLog, earlier: EarlierFiles | None, map_tasks: MapTasks
         earlier: What is kept of the days before; None of a run.
         map_tasks: Runs tasks.
     """
-    for _ in map_tasks(
-        functools.partial(write_keys, log=log, earlier=earlier), range(len(log.spec.event_keys))
-    ):
-        pass
+    num_keys = len(log.spec.event_keys)
+    merge = functools.partial(write_keys, log=log, earlier=earlier)
+    run_each(map_tasks, merge, range(num_keys))
     keys_by_block: dict[str, list[int]] = {}
-    for key in range(len(log.spec.event_keys)):
+    for key in range(num_keys):
         for name in log.list_blocks(key):
             keys_by_block.setdefault(name, []).append(key)
-    for _ in map_tasks(functools.partial(number_block, log=log), keys_by_block.items()):
-        pass
+    run_each(map_tasks, functools.partial(number_block, log=log), keys_by_block.items())
 
 
 def number_block(block: tuple[str, list[int]], log: EventLog) -> None:
@@ -103,7 +102,7 @@ def write_keys(key: int, log: EventLog, earlier: EarlierFiles | None) -> None:
 
 
 def _pairs_file(log: EventLog, key: int) -> Path:
-    return log.files.scratch(key, "pairs")
+    return log.files.scratch(key, f"{os.getpid()}.pairs")
 
 
 def _read_kept_keys(key: int, log: EventLog, earlier: EarlierFiles) -> list[np.ndarray]:

@@ -51,10 +51,10 @@ class LabelRates:
         """By label, its rate before each hour, and after the last one."""
         events, *positives = np.pad(np.cumsum(self.hours[1:], axis=1), ((0, 0), (1, 0)))
         none = np.full(len(events), np.nan)
-        return {
-            label: np.divide(of_label, events, out=none.copy(), where=events > 0)
-            for label, of_label in zip(self.labels, positives, strict=True)
-        }
+        rates = {}
+        for label, labelled in zip(self.labels, positives, strict=True):
+            rates[label] = np.divide(labelled, events, out=none.copy(), where=events > 0)
+        return rates
 
 
 class KeyMoments:
@@ -92,12 +92,11 @@ class KeyMoments:
             float64 [labels, 5]: the number of keys; Σn, Σn², Σp and Σp²/n of their numbers of
             events n and of events with the label p.
         """
-        with self._terms:
-            pass
-        n, squares, *of_labels = map_array(self._path)
+        self._terms.close()
+        n, squares, *label_terms = map_array(self._path)
         moments = np.empty((self._labels, 5))
         for label in range(self._labels):
-            positives, weighted = of_labels[2 * label : 2 * label + 2]
+            positives, weighted = label_terms[2 * label : 2 * label + 2]
             sums = n.sum(), squares.sum(), positives.sum(), weighted.sum()
             moments[label] = len(n), *sums
         delete(self._path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -22,10 +23,10 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import atomic_path
 from nvt_torchrec.base.files.growing import GrowingArray, create_array
 from nvt_torchrec.base.files.mapping import map_array, write_array
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.event_records import put_records, read_part
 from nvt_torchrec.etl.events.label_rates import KeyMoments
 from nvt_torchrec.etl.events.partitions import (
@@ -75,13 +76,11 @@ def sum_group(
     """
     log.files.delete_scratch(number)  # of a process that was killed
     group = _divide_keys(log, number, earlier, map_tasks)
-    for _ in map_tasks(functools.partial(divide_block, group=group), log.list_blocks(number)):
-        pass
+    run_each(map_tasks, functools.partial(divide_block, group=group), log.list_blocks(number))
     add_up = functools.partial(sum_partition, group=group, earlier=earlier, newest=newest)
     for rows in map_tasks(add_up, range(group.partitions)):
         report(rows)
-    for _ in map_tasks(functools.partial(collect_sums, group=group), range(len(log.names))):
-        pass
+    run_each(map_tasks, functools.partial(collect_sums, group=group), range(len(log.names)))
     (summed,) = map_tasks(join_partitions, [group])
     log.files.delete_scratch(number)
     return summed
@@ -172,9 +171,9 @@ def join_partitions(group: DividedGroup) -> SummedGroup:
     """
     wanted, files = group.wanted, group.log.files
     file = files.directory / kept_file(group.number)
-    of_keys = KeyMoments(files.scratch(group.number, "moments"), wanted.labels)
+    key_moments = KeyMoments(files.scratch(group.number, f"{os.getpid()}.moments"), wanted.labels)
     with GrowingArray(file, np.int64, EarlierEvents.count_rows(wanted)) as written:
         for partition in range(group.partitions):
             written.append(np.load(group.kept_file(partition)))
-            of_keys.add(np.load(group.trained_file(partition)))
-    return SummedGroup(of_keys.sum(), FileEntry.from_file(file))
+            key_moments.add(np.load(group.trained_file(partition)))
+    return SummedGroup(key_moments.sum(), FileEntry.from_file(file))

@@ -2,12 +2,14 @@
 
 The numbers of keys follow their hashes, so a range of numbers is a partition by hash, and what is
 made of the partitions, one after the other, is in the order of the keys. Each block writes its own
-rows and events, by partition and then time; who sums up a partition merges those of all blocks.
+rows and events, by partition and then time; :mod:`.merged_partitions` merges those of all blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +18,15 @@ import numpy as np
 from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.files.mapping import map_array
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.etl.events.event_log import EventLog, list_pair_keys
+from nvt_torchrec.etl.events.event_blocks import EventLog, list_pair_keys
 from nvt_torchrec.etl.events.event_records import (
-    allocate,
     event_dtype,
-    gather_part,
     row_dtype,
     save_array,
     sums_dtype,
     write_records,
 )
-from nvt_torchrec.etl.events.timeline import EventBlock, iterate_in_order
-from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, cut_times, sums_of_groups
+from nvt_torchrec.workflows.event_groups import EVENT, GroupSums, sums_of_groups
 
 #: About how many keys, rows and events a partition has, unless a single key has more.
 PARTITION_EVENTS = 1 << 19
@@ -53,7 +52,7 @@ class DividedGroup:
     partitions: int
     large: bool
 
-    @property
+    @functools.cached_property
     def wanted(self) -> GroupSums:
         """What is summed up."""
         return sums_of_groups(self.log.spec)[self.number]
@@ -93,8 +92,8 @@ class DividedGroup:
         return self.log.files.scratch(self.number, f"{partition}.trained")
 
     def spilled_file(self, partition: int, name: str) -> Path:
-        """Return the file of an array that is too large for memory."""
-        return self.log.files.scratch(self.number, f"{partition}.spilled.{name}")
+        """Return the file of an array that is too large for the memory of this process."""
+        return self.log.files.scratch(self.number, f"{partition}.{os.getpid()}.spilled.{name}")
 
     def list_spilled(self, partition: int) -> list[Path]:
         """Return these files."""
@@ -262,83 +261,6 @@ def _divide_rows(
     if not isinstance(block_order, slice):
         order = block_order[order]
     save_array(group.row_order_file(name), order.astype(np.int32, copy=False))
-
-
-@dataclasses.dataclass(frozen=True)
-class PartitionRows:
-    """The rows of a partition in the order of their times.
-
-    Attributes:
-        cuts: int64 [n], the times before which events count.
-        numbers: int32 [n], those of their keys in the partition; -1 without a key.
-        flags: Unsigned [n], see :data:`workflows.event_groups.TRAIN`.
-        indices: int64 [n], where they are among the rows by block.
-        offsets: int64 [blocks + 1], where the rows of each block begin there, and the last ones
-            end.
-    """
-
-    cuts: np.ndarray
-    numbers: np.ndarray
-    flags: np.ndarray
-    indices: np.ndarray
-    offsets: np.ndarray
-
-
-def read_rows(group: DividedGroup, partition: int) -> PartitionRows:
-    """Merge the rows that all blocks have of a partition."""
-    spec = group.log.spec
-    files = [group.rows_file(name) for name in group.log.names]
-    spilled, maximum = group.spilled_file(partition, "rows"), MAX_IN_MEMORY
-    dtype = row_dtype(spec)
-    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
-
-    def make_column(name: str, dtype: np.dtype | type) -> np.ndarray:
-        return allocate(group.spilled_file(partition, name), (len(records),), dtype, maximum)
-
-    rows = PartitionRows(
-        cuts=make_column("cuts", np.int64),
-        numbers=make_column("row_numbers", np.int32),
-        flags=make_column("row_flags", dtype["flags"]),
-        indices=make_column("row_indices", np.int64),
-        offsets=offsets,
-    )
-    begin = 0
-    for indices in iterate_in_order(records["times"], offsets):
-        piece = slice(begin, begin + len(indices))
-        rows.cuts[piece] = cut_times(spec, records["times"][indices])
-        rows.numbers[piece] = records["numbers"][indices]
-        rows.flags[piece] = records["flags"][indices]
-        rows.indices[piece] = indices
-        begin = piece.stop
-    return rows
-
-
-def allocate_sums(group: DividedGroup, partition: int, rows: int) -> np.ndarray:
-    """Return records for what the events before the rows of a partition sum up to."""
-    path = group.spilled_file(partition, "sums")
-    return allocate(path, (rows,), group.sums_dtype, MAX_IN_MEMORY)
-
-
-def read_events(group: DividedGroup, partition: int) -> EventBlock:
-    """Merge the events that all blocks have of a partition, by when they are known."""
-    wanted = group.wanted
-    names = group.log.list_event_blocks(wanted.source)
-    files = [group.events_file(name) for name in names]
-    spilled, maximum = group.spilled_file(partition, "events"), MAX_IN_MEMORY
-    dtype = event_dtype(group.log.spec, wanted)
-    records, offsets = gather_part(files, dtype, group.partitions, partition, spilled, maximum)
-    columns: dict[str, np.ndarray] = {}
-    for name in dtype.names or ():
-        shape = (*dtype[name].shape, len(records))
-        path = group.spilled_file(partition, f"event_{name}")
-        columns[name] = allocate(path, shape, dtype[name].base, maximum)
-    begin = 0
-    for indices in iterate_in_order(records["known"], offsets):
-        piece = slice(begin, begin + len(indices))
-        for name, column in columns.items():
-            column[..., piece] = records[name][indices].T
-        begin = piece.stop
-    return EventBlock(**columns)
 
 
 @compiled()

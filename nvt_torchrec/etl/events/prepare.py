@@ -1,14 +1,4 @@
-"""Make the events of a run or an extension, and what is kept of them.
-
-The workflow gets what inference needs (:mod:`workflows.event_state`). ``OUT/extension`` gets what
-further days need::
-
-    events.json         newest time, smoothing; size and SHA-256 of the others
-    events.hours.npy    see :func:`etl.units.hours.count_hours`
-    events.N.npy        int64 [rows, n]: of group N the key, from when it is known, the time, the
-                        number of events, of those with each label, and what is kept of numbers, see
-                        :class:`.earlier_events.EarlierEvents`
-"""
+"""Make the events of a run or an extension, and write what is kept of them."""
 
 from __future__ import annotations
 
@@ -21,17 +11,26 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.growing import GrowingArray
-from nvt_torchrec.base.files.mapping import MappedArray, map_array, write_array
+from nvt_torchrec.base.files.mapping import map_array, write_array
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.base.threads import MapTasks
+from nvt_torchrec.base.threads import MapTasks, run_each
 from nvt_torchrec.clicklog.readers.log_format import Block
+from nvt_torchrec.etl.events.earlier_days import (
+    FORMAT,
+    HOURS,
+    RECORD,
+    EarlierDays,
+    EventRecord,
+    count_first_keys,
+    make_rates,
+    read_record,
+)
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles, kept_file
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
-from nvt_torchrec.etl.events.event_values import EventValues
 from nvt_torchrec.etl.events.extract import extract
 from nvt_torchrec.etl.events.history_store import read_tail, write_histories
 from nvt_torchrec.etl.events.key_numbers import number_keys
@@ -53,75 +52,7 @@ from nvt_torchrec.workflows.event_groups import LaterRates, sums_of_groups
 from nvt_torchrec.workflows.event_state import write_event_state
 from nvt_torchrec.workflows.event_sums import GroupEvents
 
-FORMAT = Format("nvt-torchrec events", 3, "what is kept of the events of earlier days")
-_RECORD, _BLOCKS, _HOURS = "events.json", "blocks.json", "events.hours.npy"
-_RUN_AGAIN = "begin again with --restart"
-_COPY_AGAIN = "copy extension and workflow again, both from the same output directory"
-
-
-@dataclasses.dataclass(frozen=True)
-class EventRecord:
-    """What is known of the events of all days so far.
-
-    Attributes:
-        newest: The time of the newest row that is not late (:mod:`.late_rows`), in microseconds
-            since 1970.
-        smoothing: See :class:`.label_rates.LabelRates`.
-        next_keys: By history, how many keys its store has.
-        files: The other files.
-    """
-
-    newest: int
-    smoothing: dict[str, float]
-    next_keys: dict[str, int]
-    files: dict[str, FileEntry]
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlierDays:
-    """The events of the days before those that are added.
-
-    Attributes:
-        record: What is known of them.
-        hours: See :func:`etl.units.hours.count_hours`.
-        files: Where the events of each group are; None of a run's own, before it has a workflow.
-    """
-
-    record: EventRecord
-    hours: np.ndarray
-    files: EarlierFiles | None = None
-
-    @classmethod
-    def read(cls, directory: Path, spec: FeatureSpec, workflow: Path | None = None) -> EarlierDays:
-        """Read ``OUT/extension``, or the same of a run, and check what is kept of groups.
-
-        Args:
-            directory: The directory.
-            spec: The columns.
-            workflow: ``OUT/workflow``, which was checked; for an extension.
-
-        Raises:
-            BadInputError: It is missing or damaged.
-        """
-        file = directory / _RECORD
-        record = FORMAT.read(EventRecord, file, _COPY_AGAIN)
-        names = [kept_file(group) for group in range(len(spec.groups))]
-        if sorted(record.files) != sorted([_HOURS, *names]):
-            raise BadInputError(f"{file}: damaged: it lists other files", _COPY_AGAIN)
-        check_sizes(directory, record.files, _COPY_AGAIN)
-        check_digests(directory, record.files, _COPY_AGAIN)
-        try:
-            hours, *kept = (
-                MappedArray(directory / name, np.int64, 2).values for name in (_HOURS, *names)
-            )
-            wanted = sums_of_groups(spec)
-            rows = [2 + len(spec.labels), *map(EarlierEvents.count_rows, wanted)]
-            for name, array, count in zip((_HOURS, *names), (hours, *kept), rows, strict=True):
-                if len(array) != count:
-                    raise ValueError(f"{name} is of other labels: {list(array.shape)}")
-        except (OSError, ValueError) as error:
-            raise BadInputError(f"{directory}: damaged: {error}", _COPY_AGAIN) from error
-        return cls(record, hours, EarlierFiles(directory, workflow) if workflow else None)
+_BLOCKS = "blocks.json"
 
 
 def prepare(
@@ -154,7 +85,7 @@ def prepare(
         OutputError: ``work`` cannot be written.
     """
     directory = work / EVENTS
-    if (directory / _RECORD).exists():
+    if (directory / RECORD).exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
     splits = {unit.block: unit.split for unit in plan.units}
@@ -165,9 +96,9 @@ def prepare(
         _extract_block, spec=spec, work=work, max_bad_rows=max_bad_rows
     )
     times = []
-    for rows_read, times_of_block in map_tasks(extract_block, training):
+    for rows_read, block_times in map_tasks(extract_block, training):
         report(rows_read)
-        times.append(times_of_block)
+        times.append(block_times)
     names = [block_name(block) for block in blocks]
     write_json(directory / _BLOCKS, names)
     log = EventLog(spec, EventFiles(directory), names, list_blocks(spec, work))
@@ -177,7 +108,7 @@ def prepare(
     if earlier:
         newest = max(newest, earlier.record.newest)
     record = _sum_groups(log, earlier, newest, map_tasks, report)
-    FORMAT.write(directory / _RECORD, dataclasses.asdict(record))
+    FORMAT.write(directory / RECORD, dataclasses.asdict(record))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,14 +158,14 @@ def _find_newest(
     Raises:
         BadInputError: There is no well-formed row.
     """
-    late_from = find_late(add_hours([of_block.hours for of_block in times]))
+    late_from = find_late(add_hours([block_times.hours for block_times in times]))
     if late_from is not None:
         find = functools.partial(find_late_rows, files=log.files, end=late_from)
         late_rows = list(map_tasks(find, log.names))
-        newest = max(of_block.newest for of_block in late_rows)
+        newest = max(block_times.newest for block_times in late_rows)
         warn_of_late_rows(blocks, log.spec, late_rows, newest)
         return newest
-    with_rows = [of_block.last for of_block in times if of_block.rows]
+    with_rows = [block_times.last for block_times in times if block_times.rows]
     if not with_rows:
         raise BadInputError("there is no well-formed row", "correct the input")
     return max(with_rows)
@@ -275,9 +206,9 @@ def _sum_groups(
     hours = [np.load(files.hours(name)) for name in log.names]
     if earlier:
         hours = [earlier.hours, *hours]
-    file = files.directory / _HOURS
+    file = files.directory / HOURS
     write_array(file, add_hours(hours))
-    entries[_HOURS] = FileEntry.from_file(file)
+    entries[HOURS] = FileEntry.from_file(file)
     smoothing = earlier.record.smoothing if earlier else _fit_smoothing(spec, moments)
     return EventRecord(newest, smoothing, next_keys, entries)
 
@@ -289,11 +220,11 @@ def _check_files(blocks: list[Block], times: list[_BlockTimes], splits: dict[Blo
         BadInputError: One has, so training would count events of the rows that it is tested on.
     """
     newest, oldest = [], []
-    for block, of_block in zip(blocks, times, strict=True):
-        if of_block.rows and splits[block] == "train":
-            newest.append((of_block.last, block.source))
-        elif of_block.rows:
-            oldest.append((of_block.first, block.source))
+    for block, block_times in zip(blocks, times, strict=True):
+        if block_times.rows and splits[block] == "train":
+            newest.append((block_times.last, block.source))
+        elif block_times.rows:
+            oldest.append((block_times.first, block.source))
     if not newest or not oldest or min(oldest)[0] >= max(newest)[0]:
         return
     (last, trained), (first, tested) = max(newest), min(oldest)
@@ -311,43 +242,10 @@ def _fit_smoothing(spec: FeatureSpec, moments: list[np.ndarray]) -> dict[str, fl
     for column in spec.aggregates:
         aggregate = column.aggregate
         if aggregate and aggregate.label:
-            of_group = moments[spec.groups.index(aggregate.group)]
-            fitted = fit_smoothing(of_group[spec.labels.index(aggregate.label)])
+            group_moments = moments[spec.groups.index(aggregate.group)]
+            fitted = fit_smoothing(group_moments[spec.labels.index(aggregate.label)])
             smoothing[column.name] = aggregate.smoothing or fitted
     return smoothing
-
-
-@functools.lru_cache(1)
-def open_values(work: Path, spec: FeatureSpec) -> EventValues | None:
-    """Open the aggregates of a run's rows; None for a spec without."""
-    if not spec.events:
-        return None
-    directory = work / EVENTS
-    # What is kept of groups, which may be large, is not needed here.
-    record = FORMAT.read(EventRecord, directory / _RECORD, _RUN_AGAIN)
-    rates = _make_rates(record, map_array(directory / _HOURS), spec)
-    return EventValues(spec, directory, rates, count_first_keys(record, directory, spec))
-
-
-def count_first_keys(record: EventRecord, directory: Path, spec: FeatureSpec) -> dict[str, int]:
-    """Return, of each history, the number of the first key of a run or an extension."""
-    files = EventFiles(directory)
-    keys = {
-        rule.name: len(map_array(files.row_keys(spec.groups.index(rule.group))))
-        for rule in spec.histories
-    }
-    return {name: count - keys[name] for name, count in record.next_keys.items()}
-
-
-def _make_rates(record: EventRecord, hours: np.ndarray, spec: FeatureSpec) -> LabelRates:
-    """Return what rates are smoothed by.
-
-    Args:
-        record: What is known of the events.
-        hours: See :func:`etl.units.hours.count_hours`.
-        spec: The columns.
-    """
-    return LabelRates(record.smoothing, hours, tuple(spec.labels))
 
 
 def _select_later_rates(rates: LabelRates, end: int) -> LaterRates:
@@ -411,11 +309,10 @@ def write_kept(
         OutputError: A directory cannot be written.
     """
     directory, spec = work / EVENTS, description.spec
-    record = FORMAT.read(EventRecord, directory / _RECORD, _RUN_AGAIN)
+    record = read_record(directory)
     end = find_end(spec, record.newest)
     write_group = functools.partial(write_group_events, spec=spec, directory=directory, end=end)
-    for _ in map_tasks(write_group, range(len(spec.groups))):
-        pass
+    run_each(map_tasks, write_group, range(len(spec.groups)))
     if spec.histories:
         names = parse(list[str], read_json(directory / _BLOCKS, "the names of blocks"), directory)
         log = EventLog(spec, EventFiles(directory), names, {})  # sources have no histories
@@ -424,8 +321,7 @@ def write_kept(
     write_state = functools.partial(
         _write_state, work=work, workflow=description.path, digest=description.digest, spec=spec
     )
-    for _ in map_tasks(write_state, [extension]):
-        pass
+    run_each(map_tasks, write_state, [extension])
     description.list_event_state()
 
 
@@ -450,8 +346,8 @@ def _write_state(
         arrays = {name: map_array(files.group_events(number, name)) for name in names}
         groups.append(GroupEvents(**arrays))
     tails = [read_tail(files, rule) for rule in spec.histories]
-    rates = _select_later_rates(_make_rates(days.record, days.hours, spec), end)
+    rates = _select_later_rates(make_rates(days.record, days.hours, spec), end)
     write_event_state(workflow, spec, digest, end, groups, rates, tails)
     for name in days.record.files:
         write_array(extension / name, map_array(directory / name))
-    FORMAT.write(extension / _RECORD, dataclasses.asdict(days.record))
+    FORMAT.write(extension / RECORD, dataclasses.asdict(days.record))

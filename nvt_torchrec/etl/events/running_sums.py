@@ -119,8 +119,10 @@ class RunningSums:
         self._bits, self._columns = np.array(bits, np.int64), np.array(columns, np.int64)
         self._streams = [added, dropped if window else iter(())]
         self._chunks = [NO_EVENTS] * 2
-        # where the rows, the added and the dropped events are, and whether there are further ones
-        self._at, self._more = np.zeros(3, np.int64), np.ones(2, np.bool_)
+        # The index of the next row, and those of the next events to add and to drop in their
+        # chunks; then whether the streams have further chunks. Kernels change the indices.
+        self._at = np.zeros(3, np.int64)
+        self._more = np.ones(2, np.bool_)
 
     def sum_before(self, rows: RowSums) -> None:
         """Sum up the events before further rows."""
@@ -152,7 +154,7 @@ class RunningSums:
 
     def finish(self, end: int) -> KeySums:
         """Return the state for a time."""
-        # a row of that time, without a key, of which nothing is read
+        # A row of that time without a key: events until then are added, and nothing is read.
         flags = np.zeros(1, self._chunks[0].flags.dtype)
         numbers = np.array([-1], np.int32)
         self.sum_before(RowSums(np.array([end]), numbers, flags, WindowParts({}, {}, {}, {})))
@@ -197,7 +199,23 @@ def _sum_rows(
     at: np.ndarray,
     more: np.ndarray,
 ) -> None:
-    """Sum up events until there are no more rows, events in the chunk, or room for picks."""
+    """Sum up events until there are no more rows, events in the chunk, or room for picks.
+
+    Args:
+        rows: Cuts, numbers and flags of :class:`RowSums`.
+        found: Its sums, totals, picks, distinct and last, which are written.
+        added: Of the chunk of events that become known: known, numbers, flags, amounts, pairs.
+        dropped: The same of the chunk of events that leave the window.
+        happened: int64 [n], the times of the events that become known.
+        window: How long an event counts, in microseconds; 0: always.
+        bits: See :class:`RunningSums`.
+        columns: See :class:`RunningSums`.
+        state: The sums, totals, last and trained of :class:`KeySums`.
+        picks: See :attr:`.WindowPicks.arrays`.
+        distinct: See :attr:`.DistinctCounts.arrays`.
+        at: int64 [3], the next row, event to add and event to drop, at the begin and at the end.
+        more: bool [2], whether there are further events to add, and to drop.
+    """
     cuts, row_keys, row_flags = rows
     row_sums, row_totals, row_picks, row_distinct, row_last = found
     known, keys, flags, amounts, pairs = added
@@ -209,6 +227,8 @@ def _sum_rows(
     has_totals, has_picks = len(columns) > 0, len(picks[0]) > 0
     has_distinct = len(distinct[0]) > 0
     event, drop = at[1], at[2]
+    # Rows and both streams of events pass by in the order of time, each of them once: before a row
+    # is read, what it may know is added, and what has left its window is subtracted.
     for row in range(at[0], len(cuts)):
         cut = cuts[row]
         while event < len(known) and known[event] < cut:
@@ -240,7 +260,7 @@ def _sum_rows(
                     count_pairs(distinct, key, dropped_pairs, drop, -1)
             drop += 1
         at[1], at[2] = event, drop
-        # the next chunk may have further events before this row
+        # The row's sums are final only if the next chunks have no event before it.
         if (event == len(known) and more[0]) or (drop == len(dropped_known) and more[1]):
             at[0] = row
             return

@@ -22,8 +22,8 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.base.threads import MapTasks, map_in_order
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
+from nvt_torchrec.etl.events.event_blocks import EventLog
 from nvt_torchrec.etl.events.event_files import EventFiles
-from nvt_torchrec.etl.events.event_log import EventLog
 from nvt_torchrec.etl.events.extract import code_keys, flag_type, is_rising
 from nvt_torchrec.etl.state.output import EVENTS
 from nvt_torchrec.etl.tables.keyed_rows import format_rejected

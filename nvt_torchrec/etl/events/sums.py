@@ -19,15 +19,13 @@ from nvt_torchrec.etl.events.distinct_counts import DistinctCounts
 from nvt_torchrec.etl.events.earlier_events import EarlierEvents, EarlierFiles
 from nvt_torchrec.etl.events.event_records import iterate_slices, save_array, save_records
 from nvt_torchrec.etl.events.extract import flag_type
-from nvt_torchrec.etl.events.partitions import (
-    DividedGroup,
+from nvt_torchrec.etl.events.merged_partitions import (
     PartitionRows,
     allocate_sums,
-    find_keys,
     read_events,
     read_rows,
-    sort_by_key,
 )
+from nvt_torchrec.etl.events.partitions import DividedGroup, find_keys, sort_by_key
 from nvt_torchrec.etl.events.running_sums import NEVER, KeySums, RowSums, RunningSums
 from nvt_torchrec.etl.events.timeline import EventBlock, merge_events
 from nvt_torchrec.etl.events.window_picks import WindowPicks
@@ -104,12 +102,12 @@ class PartitionSummer:
         self._old = kept.take(is_old & ~is_pair)
         self._old_pairs = kept.take(is_old & is_pair)
         self._recent = [self._restore_recent(kept.take(~is_old))]
-        self._of_histories: list[EventBlock] = []
+        self._history_events: list[EventBlock] = []
         if earlier:
             for number in wanted.histories:
                 tail = earlier.open_tail(spec.histories[number])
                 tail = tail.take(find_keys(tail.keys, self._keys))
-                self._of_histories.append(self._restore_history(number, tail))
+                self._history_events.append(self._restore_history(number, tail))
 
     def _number_pairs(self, kept: EarlierEvents) -> None:
         """Number the pairs of keys and values of the partition alone.
@@ -176,10 +174,10 @@ class PartitionSummer:
         save_records(group.sums_file(partition), rows.offsets, found)
         # Each window counts the same rows for training.
         save_array(group.trained_file(partition), trained[0].T)
-        save_array(group.kept_file(partition), self._keep().to_rows())
+        save_array(group.kept_file(partition), self._collect_kept().to_rows())
         return len(found)
 
-    def _start(self, window: int, parts: WindowParts) -> KeySums:
+    def _make_state(self, window: int, parts: WindowParts) -> KeySums:
         """Return the sums of all keys before the first event.
 
         Args:
@@ -207,15 +205,15 @@ class PartitionSummer:
                 state.sums[index, number] = old.counts[bit - EVENT]
         for number, column in enumerate(parts.totals.values()):
             first = 1 + wanted.labels + PARTS * wanted.columns.index(column)
-            of_total = old.counts[first : first + PARTS]
-            state.totals[index, PARTS * number : PARTS * (number + 1)] = of_total.T
+            kept_totals = old.counts[first : first + PARTS]
+            state.totals[index, PARTS * number : PARTS * (number + 1)] = kept_totals.T
         for number, column_and_kind in enumerate(parts.picks.values()):
             picks.picked[index, number] = old.picked[wanted.picked.index(column_and_kind)]
         for number, compared_column in enumerate(compared):
             hashes = self._old_pairs.pairs[compared_column]
-            there = hashes != 0
-            keys = np.searchsorted(self._keys, self._old_pairs.key[there])
-            pair_numbers = np.searchsorted(self._pair_keys[compared_column], hashes[there])
+            has_value = hashes != 0
+            keys = np.searchsorted(self._keys, self._old_pairs.key[has_value])
+            pair_numbers = np.searchsorted(self._pair_keys[compared_column], hashes[has_value])
             distinct.start(number, keys, pair_numbers)
         return state
 
@@ -231,16 +229,16 @@ class PartitionSummer:
             The sums of all keys after the newest row.
         """
         parts = self._wanted.select_window(window)
-        blocks = [*self._recent, *self._of_histories, self._events]
+        blocks = [*self._recent, *self._history_events, self._events]
         summer = RunningSums(
             window=window,
             bits=[*parts.sums.values()],
             columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
-            state=self._start(window, parts),
+            state=self._make_state(window, parts),
             added=merge_events(blocks),
             dropped=merge_events(blocks),
         )
-        # One of the windows writes the time of the last event, which is the same for all.
+        # The last event has no window: the first pass writes its time, and the others need not.
         writes_last = self._wanted.has_last and window == self._wanted.windows[0]
         for piece in iterate_slices(0, len(found)):
             chunk = RowSums(rows.cuts[piece], rows.numbers[piece], rows.flags[piece], parts)
@@ -259,7 +257,7 @@ class PartitionSummer:
                 found["last"][indices] = chunk.last
         return summer.finish(find_end(self._spec, self._newest))
 
-    def _keep(self) -> EarlierEvents:
+    def _collect_kept(self) -> EarlierEvents:
         """Return what is kept for further days: events within the longest window, and sums."""
         wanted = self._wanted
         horizon = int(cut_times(self._spec, np.array([self._newest]))[0]) - max(wanted.windows)
@@ -268,14 +266,14 @@ class PartitionSummer:
             window=0,
             bits=[*parts.sums.values()],
             columns=[self._wanted.amounts.index(column) for column in parts.totals.values()],
-            state=self._start(0, parts),
+            state=self._make_state(0, parts),
             added=merge_events([*self._recent, self._events]),
             dropped=iter(()),
         )
         state = summer.finish(horizon)
         kept = [self._keep_sums(state), *self._keep_pairs(state, parts)]
         for left in summer.iterate_left():
-            if len(left.known):  # before the first event there are not even its columns
+            if len(left.known):  # before the first event has_value are not even its columns
                 kept.append(self._keep_events(left))
         together = EarlierEvents.concatenate(kept)
         numbers = np.searchsorted(self._keys, together.key).astype(np.int32)
@@ -320,8 +318,8 @@ class PartitionSummer:
             counts += [~np.isnan(amounts)[np.newaxis], split_terms(amounts)]
         hashes = np.zeros((len(self._pair_keys), len(events.known)), np.int64)
         for number, keys in enumerate(self._pair_keys):
-            there = events.pairs[number] >= 0
-            hashes[number, there] = keys[events.pairs[number, there]]
+            has_value = events.pairs[number] >= 0
+            hashes[number, has_value] = keys[events.pairs[number, has_value]]
         return EarlierEvents(
             key=self._keys[events.numbers],
             known=events.known,

@@ -19,6 +19,7 @@ from nvt_torchrec.workflows.event_picks import pick, supersedes
 
 #: Nodes of a pool at first.
 _FIRST_NODES = 1 << 14
+#: The index of no node.
 _NONE = -1
 
 
@@ -99,6 +100,8 @@ def add_to_picks(
         cut: The time before which events count now.
     """
     columns, kinds, window, picked, ends, numbers, known_of_node, links, free = picks
+    # What a new number supersedes can never be picked again, as it leaves the window earlier. So
+    # the front of a queue is the pick, and each number is added and removed once.
     for p in range(len(columns)):
         amount = amounts[columns[p], event]
         if math.isnan(amount):

@@ -40,7 +40,9 @@ class ClickLog:
     def join(cls, keys: np.ndarray, times: np.ndarray, taken: np.ndarray) -> ClickLog:
         """Return clicks in their order, two alike once; it is taken if any of them is."""
         order = np.lexsort((~taken, times, keys))
-        keys, times, taken = keys[order], times[order], taken[order]
+        keys = keys[order]
+        times = times[order]
+        taken = taken[order]
         is_first = np.ones(len(keys), np.bool_)
         is_first[1:] = (keys[1:] != keys[:-1]) | (times[1:] != times[:-1])
         return cls(keys[is_first], times[is_first], taken[is_first])
@@ -91,7 +93,8 @@ def read_clicks(
     log_time = spec.label_time
     assert log_time is not None
     time = label.time_read(log_time)
-    keys, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    keys = [np.empty(0, np.int64)]
+    times = [np.empty(0, np.int64)]
     rejected: list[bytes] = []
     num_without = 0
     for file in files:
@@ -113,9 +116,10 @@ def read_clicks(
         pieces = get_format(click_spec).stream(file.path, _BLOCK_BYTES)
         for piece in map_in_order(parse, pieces, threads, "labels"):
             assert piece.times is not None
-            keys.append(piece.keys[piece.keys != 0])
-            times.append(piece.times[piece.keys != 0])
-            num_without += int(np.count_nonzero(piece.keys == 0))
+            has_key = piece.keys != 0
+            keys.append(piece.keys[has_key])
+            times.append(piece.times[has_key])
+            num_without += int(np.count_nonzero(~has_key))
             rejected += piece.rejected
             report(piece.rows.lines)
     if num_without:

@@ -55,7 +55,9 @@ class LabelCut:
     def mark_ready(self, times: np.ndarray) -> np.ndarray:
         """Return which rows with some times, int64 [n], are written now, bool [n]."""
         ready = times <= self.cut
-        return ready if self.after is None else ready & (times > self.after)
+        if self.after is not None:
+            ready &= times > self.after
+        return ready
 
 
 def clicked_file(number: int) -> str:
@@ -76,6 +78,7 @@ class LabelValues:
         self._again = frozenset(self.record.again)
         self._indices = [spec.labels.index(file.name) for file in spec.label_files]
         clicked = [map_array(directory / clicked_file(i)) for i in range(len(self._indices))]
+        #: Of each label the keys and times of its clicked rows, and where each key begins.
         self._clicked = [(keys, times, index_keys(keys)) for keys, times in clicked]
 
     def add(self, pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
@@ -84,20 +87,27 @@ class LabelValues:
             yield self._add_labels(self._leave_out(rows, again=block.source in self._again))
 
     def _leave_out(self, rows: RawRows, *, again: bool) -> RawRows:
-        """Return the rows without those that wait, or are written already."""
+        """Return the rows without those that wait, or are written already.
+
+        Args:
+            rows: The rows, with the times of their labels.
+            again: Whether days before have read their file.
+        """
         assert rows.label_times is not None
         times = rows.label_times
         waiting = int(np.count_nonzero(times > self.record.cut))
-        if again:  # its malformed rows were left out when it was read first
-            bad, done = rows.bad_count, int(np.count_nonzero(times <= self.record.after))
-            rows = dataclasses.replace(rows, bad=[], bad_count=0, done=bad + done)
+        if again:
+            # Its malformed rows were counted when the file was read first.
+            num_written = int(np.count_nonzero(times <= self.record.after))
+            rows = dataclasses.replace(rows, bad=[], bad_count=0, done=rows.bad_count + num_written)
         ready = self.record.mark_ready(times)
-        if ready.all():
+        if ready.all():  # no row waits
             return rows
         taken = take(rows, ready)
         return dataclasses.replace(taken, bad=rows.bad, bad_count=rows.bad_count, waiting=waiting)
 
     def _add_labels(self, rows: RawRows) -> RawRows:
+        """Return the rows with 1 in each label from another file that has a click of theirs."""
         assert rows.label_keys is not None
         labels = rows.labels.copy()
         for index, keys, (clicked_keys, clicked_times, begins) in zip(

@@ -46,13 +46,12 @@ class Matches:
 
     def add(self, keys: np.ndarray, times: np.ndarray) -> None:
         """Add rows: their keys and times, int64 [n] each. Thread-safe."""
-        clicks, shift = self.clicks, choose_shift(self._begins)
         with self._lock:
             match_rows(
-                clicks.keys,
-                clicks.times,
+                self.clicks.keys,
+                self.clicks.times,
                 self._begins,
-                shift,
+                choose_shift(self._begins),
                 self.row_times,
                 self._seen,
                 np.ascontiguousarray(keys),
@@ -77,11 +76,14 @@ class Matches:
 
 def count_newest(times: np.ndarray) -> np.ndarray:
     """Return int64 [3, hours]: each hour that times int64 [n] have, how many, the newest of it."""
+    if not len(times):
+        return np.zeros((3, 0), np.int64)
     ordered = np.sort(times)
     hours = ordered // HOUR
-    ends = np.flatnonzero(np.append(hours[1:] != hours[:-1], True)) if len(hours) else hours
-    counts = np.diff(ends, prepend=-1)
-    return np.stack([hours[ends], counts, ordered[ends]])
+    is_last = np.append(hours[1:] != hours[:-1], True)
+    last = np.flatnonzero(is_last)
+    counts = np.diff(last, prepend=-1)
+    return np.stack([hours[last], counts, ordered[last]])
 
 
 def join_newest(counted: Sequence[np.ndarray]) -> np.ndarray:
@@ -125,11 +127,13 @@ def match_blocks(
         BadInputError: A block cannot be read.
         OutputError: A file cannot be written.
     """
-    # without quarantine a malformed row ends the run; with it, all columns decide which rows count
+    # Without quarantine a malformed row ends the run, so the columns of labels suffice; with it,
+    # all columns decide which rows count.
     read = spec if max_bad_rows else read_label_keys_alone(spec)
 
     def match(block: Block) -> np.ndarray:
-        counted, by_line = [], [np.empty(0, np.int64)]
+        counted = []
+        by_line = [np.empty(0, np.int64)]
         pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
         for rows in pieces:
             assert rows.label_keys is not None
@@ -137,11 +141,14 @@ def match_blocks(
             counted.append(count_newest(rows.label_times))
             if times_below is not None:
                 by_line.append(_times_by_line(rows))
-            keys, times = rows.label_keys, rows.label_times
+            keys = rows.label_keys
+            times = rows.label_times
             if after is not None:
-                keys, times = keys[:, times > after], times[times > after]
-            for of_label, of_rows in zip(matches, keys, strict=True):
-                of_label.add(of_rows, times)
+                is_later = times > after
+                keys = keys[:, is_later]
+                times = times[is_later]
+            for label_matches, row_keys in zip(matches, keys, strict=True):
+                label_matches.add(row_keys, times)
             report(rows.lines)
         if times_below is not None:
             write_array(times_below / f"{block_name(block)}.npy", np.concatenate(by_line))

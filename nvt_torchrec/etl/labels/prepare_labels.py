@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 
 #: The least share of clicks that have the key of a row, and of these that belong to a row.
 _MIN_FOUND = 0.01
-_KEPT, _TIMES = "kept.{}.npy", "times"
+#: In the directory of the labels: the clicks that further days need, by the label's number; and
+#: the times of the lines of each block.
+_KEPT = "kept.{}.npy"
+_TIMES = "times"
 
 
 def prepare_labels(
@@ -111,16 +114,16 @@ def prepare_labels(
     of_log, newest = find_newest(spec, counted)
     if earlier:
         newest = max(newest, earlier.record.newest)
-    # a click of the newest time itself may still come; and so may rows, if the last day is not over
+    # A click of the newest time itself may still come; so may rows, if the last day is not over.
     cut = min(newest - spec.label_window - 1, of_log)
     again = [*earlier.record.waiting] if earlier else []
-    # rows of a wrong clock, long after all others, are waited for in vain
-    unfinished = [
-        block.source
-        for block, times in zip(blocks, of_blocks, strict=True)
-        if ((times[2] > cut) & (times[0] * HOUR <= newest)).any()
-    ]
-    record = LabelCut(after, cut, newest, again, list(dict.fromkeys(unfinished)))
+    # Rows of a wrong clock, long after all others, would be waited for in vain.
+    unfinished = []
+    for block, (hours, _, newest_of_hours) in zip(blocks, of_blocks, strict=True):
+        is_waiting = (newest_of_hours > cut) & (hours * HOUR <= newest)
+        if is_waiting.any() and block.source not in unfinished:
+            unfinished.append(block.source)
+    record = LabelCut(after, cut, newest, again, unfinished)
     if counted[0, 0] * HOUR > cut or (after is not None and cut <= after):
         raise BadInputError(
             f"no row's window has ended: the log ends at {format_time(newest)}, and labels are "
@@ -134,6 +137,7 @@ def prepare_labels(
 
 
 def _longest(spec: FeatureSpec) -> str:
+    """Return the longest time within which a click of any label comes, as the spec has it."""
     return max(spec.label_files, key=lambda file: file.window).within
 
 
@@ -175,9 +179,10 @@ def _write_label(directory: Path, number: int, name: str, matches: Matches, cut:
 def _check_found(spec: FeatureSpec, matches: Sequence[Matches], counted: np.ndarray) -> None:
     """Check that clicks have keys of rows, and come within their windows."""
     for label, of_label in zip(spec.label_files, matches, strict=True):
-        count, known = len(of_label.clicks), of_label.count_known()
+        count = len(of_label.clicks)
         if not count:
             continue
+        known = of_label.count_known()
         if known < _MIN_FOUND * count:
             kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in label.key)
             raise SettingsError(
@@ -213,8 +218,10 @@ def find_newest(spec: FeatureSpec, counted: np.ndarray) -> tuple[int, int]:
         counted: Of the rows, see :func:`.match_clicks.count_newest`; at least one.
     """
     late_from = find_late(counted[:2])
-    known = counted[2] if late_from is None else counted[2][counted[2] < late_from]
-    newest = int(known.max())
+    times = counted[2]
+    if late_from is not None:
+        times = times[times < late_from]
+    newest = int(times.max())
     if spec.events is not None and spec.events.cut == "day":
         return newest, (newest // DAY + 1) * DAY
     return newest, newest
@@ -227,7 +234,9 @@ def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:
         directory: Of the labels, in the state of a run.
         blocks: Those of the file, in their order, as they were read.
     """
-    record, first, found = LabelCut.read(directory), 0, [np.empty(0, np.int64)]
+    record = LabelCut.read(directory)
+    found = [np.empty(0, np.int64)]
+    first = 0
     for block in blocks:
         times = map_array(directory / _TIMES / f"{block_name(block)}.npy")
         found.append(first + np.flatnonzero(record.mark_ready(times)))
@@ -237,7 +246,10 @@ def list_ready(directory: Path, blocks: Sequence[Block]) -> np.ndarray:
 
 def count_lines(directory: Path, blocks: Sequence[Block]) -> int:
     """Return how many lines a file has; see :func:`list_ready`."""
-    return sum(len(map_array(directory / _TIMES / f"{block_name(b)}.npy")) for b in blocks)
+    count = 0
+    for block in blocks:
+        count += len(map_array(directory / _TIMES / f"{block_name(block)}.npy"))
+    return count
 
 
 def keep_labels(work: Path, extension: Path, spec: FeatureSpec, waiting: Counter[str]) -> None:

@@ -84,10 +84,11 @@ def concatenate_coded(first: CodedValues, second: CodedValues) -> CodedValues:
     if first.offsets is not None and second.offsets is not None:
         lengths = np.concatenate([np.diff(first.offsets), np.diff(second.offsets)])
         offsets = to_offsets(lengths)
+    distinct: np.ndarray | pa.Array
     if isinstance(first.distinct, np.ndarray):
         distinct = np.concatenate([first.distinct, second.distinct])
     else:
-        distinct = pa.concat_arrays([first.distinct, second.distinct.cast(pa.large_string())])
+        distinct = pa.concat_arrays([first.distinct, second.distinct])
     codes = np.concatenate([first.codes, second.codes])
     return join_distinct(codes, offsets, distinct, sizes)
 
@@ -120,7 +121,7 @@ def categorical_arrays(
 
 
 @compiled()
-def _number_by_appearance(codes, num_distinct):
+def _number_by_appearance(codes: np.ndarray, num_distinct: int) -> tuple[np.ndarray, np.ndarray]:
     """Number codes in the order in which they appear.
 
     Args:

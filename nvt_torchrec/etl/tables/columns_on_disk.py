@@ -80,12 +80,12 @@ class ColumnsOnDisk:
         if _DISTINCT in parts:
             distinct = parts[_DISTINCT]
         else:
-            offsets = to_offsets(parts[_TEXT_LENGTHS])
-            distinct = string_array(offsets, parts[_DISTINCT_TEXTS])
-        offsets = None
+            text_offsets = to_offsets(parts[_TEXT_LENGTHS])
+            distinct = string_array(text_offsets, parts[_DISTINCT_TEXTS])
+        list_offsets = None
         if _LIST_LENGTHS in parts:
-            offsets = to_offsets(parts[_LIST_LENGTHS])
-        joined = join_distinct(parts[_CODES], offsets, distinct, self._sizes[name])
+            list_offsets = to_offsets(parts[_LIST_LENGTHS])
+        joined = join_distinct(parts[_CODES], list_offsets, distinct, self._sizes[name])
         return joined, parts[_MISSING]
 
     def _append(self, name: str, parts: dict[str, np.ndarray]) -> None:

@@ -156,7 +156,9 @@ def sort_keys(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 @compiled()
-def _divide_into_buckets(keys, num_buckets, shift):
+def _divide_into_buckets(
+    keys: np.ndarray, num_buckets: int, shift: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Divide rows into buckets of keys, in their order.
 
     Args:
@@ -182,7 +184,9 @@ def _divide_into_buckets(keys, num_buckets, shift):
 
 
 @compiled()
-def _sort_buckets(keys, starts, ends, max_rows, order):
+def _sort_buckets(
+    keys: np.ndarray, starts: np.ndarray, ends: np.ndarray, max_rows: int, order: np.ndarray
+) -> None:
     """Sort the rows of each bucket by key and start, by insertion.
 
     Args:

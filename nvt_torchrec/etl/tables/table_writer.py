@@ -47,7 +47,8 @@ from nvt_torchrec.workflows.stored_table import StoredTable
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a file that are parsed at once.
+#: Bytes of a file that are parsed at once. Pieces of half the size would leave holes in the memory
+#: of a table with many columns, whose peak then grows with their number.
 _BLOCK_BYTES = 8 << 20
 #: The directory of the columns in the order in which they were read, until they are stored.
 _UNORDERED = "unordered"
@@ -118,6 +119,7 @@ def store_table(
                 for column in columns:
                     values, missing = find_column(piece.rows, piece.spec, column.name)
                     if isinstance(column, DenseColumn):
+                        assert isinstance(values, np.ndarray)
                         on_disk.append_dense(column.name, values, missing)
                     else:
                         on_disk.append_categories(column.name, values, missing)

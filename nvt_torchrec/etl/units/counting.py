@@ -16,6 +16,7 @@ computed which. The mean and the standard deviation equal those of NVTabular's N
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -177,6 +178,7 @@ M2 = 3
 
 #: The smallest value whose logarithm is taken.
 _MINIMUM = TRANSFORMS["log"].minimum
+_LOGARITHM = TRANSFORMS["log"].function
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
@@ -191,28 +193,73 @@ def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         from the mean; float64 [dense columns, 4]. All 0 where the column is not normalized, or
         is an aggregate that was not added.
     """
-    result = np.zeros((len(spec.dense), 4))
-    if not len(rows):
-        return result
-    scratch = np.empty(len(rows))
+    return compute_piece_moments(rows, np.array([0, len(rows)]), spec)[0]
+
+
+def compute_piece_moments(rows: RawRows, cuts: np.ndarray, spec: FeatureSpec) -> np.ndarray:
+    """Compute the moments of consecutive pieces of rows, as :func:`compute_moments` of each.
+
+    Args:
+        rows: The rows.
+        cuts: Where pieces begin, and the last one ends: int64 [pieces + 1].
+        spec: Their columns.
+
+    Returns:
+        float64 [pieces, dense columns, 4].
+    """
+    result = np.zeros((len(cuts) - 1, len(spec.dense), 4))
+    columns = []
     for j, column in enumerate(spec.dense):
-        transform = spec.get_transform(column)
-        if not transform.normalized or (column.aggregate and not rows.has_aggregates):
-            continue
-        values = rows.dense[j]
-        fill = rows.dense.dtype.type(column.fill)
-        missing = get_word(rows.dense_missing, j)
-        bit = np.uint64(1) << get_bit(j)
-        if transform.function != TRANSFORMS["log"].function:
-            _fill(values, missing, bit, fill, scratch)
-            result[j] = _compute_moments(transform.y(scratch, np))
-            continue
-        if values.dtype == np.int32:
-            _take_logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
-        else:
-            _take_logarithm(values, missing, bit, fill, scratch)
-        result[j] = _compute_moments(scratch)
+        is_absent = bool(column.aggregate) and not rows.has_aggregates
+        if spec.get_transform(column).normalized and not is_absent:
+            columns.append(j)
+    transforms = [spec.get_transform(spec.dense[j]) for j in columns]
+    fills = [rows.dense.dtype.type(spec.dense[j].fill) for j in columns]
+    are_logarithms = {transform.function for transform in transforms} == {_LOGARITHM}
+    is_contiguous = rows.dense.flags.c_contiguous and rows.dense_missing.flags.c_contiguous
+    if are_logarithms and rows.dense.dtype == np.int32 and is_contiguous:
+        # All pieces and columns in one call, which holds the interpreter's lock once.
+        _compute_moments_of_ints(
+            rows.dense, rows.dense_missing, np.array(columns), np.array(fills), _LOGARITHMS,
+            cuts, result,
+        )  # fmt: skip
+        return result
+    for piece, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
+        scratch = np.empty(end - begin)
+        for j, transform, fill in zip(columns, transforms, fills, strict=True):
+            if begin == end:
+                continue
+            values = rows.dense[j, begin:end]
+            missing = get_word(rows.dense_missing, j)[begin:end]
+            bit = np.uint64(1) << get_bit(j)
+            if transform.function != _LOGARITHM:
+                _fill(values, missing, bit, fill, scratch)
+                result[piece, j] = _compute_moments(transform.y(scratch, np))
+                continue
+            if values.dtype == np.int32:
+                _take_logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
+            else:
+                _take_logarithm(values, missing, bit, fill, scratch)
+            result[piece, j] = _compute_moments(scratch)
     return result
+
+
+@compiled()
+def _compute_moments_of_ints(dense, missing, columns, fills, table, cuts, result):
+    """Compute :func:`compute_piece_moments` of logarithms of int32, for some of the columns."""
+    for piece in range(len(cuts) - 1):
+        begin, end = cuts[piece], cuts[piece + 1]
+        if begin == end:
+            continue
+        scratch = np.empty(end - begin)
+        for index in range(len(columns)):
+            j = columns[index]
+            bit = np.uint64(1) << np.uint64(j % 64)
+            values, word = dense[j, begin:end], missing[j // 64, begin:end]
+            _take_logarithm_of_int(values, word, bit, fills[index], table, scratch)
+            count, origin, offset, m2 = _compute_moments(scratch)
+            result[piece, j, COUNT], result[piece, j, ORIGIN] = count, origin
+            result[piece, j, OFFSET], result[piece, j, M2] = offset, m2
 
 
 @compiled()

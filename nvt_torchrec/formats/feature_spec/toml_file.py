@@ -179,7 +179,6 @@ ignored.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -188,11 +187,11 @@ from typing import Any
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.validation import read_regular
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from nvt_torchrec.formats.feature_spec.derivations import Derivation
-from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS, FeatureSpec
+from nvt_torchrec.formats.feature_spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
-from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Reading
+from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.split import Split, spec_key
+from nvt_torchrec.formats.feature_spec.toml_columns import read_columns
 from nvt_torchrec.formats.feature_spec.toml_events import (
     read_aggregates,
     read_events,
@@ -207,11 +206,8 @@ from nvt_torchrec.formats.splits import SPLITS
 DEFAULT_SPEC = "criteo_1tb"
 #: Bytes of a file; a thousand columns of each kind take 200 KiB.
 _MAX_BYTES = 4 << 20
-_MAX_NAMES = 1000  # of a range; the columns are counted after it is expanded
 #: Keys of ``[input]`` that are defaults of the columns.
 _OF_ALL_COLUMNS = ("nulls", "trim")
-_READING = ("from", "nulls", "trim", "lenient")
-_DERIVATION = ("derive", "time_format", "reference", "boundaries")
 
 
 def shipped_specs() -> dict[str, Any]:
@@ -293,10 +289,10 @@ def _spec(value: dict[str, Any], source: str) -> FeatureSpec:
     return FeatureSpec(
         label=labels[0].name,
         dense=(
-            *_columns(value.get("dense", []), DenseColumn, defaults, source),
+            *read_columns(value.get("dense", []), DenseColumn, defaults, source),
             *read_aggregates(value.get("aggregate", []), labels[0].name, source),
         ),
-        categorical=_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
+        categorical=read_columns(value.get("categorical", []), CategoricalColumn, defaults, source),
         dense_transform=value.get("dense_transform", "log_normalize"),
         input=make_part(InputFormat, given),
         label_rules=() if plain else labels,
@@ -342,68 +338,3 @@ def _split(block: Any, source: str) -> Split:
         names = key == "train" or (key in SPLITS and isinstance(given, str | list))
         options[f"{key}_{kind}" if names else key] = as_list(given) if names else given
     return make_part(Split, options, "split: ")
-
-
-def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
-    fields = field_names(kind) - {"name", "reading", "derive", "aggregate"}
-    allowed = {*fields, "names", *_READING, *_DERIVATION}
-    if not isinstance(blocks, list):
-        raise SettingsError(
-            f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
-        )
-    columns: list[Any] = []
-    for block in blocks:
-        check_keys(block, allowed, source)
-        names = block.get("names", [])
-        names = _expand(names) if isinstance(names, str) else list(names)
-        if not names:  # otherwise a forgotten column goes unnoticed until training is done
-            raise SettingsError(
-                f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
-            )
-        if "from" in block and len(names) > 1:
-            raise SettingsError(
-                f"{source}: from = {block['from']!r} for {len(names)} columns",
-                "write a block for each of them",
-            )
-        where = f"column {names[0]}: "
-        options = {key: value for key, value in block.items() if key in fields}
-        options |= _how_to_read(block, defaults, where)
-        columns += [make_part(kind, {"name": name, **options}, where) for name in names]
-    return tuple(columns)
-
-
-def _how_to_read(block: dict[str, Any], defaults: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields ``reading``, ``derive`` and, of derived columns, ``raw`` of a column."""
-    reading = {**defaults, **{key: block[key] for key in _READING if key in block}}
-    if "from" in reading:
-        reading["sources"] = as_list(reading.pop("from"))
-    if "nulls" in reading:
-        reading["nulls"] = as_list(reading["nulls"])
-    derivation = {key: block[key] for key in _DERIVATION if key in block}
-    try:
-        options: dict[str, Any] = {"reading": make_part(Reading, reading)}
-        if "derive" in derivation:
-            derivation["kind"] = derivation.pop("derive")
-            options["derive"] = make_part(Derivation, derivation)
-            options["raw"] = block.get("raw", options["derive"].gives)
-        elif derivation:
-            raise SettingsError(f"{', '.join(derivation)} without derive", 'add derive = "…"')
-    except SettingsError as error:
-        raise SettingsError(f"{where}{error.what}", error.remedy) from None
-    return options
-
-
-def _expand(pattern: str) -> list[str]:
-    """``"int_{0..12}"`` → int_0 … int_12; a name without braces is itself."""
-    if not re.search("[{}]", pattern):
-        return [pattern]
-    match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
-    if not match or int(match[3]) < int(match[2]):
-        raise SettingsError(
-            f"names = {pattern!r} is not a range of names",
-            'write "int_{0..12}"; put names that contain braces into a list',
-        )
-    head, first, last, tail = match.groups()
-    if int(last) - int(first) >= _MAX_NAMES:
-        raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
-    return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]

@@ -21,8 +21,9 @@ from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import list_checkpoints
 from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
-from nvt_torchrec.training.data.choices import choose_days, log_days, read_schema
+from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loaders, pad_batches
+from nvt_torchrec.training.data.training_days import choose_days, log_days
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object, gather_objects
 from nvt_torchrec.training.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.training.launch.preflight import trace_own_model
@@ -71,8 +72,7 @@ class Trainer:
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
         self.files = days.files
         self.loaders = make_loaders(settings, config, group, days.files)
-        if group.rank == 0:
-            log_days(days, self.loaders["train"].num_rows)
+        log_days(days, self.loaders["train"].num_rows, group)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy = learning_rates.find_remedies(settings, config, global_batch, self.epoch_steps)

@@ -20,6 +20,7 @@ from nvt_torchrec.training.baselines.baselines import (
     compute_baselines,
 )
 from nvt_torchrec.training.data import choices
+from nvt_torchrec.training.data.training_days import choose_days
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.loop.kept_training import KeptTraining
 from nvt_torchrec.training.loop.stopping import NATS
@@ -84,7 +85,7 @@ class Trials:
         self.baselines: Baselines | None = None
         self._kept: KeptTraining | None = None
         if group.rank == 0:
-            files = choices.choose_days(settings, None).files
+            files = choose_days(settings, None).files
             self.baselines = compute_baselines(settings, model_config(settings, schema), files)
         metrics = None
         if self.baselines:

@@ -31,7 +31,7 @@ from nvt_torchrec.training.optim import combined
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.data_parallel_warnings import hide_data_parallel_warnings
 from nvt_torchrec.training.sharding.initial_weights import fill_table
-from nvt_torchrec.training.sharding.lookup_precision import round_lookups
+from nvt_torchrec.training.sharding.lookup_precision import round_lookups, try_lookups
 from nvt_torchrec.training.sharding.planning import (
     GIB,
     Hardware,
@@ -179,7 +179,9 @@ def _shard_model(
     )
     _fill_tables(sharded, config, settings.seed)
     if is_rounded:
-        model.model.feature_sums.set_tables(_iterate_shards(sharded))
+        unsharded = model.model
+        unsharded.feature_sums.set_tables(_iterate_shards(sharded))
+        try_lookups(sharded, unsharded.sparse_arch, unsharded.feature_sums, config)
     described = {
         "tables": [dataclasses.asdict(table) for table in tables],
         "gib_per_rank": sum_gib_per_rank(tables, hardware),

@@ -13,7 +13,6 @@ nothing else of size is copied while fitting. Counts are those of the host
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +29,12 @@ from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.etl.engines import host
 from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
-from nvt_torchrec.etl.units.counting import Counts, compute_moments, has_moments, merge_moments
+from nvt_torchrec.etl.units.counting import (
+    Counts,
+    compute_piece_moments,
+    has_moments,
+    merge_moments,
+)
 from nvt_torchrec.etl.units.unit_plan import Unit
 from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
@@ -223,17 +227,16 @@ def _compute_moments(
     device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec
 ) -> np.ndarray:
     """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
-    moments = [np.zeros((len(spec.dense), 4))]
-    if has_moments(spec):
-        dense, missing = device.download(rows.dense), device.download(rows.missing)
-        # A piece ends with the last whole line before a multiple of its size.
-        read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
-        cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
-        for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
-            labels = np.empty((0, end - begin), np.uint8)
-            piece = _raw_rows(labels, dense[:, begin:end], missing[:, begin:end])
-            moments.append(compute_moments(piece, spec))
-    return merge_moments(moments)
+    first = [np.zeros((len(spec.dense), 4))]
+    if not has_moments(spec):
+        return merge_moments(first)
+    dense, missing = device.download(rows.dense), device.download(rows.missing)
+    # A piece ends with the last whole line before a multiple of its size.
+    read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
+    cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
+    bounds = np.array([0, *cuts.tolist(), len(rows)])
+    on_host = _raw_rows(np.empty((0, len(rows)), np.uint8), dense, missing)
+    return merge_moments([*first, *compute_piece_moments(on_host, bounds, spec)])
 
 
 def _raw_rows(

@@ -38,8 +38,8 @@ class EventLog:
     def list_blocks(self, key: int) -> list[str]:
         """Return the blocks whose rows or events have a key, each once."""
         source = self.spec.event_keys[key].source
-        of_source = self.sources[source] if source else []
-        return [*self.list_row_blocks(key), *of_source]
+        source_blocks = self.sources[source] if source else []
+        return [*self.list_row_blocks(key), *source_blocks]
 
 
 def list_pair_keys(spec: FeatureSpec) -> list[list[int]]:
