@@ -261,7 +261,7 @@ def measure(
         np.testing.assert_allclose(score, others, atol=atol)
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
-    inputs = tensors.inputs_of(predictor.row_spec)
+    inputs = tensors.list_inputs(predictor.row_spec)
     aggregates = predictor.spec.aggregates
     inputs += [tensors.Input(column.name, "float64", False) for column in aggregates]
     outputs = name_by_label(tensors.OUTPUT, predictor.labels)

@@ -23,7 +23,7 @@ from tests.clicklog.reference_fields import BAD, EPOCH, KINDS, MICROSECOND, expe
 def fields_of(texts: list[str]) -> pa.Array:
     """The fields, as a slice of an array with other ones."""
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    return conversion.fields_of([b"5#", *encoded, b"x"]).slice(1, len(texts))
+    return conversion.to_fields([b"5#", *encoded, b"x"]).slice(1, len(texts))
 
 
 def as_list(column) -> list:
