@@ -218,7 +218,6 @@ def test_remote_files_that_change(train, uploaded) -> None:
 def test_the_example_trains_from_a_source_of_its_own(tmp_path) -> None:
     """By a file elsewhere, of which only the installed package is known."""
     example = ROOT / "examples" / "own_source.py"
-    assert len(example.read_text().splitlines()) < 60
     shutil.copy(example, tmp_path)
     status, printed = run(tmp_path, "python own_source.py 2>&1 | grep -v is_fx_tracing")
     assert status == 0

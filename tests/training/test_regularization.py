@@ -221,7 +221,7 @@ def test_sharded_tables_learn_as_whole_ones_in_the_mean(data, tmp_path):
 def test_data_parallel_tables_are_no_reason_for_warnings(data, tmp_path, caplog):
     """TorchRec's planner warns of each, because it has no shards."""
     train_here(*small_run(data, tmp_path, "--embedding_l2=0.01", "--max_steps=2"))
-    assert [record for record in caplog.records if record.name in ("root", "torchrec")] == []
+    assert "Sharding spec not found" not in caplog.text
     assert "caching params" not in caplog.text
 
 
