@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,10 @@ def draw_writes(
         chance: Draws.
         without: Kinds that have been tried elsewhere.
 
-    Of these, of those that :func:`is_alike` names, and of files of the state that are deleted
-    together with others, every fifth kind is yielded.
+    Of these, and of those that :func:`is_alike` names, every fifth kind is yielded.
     """
     counts = collections.Counter(kinds)
     skipped = {kind for kind in counts if kind in without or is_alike(kind)}
-    skipped |= _deleted_together(counts)
     for number, (kind, writes) in enumerate(sorted(counts.items())):
         if number % 5 == 0 or kind not in skipped:
             yield kind, 1 + chance.randrange(writes)
@@ -185,24 +183,6 @@ def is_alike(kind: str) -> bool:
     if action == "open":
         return path.endswith("*.tmp")
     return action in ("os.mkdir", "os.rmdir")
-
-
-def _deleted_together(counts: Mapping[str, int]) -> set[str]:
-    """Return kinds of deleted files of the state, without the most frequent one in each directory.
-
-    Args:
-        counts: How many writes of each kind there are.
-    """
-    by_directory: dict[str, list[str]] = collections.defaultdict(list)
-    for kind in sorted(counts):
-        if kind.startswith("os.remove .work/"):
-            path = kind.split("/")[:-1]
-            by_directory["/".join(path[:4])].append(kind)
-    together: set[str] = set()
-    for deleted in by_directory.values():
-        together.update(deleted)
-        together.remove(max(deleted, key=lambda kind: counts[kind]))
-    return together
 
 
 def seen_by(module: str, *arguments: object) -> Any:
