@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from nvt_torchrec.base.threads import map_in_order
+from nvt_torchrec.etl.engines.host import Threads
 from nvt_torchrec.etl.events import key_numbers, partitions, timeline
 from nvt_torchrec.etl.extend.extend import extend
 from nvt_torchrec.etl.run import run
@@ -119,23 +123,51 @@ def run_in_small_pieces(directory: Path) -> None:
     run(settings)
 
 
+def write_log(directory: Path, rows: int) -> None:
+    """Write a log of 60 days with a user for every five rows, and its spec."""
+    directory.mkdir()
+    (directory / "spec.toml").write_text(_SPEC)
+    random = np.random.default_rng(0)
+    log = pa.table(
+        {
+            "time": np.sort(random.integers(0, 60 * DAY, rows)),
+            "user": random.integers(0, rows // 5, rows),
+            "item": random.integers(0, 1000, rows),
+            "clicked": random.integers(0, 2, rows),
+        }
+    )
+    pyarrow.csv.write_csv(log, directory / "log.csv")
+
+
+def test_results_of_tasks_do_not_grow_with_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are all that the coordinator of a cluster gets: rows by hour are the largest."""
+    sizes: list[int] = []
+
+    def map_tasks(engine: Threads, work: Callable, tasks: Iterable) -> Iterator:
+        for result in map_in_order(work, tasks, 1, "etl"):
+            sizes.append(len(pickle.dumps(result)))
+            yield result
+
+    monkeypatch.setattr(Threads, "map_tasks", map_tasks)
+    largest = {}
+    for rows in (5_000, 50_000):
+        write_log(tmp_path / str(rows), rows)
+        spec = event_logs.load_spec(tmp_path / str(rows) / "spec.toml")
+        log, output = tmp_path / str(rows) / "log.csv", tmp_path / f"out{rows}"
+        run(EtlSettings(str(log), output, spec, engine="cpu", workers=1))
+        largest[rows] = max(sizes)
+        sizes.clear()
+    assert largest[50_000] < 2 * largest[5_000], largest
+
+
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     """1,200,000 more rows, of 240,000 more users; held at once, these took 185 bytes each."""
     peaks = {}
     for rows in (300_000, 1_500_000):
         directory = tmp_path / str(rows)
-        directory.mkdir()
-        (directory / "spec.toml").write_text(_SPEC)
-        random = np.random.default_rng(0)
-        log = pa.table(
-            {
-                "time": np.sort(random.integers(0, 60 * DAY, rows)),
-                "user": random.integers(0, rows // 5, rows),
-                "item": random.integers(0, 1000, rows),
-                "clicked": random.integers(0, 2, rows),
-            }
-        )
-        pyarrow.csv.write_csv(log, directory / "log.csv")
+        write_log(directory, rows)
         done = python("-c", "from nvt_torchrec.etl.engines import kept_rows\n"
                       "kept_rows.MAX_BYTES = 0\n" + _RUN, directory)  # fmt: skip
         assert done.returncode == 0, done.stderr
