@@ -75,27 +75,17 @@ class VectorJoin:
         #: Whether the kernel is used; None until there was a batch.
         self.uses_kernel: bool | None = None
 
-    def __call__(
-        self,
-        dense: torch.Tensor,
-        vectors: torch.Tensor,
-        others: torch.Tensor | None,
-        sums: torch.Tensor,
-        factors: torch.Tensor | None,
-        coordinates: torch.Tensor,
-        zeros: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, dense: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Join the vectors of rows; arguments and results are :func:`join_by_operators`'s."""
-        inputs = dense, vectors, others, sums, factors, coordinates, zeros
         if not len(dense):
-            return join_by_operators(*inputs)
+            return join_by_operators(dense, *rest)
         if self.uses_kernel is None:
-            self.uses_kernel = self._compare(*inputs)
+            self.uses_kernel = self._compare(dense, *rest)
         if not self.uses_kernel:
-            return join_by_operators(*inputs)
+            return join_by_operators(dense, *rest)
         from nvt_torchrec.models.cuda.join_kernels import join
 
-        return join(*inputs)
+        return join(dense, *rest)
 
     def _compare(
         self,
@@ -103,19 +93,22 @@ class VectorJoin:
         vectors: torch.Tensor,
         others: torch.Tensor | None,
         sums: torch.Tensor,
-        factors: torch.Tensor | None,
-        coordinates: torch.Tensor,
-        zeros: int,
+        *unsliced: Any,
     ) -> bool:
-        """Return whether the kernel joins some rows as operators do, gradients included."""
+        """Return whether the kernel joins some rows as operators do, gradients included.
+
+        Args:
+            dense, vectors, others, sums: Those of :func:`join_by_operators`, of all rows.
+            unsliced: Its other arguments, which are not of rows.
+        """
         first = slice(0, _COMPARED_ROWS)
         others = None if others is None else others.detach()[first]
         parts = dense.detach()[first], vectors.detach()[first], others
-        rest = sums.detach()[first], factors, coordinates, zeros
+        rest = sums.detach()[first], *unsliced
         try:
             from nvt_torchrec.models.cuda.join_kernels import join
 
-            joined, _ = join_by_operators(*parts, *rest)  # type: ignore[arg-type]
+            joined, _ = join_by_operators(*parts, *rest)
             # Gradients as large as the values, and different for each label.
             labels = torch.arange(1.0, 1 + sums.shape[1], device=sums.device)
             gradients = joined, labels.expand_as(rest[0])

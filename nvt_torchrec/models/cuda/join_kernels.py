@@ -108,17 +108,9 @@ def _split(
             tl.store(other_target, values.to(other_gradient.dtype.element_ty), mask=inside)
 
 
-def join(
-    dense: torch.Tensor,
-    vectors: torch.Tensor,
-    others: torch.Tensor | None,
-    sums: torch.Tensor,
-    factors: torch.Tensor | None,
-    coordinates: torch.Tensor,
-    zeros: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def join(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute what :func:`models.vector_join.join_by_operators` does, whose arguments these are."""
-    return _Join.apply(dense, vectors, others, sums, factors, coordinates, zeros)
+    return _Join.apply(*inputs)
 
 
 class _Join(torch.autograd.Function):
