@@ -132,7 +132,7 @@ def _describe_position(read: list[RowKeys], row: int) -> str:
 def sort_keys(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return the order of rows by key and then by start; rows that are alike stay in their order.
 
-    The same as ``np.lexsort((starts, keys))``, in a tenth of the time: keys are hashes, and so
+    The same as ``np.lexsort((starts, keys))``, in a third of the time: keys are hashes, and so
     spread evenly, and the buckets of their highest bits have few rows each.
 
     Args:
