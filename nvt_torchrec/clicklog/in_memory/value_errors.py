@@ -35,7 +35,9 @@ class InvalidRowError(BadRowError):
         where = f"row {row}, column {column}" if column else f"row {row}"
         super().__init__(f"{where}: {reason}", remedy)
         self.args = row, column, reason, remedy
-        self.row, self.column, self.reason = row, column, reason
+        self.row = row
+        self.column = column
+        self.reason = reason
 
 
 class MissingColumnError(SchemaError):
@@ -51,7 +53,8 @@ class MissingColumnError(SchemaError):
     def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
         super().__init__(what, remedy)
         self.args = what, remedy, column, row
-        self.column, self.row = column, row
+        self.column = column
+        self.row = row
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:

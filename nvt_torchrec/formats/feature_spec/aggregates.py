@@ -107,8 +107,11 @@ class AggregateValue:
 class Count(AggregateValue):
     """The number of events."""
 
-    name, keeps, transform = "count", ("count",), "log_normalize"
-    minimum, is_whole = 0, True
+    name = "count"
+    keeps = ("count",)
+    transform = "log_normalize"
+    minimum = 0
+    is_whole = True
     unit = "a number of events, whole and from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -123,8 +126,11 @@ class Rate(AggregateValue):
     It is missing before the first hour of which any event is known.
     """
 
-    name, keeps = "rate", ("count", "positives")
-    minimum, maximum, has_label = 0, 1, True
+    name = "rate"
+    keeps = ("count", "positives")
+    minimum = 0
+    maximum = 1
+    has_label = True
     unit = "a share from 0 to 1"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -139,15 +145,21 @@ class Rate(AggregateValue):
 class Since(AggregateValue):
     """The seconds since the last event; missing without one, which is filled with ten years."""
 
-    name, keeps, transform = "since", ("count", "last_time"), "log1p_normalize"
-    fill, minimum, may_lack, has_window = 315_360_000, 0, True, False
+    name = "since"
+    keeps = ("count", "last_time")
+    transform = "log1p_normalize"
+    fill = 315_360_000
+    minimum = 0
+    may_lack = True
+    has_window = False
     unit = "seconds from 0 on, or a missing value (null) if there was no event"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """See :meth:`AggregateValue.compute`."""
         assert before.count is not None
         assert before.last_time is not None
-        there, cuts = before.count > 0, before.cuts
+        there = before.count > 0
+        cuts = before.cuts
         seconds = np.maximum(cuts - np.where(there, before.last_time, cuts), 0) / _SECOND
         return np.where(there, seconds, np.nan)
 
@@ -155,7 +167,9 @@ class Since(AggregateValue):
 class Sum(AggregateValue):
     """The sum of the numbers of events; 0 without any."""
 
-    name, keeps, has_column = "sum", ("total",), True
+    name = "sum"
+    keeps = ("total",)
+    has_column = True
     unit = "a number"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -167,7 +181,10 @@ class Sum(AggregateValue):
 class Mean(AggregateValue):
     """The mean of the numbers of events; missing without any."""
 
-    name, keeps, has_column, may_lack = "mean", ("amount_count", "total"), True, True
+    name = "mean"
+    keeps = ("amount_count", "total")
+    has_column = True
+    may_lack = True
     unit = "a number, or a missing value (null) if no event has one"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -181,7 +198,8 @@ class Mean(AggregateValue):
 class _PickedNumber(AggregateValue):
     """One of the numbers of events, which is what is kept; missing without any."""
 
-    has_column, may_lack = True, True
+    has_column = True
+    may_lack = True
     unit = Mean.unit
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -195,26 +213,34 @@ class _PickedNumber(AggregateValue):
 class Last(_PickedNumber):
     """The number of the newest event that has one."""
 
-    name, keeps = "last", ("newest",)
+    name = "last"
+    keeps = ("newest",)
 
 
 class Minimum(_PickedNumber):
     """The smallest number of events."""
 
-    name, keeps = "min", ("smallest",)
+    name = "min"
+    keeps = ("smallest",)
 
 
 class Maximum(_PickedNumber):
     """The largest number of events."""
 
-    name, keeps = "max", ("largest",)
+    name = "max"
+    keeps = ("largest",)
 
 
 class Distinct(AggregateValue):
     """The number of different values of events; missing ones do not count."""
 
-    name, keeps, transform = "distinct", ("distinct",), "log_normalize"
-    minimum, is_whole, has_column, of_numbers = 0, True, True, False
+    name = "distinct"
+    keeps = ("distinct",)
+    transform = "log_normalize"
+    minimum = 0
+    is_whole = True
+    has_column = True
+    of_numbers = False
     unit = "a number of different values, whole and from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:

@@ -21,7 +21,9 @@ from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, Reading
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS
 
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
-PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
+PADDING_ID = 0
+NULL_ID = 1
+FIRST_OOV_ID = 2
 
 #: Columns in a word of a mask of missing values.
 WORD_BITS = 64
@@ -34,7 +36,8 @@ _MAXIMA["freq_threshold"] = 2**63 - 1
 
 #: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
-MAX_DELIMITER, MAX_SKIP_LINES = 8, 1000
+MAX_DELIMITER = 8
+MAX_SKIP_LINES = 1000
 ENCODINGS = ("utf-8", "latin-1", "cp1252")  # cp1252: Western European Windows
 
 
@@ -76,7 +79,9 @@ class InputFormat:
     def __post_init__(self) -> None:
         check_registered("format", self.format, INPUT_FORMATS)
         kind = INPUT_FORMATS[self.format]
-        text, quotes, separator = bool(kind.delimiter), kind.quoted, kind.delimiter
+        text = bool(kind.delimiter)
+        quotes = kind.quoted
+        separator = kind.delimiter
         if self.header is None:
             object.__setattr__(self, "header", quotes and not self.columns)
         object.__setattr__(self, "delimiter", self.delimiter or separator)

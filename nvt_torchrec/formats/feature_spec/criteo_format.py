@@ -21,7 +21,8 @@ def is_criteo_format(
     They are tab-separated without a header; dense columns are int32, categorical columns hold one
     hex32 value in each row, and a mask of missing values is one word.
     """
-    line, separator = layout.max_line_kb, layout.list_separator
+    line = layout.max_line_kb
+    separator = layout.list_separator
     columns: list[DenseColumn | CategoricalColumn] = [*dense, *categorical]
     return (
         all(column.reading == AS_IT_IS and column.derive is None for column in columns)

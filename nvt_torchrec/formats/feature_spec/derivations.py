@@ -96,7 +96,9 @@ class _PartOfTime(DerivedValue):
 class Hour(_PartOfTime):
     """The hour of a time, 0 to 23."""
 
-    name, unit, period = "hour", HOUR, 24
+    name = "hour"
+    unit = HOUR
+    period = 24
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -106,7 +108,9 @@ class Hour(_PartOfTime):
 class Weekday(_PartOfTime):
     """0 for Monday to 6 for Sunday."""
 
-    name, unit, period = "weekday", DAY, 7
+    name = "weekday"
+    unit = DAY
+    period = 7
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -116,8 +120,11 @@ class Weekday(_PartOfTime):
 class Age(DerivedValue):
     """Days from a time to the reference, or from the second source to the first."""
 
-    name, column, gives = "age", "dense", "float"
-    counts, keys = (1, 2), ("reference",)
+    name = "age"
+    column = "dense"
+    gives = "float"
+    counts = (1, 2)
+    keys = ("reference",)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -133,7 +140,9 @@ class Age(DerivedValue):
 class Bucket(DerivedValue):
     """How many of the boundaries are not above a number."""
 
-    name, reads, keys = "bucket", "float", ("boundaries",)
+    name = "bucket"
+    reads = "float"
+    keys = ("boundaries",)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -155,7 +164,8 @@ class LogSquare(DerivedValue):
     below the least of raw type int count as that.
     """
 
-    name, reads = "log_square", "float"
+    name = "log_square"
+    reads = "float"
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -178,7 +188,10 @@ class LogSquare(DerivedValue):
 class Cross(DerivedValue):
     """The texts of two columns, with :data:`CROSS_SEPARATOR` between them."""
 
-    name, gives, reads, counts = "cross", "string", "string", (2,)
+    name = "cross"
+    gives = "string"
+    reads = "string"
+    counts = (2,)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -215,7 +228,8 @@ class Derivation:
 
     def __post_init__(self) -> None:
         check_registered("derive", self.kind, DERIVATIONS)
-        where, times = f"derive = {self.kind!r} with ", self.reads == "time"
+        where = f"derive = {self.kind!r} with "
+        times = self.reads == "time"
         keys = DERIVATIONS[self.kind].keys
         increasing = all(a < b for a, b in itertools.pairwise(self.boundaries))
         check(
@@ -255,7 +269,9 @@ class Derivation:
             sources: The columns of the file from which it is derived.
         """
         how = DERIVATIONS[self.kind]
-        wanted, gives, counts = how.column, how.gives, how.counts
+        wanted = how.column
+        gives = how.gives
+        counts = how.counts
         age = "reference" not in how.keys or (len(sources) == 1) == bool(self.reference)
         names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
         check(

@@ -30,7 +30,8 @@ def check(part: Any, where: str, *rules: tuple[str, Any, str]) -> None:
     """
     for field, good, remedy in rules:
         if not good:
-            key, value = field.removesuffix("_files"), getattr(part, field)
+            key = field.removesuffix("_files")
+            value = getattr(part, field)
             keys = _KEYS | getattr(part, "toml_keys", {})
             text = str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"
             raise SettingsError(f"{where}{keys.get(key, key)} = {text}", remedy)

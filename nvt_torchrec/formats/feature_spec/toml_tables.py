@@ -35,7 +35,8 @@ def read_source(block: Any, source: str) -> SourceRule:
     key = options.get("key", {})
     if not isinstance(key, dict):  # columns of the same names need not be named
         key = {name: name for name in as_list(key)}
-    options["key"], options["key_names"] = [*key], [*key.values()]
+    options["key"] = [*key]
+    options["key_names"] = [*key.values()]
     options["nulls"] = as_list(options.get("nulls", []))
     _read_input(options, f"source {options.get('name', '')}: ", source)
     return make_part(SourceRule, options, "source: ")

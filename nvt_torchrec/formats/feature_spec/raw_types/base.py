@@ -48,7 +48,8 @@ class BadValueError(ValueError):
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
-        self.index, self.reason = index, reason
+        self.index = index
+        self.reason = reason
 
 
 class RawType:

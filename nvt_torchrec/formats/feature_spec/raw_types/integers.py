@@ -80,7 +80,9 @@ class Integer(RawType):
 class Int32(Integer):
     """32-bit integers of dense columns."""
 
-    name, dtype, dense = "int32", "int32", True
+    name = "int32"
+    dtype = "int32"
+    dense = True
     minimum, maximum = -(2**31), 2**31 - 1
     keys = 'nulls, trim, lenient or raw = "float"'
     wider = "float"
@@ -89,7 +91,9 @@ class Int32(Integer):
 class Int(Integer):
     """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
 
-    name, dtype, categorical = "int", "int64", True
+    name = "int"
+    dtype = "int64"
+    categorical = True
     minimum, maximum = -(2**53), 2**53
     keys = 'nulls, trim, lenient or raw = "string"'
     wider = "string"
@@ -99,7 +103,10 @@ class Int(Integer):
 class Hex32(Integer):
     """Categories of 32 bits; in text up to eight hexadecimal digits."""
 
-    name, dtype, categorical, has_point = "hex32", "uint32", True, False
+    name = "hex32"
+    dtype = "uint32"
+    categorical = True
+    has_point = False
     syntax = "expected 1 to 8 hexadecimal digits or a missing value"
     minimum, maximum = 0, 2**32 - 1
     keys = 'nulls, trim, raw = "int" or raw = "string"'
@@ -141,7 +148,10 @@ class Hex32(Integer):
 class Bool(Integer):
     """Categories true and false, which are 1 and 0."""
 
-    name, dtype, categorical, has_point = "bool", "int64", True, False
+    name = "bool"
+    dtype = "int64"
+    categorical = True
+    has_point = False
     syntax = beyond = "expected true or false (also 1 or 0), or a missing value"
     minimum, maximum = 0, 1
     keys = 'nulls, trim or raw = "string"'
@@ -158,7 +168,8 @@ class Bool(Integer):
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         lower = pc.ascii_lower(texts.view(pa.string()))
-        values, false = is_one_of(lower, TRUE), is_one_of(lower, FALSE)
+        values = is_one_of(lower, TRUE)
+        false = is_one_of(lower, FALSE)
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
         return ParsedText(values.astype(self.dtype), missing, code)
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 class Float(base.RawType):
     """Numbers that fit float32, held as float64."""
 
-    name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
+    name = "float"
+    dtype = "float64"
+    placeholder = 0.0
+    dense = True
+    has_point = True
     syntax = "expected a number or a missing value"
     beyond = "expected a finite number that fits float32"
     minimum, maximum = -LARGEST_FLOAT32, LARGEST_FLOAT32
@@ -59,7 +63,9 @@ class Float(base.RawType):
 class Weight(Float):
     """The weight of a row, which may not be missing."""
 
-    name, dense, minimum = "weight", False, 0
+    name = "weight"
+    dense = False
+    minimum = 0
     syntax = "expected a weight, a number of at least 0"
     keys = "decimal in [input]"
 
@@ -79,7 +85,9 @@ class Weight(Float):
 class Label(base.RawType):
     """Labels of 0 and 1, by the rule of ``Read.label``; they may not be missing."""
 
-    name, dtype, has_point = "label", "uint8", True
+    name = "label"
+    dtype = "uint8"
+    has_point = True
     syntax = beyond = "expected a label of 0 or 1"
     minimum, maximum = 0, 1
     arrow_kinds = Float.arrow_kinds

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 class String(base.RawType):
     """Categories of text."""
 
-    name, dtype, placeholder, categorical = "string", "str", "", True
+    name = "string"
+    dtype = "str"
+    placeholder = ""
+    categorical = True
     syntax = "expected a string or a missing value"
     arrow_kinds = ("integer", "decimal")
     takes_text = True

@@ -36,7 +36,8 @@ DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "b
 ISO = ""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
-_SECOND, _DAY = 1_000_000, 86_400_000_000
+_SECOND = 1_000_000
+_DAY = 86_400_000_000
 #: Digits of a microsecond after the point of each unit.
 _SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
 _DECIMAL_BYTES = np.isin(np.arange(256), list(b"0123456789-."))
@@ -98,7 +99,8 @@ def to_microseconds(time: datetime.datetime) -> int:
 class Time(base.RawType):
     """Times."""
 
-    name, dtype = "time", "int64"
+    name = "time"
+    dtype = "int64"
     syntax = "expected a time or a missing value"
     beyond = "expected a time of the years 1 to 9999 or a missing value"
     minimum, maximum = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -132,7 +134,8 @@ class Time(base.RawType):
             unit = EPOCHS.get(f"epoch_{array.type.unit}", 0)
             numbers = np.where(missing, 0, to_numpy(array.view(pa.int64())))
             if not unit:  # nanoseconds
-                numbers, unit = numbers // 1000, 1
+                numbers = numbers // 1000
+                unit = 1
         else:
             numbers, missing = base.as_numbers(array, read.nulls)
             unit = EPOCHS[read.time_format]
@@ -175,7 +178,8 @@ def parse_times(
         if numbers is not None:  # whole numbers, as in most logs
             return _to_microseconds(numbers, missing, EPOCHS[time_format], kind)
     encoded = texts.dictionary_encode()
-    places, texts = to_numpy(encoded.indices), encoded.dictionary
+    places = to_numpy(encoded.indices)
+    texts = encoded.dictionary
     values: np.ndarray | None
     if time_format in EPOCHS:
         values, good, fits = _since_1970(texts, time_format, kind)
@@ -187,7 +191,8 @@ def parse_times(
         fits = (values >= kind.minimum) & (values <= kind.maximum)  # not by its offset, perhaps
     code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
-    values, code = values[places], code[places]
+    values = values[places]
+    code = code[places]
     code[missing] = 0
     return base.ParsedText(values, missing, code)
 
@@ -203,11 +208,13 @@ def _since_1970(
     texts: pa.Array, time_format: str, kind: Time
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return microseconds, which texts are numbers, and which of them are within the limits."""
-    shift, good = _SHIFTS[time_format], np.ones(len(texts), bool)
+    shift = _SHIFTS[time_format]
+    good = np.ones(len(texts), bool)
     numbers = _decimals(texts, shift)
     if numbers is not None:
         return numbers, good, (numbers >= kind.minimum) & (numbers <= kind.maximum)
-    values, fits = np.zeros(len(texts), np.int64), good.copy()
+    values = np.zeros(len(texts), np.int64)
+    fits = good.copy()
     for row, text in enumerate(texts.to_pylist()):
         number = exact(text, shift)
         if number is None:
@@ -263,13 +270,17 @@ def _match_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarra
     def number(name: str, otherwise: int = 0) -> np.ndarray:
         return _numbers(groups[name]) if name in groups else nothing + otherwise
 
-    year, month, hour = number("Y"), number("m", 1), number("H")
+    year = number("Y")
+    month = number("m", 1)
+    hour = number("H")
     if "y" in groups:
         short = number("y")
         year = short + np.where(short > 68, 1900, 2000)
     if "b" in groups:
         month = _map_texts(groups["b"], _month)
-    day, minute, second = number("d", 1), number("M"), number("S")
+    day = number("d", 1)
+    minute = number("M")
+    second = number("S")
     good &= (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
     months = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
     first = months.astype("M8[D]").astype(np.int64)
@@ -312,7 +323,8 @@ def _offset(text: str) -> int:
     """Return the seconds of an offset from UTC; _NO_OFFSET if there is no such one."""
     if text in ("", "Z", " UTC"):
         return 0
-    hour, minute = int(text[1:3]), int(text[3:].removeprefix(":") or 0)
+    hour = int(text[1:3])
+    minute = int(text[3:].removeprefix(":") or 0)
     if hour > 23 or minute > 59:
         return _NO_OFFSET
     seconds = (hour * 60 + minute) * 60
