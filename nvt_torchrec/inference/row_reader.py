@@ -104,8 +104,8 @@ class RowReader:
             """Return the field of a read, whose missing values have the bit of a column."""
             read = plan.reads[index]
             placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
-            may_lack = read.source in optional
-            return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
+            allows_missing = read.source in optional
+            return Field(read.source, parsers[index], 1 << column, placeholder, allows_missing)
 
         self.spec, self._plan = spec, plan
         self._dtype = dense_dtype(spec)

@@ -213,7 +213,7 @@ def transformed(output: Path, values: list[dict[str, float]], name: str) -> np.n
     column = next(column for column in description.spec.dense if column.name == name)
     raw = np.array([row[name] for row in values])
     raw = np.where(np.isnan(raw), column.fill, raw)
-    y = description.spec.get_transform(column).y(raw, np)
+    y = description.spec.get_transform(column).apply(raw, np)
     of = description.statistics[name]
     return (y - of["mean"]) / (of["std"] or 1)
 

@@ -97,7 +97,7 @@ def _remedy(reason: str, read: Read) -> str:
     if reason.endswith(NOT_A_LIST):
         return "pass a list of its values"
     kind = RAW_TYPES[read.raw]
-    if reason.endswith(kind.range):  # first: labels and booleans have one message for both
+    if reason.endswith(kind.range_message):  # first: labels and booleans have one message for both
         return say_fitted(value_remedy(read, base.RANGE))
     if reason.endswith(kind.syntax):
         instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"

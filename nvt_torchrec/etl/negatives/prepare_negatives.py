@@ -142,7 +142,7 @@ def _read_table(
     """Read the items of a table; none of an extension without files of it."""
     assert spec.negatives is not None
     (rule,) = (rule for rule in spec.tables if rule.name == spec.negatives.table)
-    (source,) = rule.own_key
+    (source,) = rule.file_key
     columns = own_columns(spec, rule.name, source)
     names = [column.name for column in columns]
     parts = []
@@ -163,7 +163,7 @@ def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows])
             f"negatives: table {spec.negatives.table} has {found:,} of the {len(counted):,} items "
             "of the log",
             "correct the key of the table in the spec; both sides are read alike: "
-            f"{spec.negatives.item} as {spec.key_read(spec.negatives.item).raw}",
+            f"{spec.negatives.item} as {spec.make_key_read(spec.negatives.item).raw}",
         )
 
 

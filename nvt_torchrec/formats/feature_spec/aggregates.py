@@ -67,11 +67,11 @@ class AggregateValue:
         minimum: The smallest value.
         maximum: The largest value.
         is_whole: Whether values are whole numbers.
-        may_lack: Whether a value may be missing.
+        allows_missing: Whether a value may be missing.
         has_window: Whether it can be of the events within a window.
         has_label: Whether it is of a label, and smoothed.
         has_column: Whether it is of a column of the log: ``name(column)``.
-        of_numbers: Whether the column's values are numbers; else they are only compared, as keys.
+        takes_numbers: Whether the column must hold numbers; otherwise its values are only compared.
     """
 
     name: ClassVar[str]
@@ -82,11 +82,11 @@ class AggregateValue:
     minimum: ClassVar[float] = -math.inf
     maximum: ClassVar[float] = math.inf
     is_whole: ClassVar[bool] = False
-    may_lack: ClassVar[bool] = False
+    allows_missing: ClassVar[bool] = False
     has_window: ClassVar[bool] = True
     has_label: ClassVar[bool] = False
     has_column: ClassVar[bool] = False
-    of_numbers: ClassVar[bool] = True
+    takes_numbers: ClassVar[bool] = True
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """Return the values, float64 [n]; NaN where missing."""
@@ -101,7 +101,7 @@ class AggregateValue:
         wrong = (numbers < self.minimum) | (numbers > self.maximum)
         if self.is_whole:
             wrong |= numbers != np.floor(numbers)
-        return wrong if self.may_lack else wrong | np.isnan(numbers)
+        return wrong if self.allows_missing else wrong | np.isnan(numbers)
 
 
 class Count(AggregateValue):
@@ -150,7 +150,7 @@ class Since(AggregateValue):
     transform = "log1p_normalize"
     fill = 315_360_000
     minimum = 0
-    may_lack = True
+    allows_missing = True
     has_window = False
     unit = "seconds from 0 on, or a missing value (null) if there was no event"
 
@@ -184,7 +184,7 @@ class Mean(AggregateValue):
     name = "mean"
     keeps = ("amount_count", "total")
     has_column = True
-    may_lack = True
+    allows_missing = True
     unit = "a number, or a missing value (null) if no event has one"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -199,7 +199,7 @@ class _PickedNumber(AggregateValue):
     """One of the numbers of events, which is what is kept; missing without any."""
 
     has_column = True
-    may_lack = True
+    allows_missing = True
     unit = Mean.unit
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -240,7 +240,7 @@ class Distinct(AggregateValue):
     minimum = 0
     is_whole = True
     has_column = True
-    of_numbers = False
+    takes_numbers = False
     unit = "a number of different values, whole and from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:

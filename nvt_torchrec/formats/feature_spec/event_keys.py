@@ -19,13 +19,13 @@ def list_pairs(rules: Sequence[Aggregate]) -> list[EventKey]:
     """Return each key of a group with a column whose values are counted, in the same order."""
     pairs = []
     for rule in sorted(rules, key=lambda rule: bool(rule.source)):
-        if rule.column and not rule.kind.of_numbers:
+        if rule.column and not rule.kind.takes_numbers:
             pairs.append(EventKey((*rule.key, rule.column), rule.source))
     return list(dict.fromkeys(pairs))
 
 
 def list_amounts(rules: Sequence[Aggregate], source: str = "") -> list[str]:
     """Return the columns of a source, or of the log, whose numbers aggregates are of."""
-    of_source = [rule for rule in rules if rule.source == source]
-    names = [rule.column for rule in of_source if rule.column and rule.kind.of_numbers]
+    chosen = [rule for rule in rules if rule.source == source]
+    names = [rule.column for rule in chosen if rule.column and rule.kind.takes_numbers]
     return list(dict.fromkeys(names))

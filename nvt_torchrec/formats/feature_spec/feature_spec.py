@@ -19,13 +19,13 @@ from nvt_torchrec.formats.feature_spec.label_files import check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import check_negatives, check_unread_labels
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
-    amount_reads,
-    column_reads,
+    list_amount_reads,
+    list_column_reads,
+    list_time_reads,
+    make_row_time_read,
+    make_split_read,
     plan_labels,
-    read_as_they_are,
-    row_time_read,
-    split_read,
-    time_reads,
+    select_underived,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.source_rules import check_sources
@@ -58,7 +58,7 @@ class FeatureSpec(SpecBlocks):
             self,
             "",
             ("dense_transform", self.dense_transform in TRANSFORMS, format_choices(TRANSFORMS)),
-            ("categorical", self.categorical or self.of_source, "add a [[categorical]] block"),
+            ("categorical", self.categorical or self.is_source, "add a [[categorical]] block"),
         )
         for kind in ("dense", "categorical"):
             count = len(getattr(self, kind))
@@ -113,40 +113,42 @@ class FeatureSpec(SpecBlocks):
         reads = PlannedReads(self.input.decimal)
         labels: tuple[int | None, ...] = ()
         weight = key = None
-        times = time_reads(self.events)
+        times = list_time_reads(self.events)
         if label:
             rules = self.label_rules or [LabelRule(self.label)]
             labels = plan_labels(rules, [file.name for file in self.label_files], reads)
             if self.weight:
-                weight = reads.index(Read(self.weight, "weight", trim=True))
+                weight = reads.add(Read(self.weight, "weight", trim=True))
             if self.split.column:
-                key = reads.index(split_read(self.split))
-            time_indices = reads.indices(times)
-        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
-        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
+                key = reads.add(make_split_read(self.split))
+            time_indices = reads.add_all(times)
+        dense = tuple(reads.add_all(list_column_reads(column)) for column in self.dense)
+        categorical = tuple(reads.add_all(list_column_reads(column)) for column in self.categorical)
         are_events = self.needs_time(label=label)
         keys = self.row_keys if are_events else self.groups
-        groups = tuple(reads.indices(map(self.key_read, key.columns)) for key in keys)
-        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        groups = tuple(reads.add_all(map(self.make_key_read, key.columns)) for key in keys)
+        tables = tuple(
+            reads.add_all(map(self.make_key_read, rule.key)) for rule in self.joined_tables
+        )
         amounts: tuple[int, ...] = ()
         if are_events:
-            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
+            amounts = reads.add_all(list_amount_reads(self.amounts, self.amount_features))
         if not label:  # of a row to score, only its own time is known
-            time_indices = reads.indices(times[:1])
+            time_indices = reads.add_all(times[:1])
         join_time = label_time = None
         if self.join_time:
-            join_time = reads.index(self.join_time)
+            join_time = reads.add(self.join_time)
         negatives: tuple[int, ...] = ()
         negative_time = None
         if label and self.negatives:
-            negatives = reads.indices(map(self.key_read, self.negative_columns))
-            row_time = row_time_read(self.joined_tables, self.events, self.split)
-            negative_time = None if row_time is None else reads.index(row_time)
+            negatives = reads.add_all(map(self.make_key_read, self.negative_columns))
+            row_time = make_row_time_read(self.joined_tables, self.events, self.split)
+            negative_time = None if row_time is None else reads.add(row_time)
         label_keys: tuple[tuple[int, ...], ...] = ()
         if label and self.label_time:
-            label_time = reads.index(self.label_time)
+            label_time = reads.add(self.label_time)
             label_keys = tuple(
-                reads.indices(map(self.key_read, file.key)) for file in self.label_files
+                reads.add_all(map(self.make_key_read, file.key)) for file in self.label_files
             )
         return ReadPlan(
             reads=reads.ordered,
@@ -171,7 +173,7 @@ class FeatureSpec(SpecBlocks):
         """How the time of a row is read, after which its clicks come; None without such labels."""
         if not self.label_files:
             return None
-        return row_time_read(self.label_files, self.events, self.split)
+        return make_row_time_read(self.label_files, self.events, self.split)
 
     @property
     def label_window(self) -> int:
@@ -183,12 +185,12 @@ class FeatureSpec(SpecBlocks):
         """How the time of a row is read, by which versions of tables are chosen; None without."""
         if self.version_time or not any(rule.valid_from for rule in self.joined_tables):
             return self.version_time
-        return row_time_read(self.joined_tables, self.events, self.split)
+        return make_row_time_read(self.joined_tables, self.events, self.split)
 
-    def key_read(self, name: str) -> Read:
+    def make_key_read(self, name: str) -> Read:
         """Return how a column of a key is read: as its feature is, else as text."""
         for column in self.key_features:
-            for read in column_reads(column):
+            for read in list_column_reads(column):
                 if read.source == name:
                     return read
         return Read(name, "string", trim=True)
@@ -196,7 +198,7 @@ class FeatureSpec(SpecBlocks):
     @property
     def amount_features(self) -> list[DenseColumn]:
         """The dense columns that are read from columns of amounts."""
-        return read_as_they_are(self.dense, self.amounts)
+        return select_underived(self.dense, self.amounts)
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
@@ -206,7 +208,7 @@ class FeatureSpec(SpecBlocks):
         keys |= {*self.negative_columns}
         keys |= {name for file in self.label_files for name in file.key}
         single = [column for column in self.categorical if not column.multi_hot]
-        return read_as_they_are(single, keys)
+        return select_underived(single, keys)
 
     def sources(self, *, label: bool) -> list[str]:
         """Return the columns of the file that must be there, each once, in the order of the plan.
@@ -227,7 +229,7 @@ class FeatureSpec(SpecBlocks):
 
         These rows are events, so their amounts are read, too.
         """
-        return self.of_source or (label and not (self.events and self.events.optional))
+        return self.is_source or (label and not (self.events and self.events.optional))
 
     @property
     def optional_time(self) -> str:
@@ -262,6 +264,6 @@ class FeatureSpec(SpecBlocks):
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        del value["version_time"], value["label_times_between"], value["of_source"]
+        del value["version_time"], value["label_times_between"], value["is_source"]
         drop_absent_parts(value)
         return value

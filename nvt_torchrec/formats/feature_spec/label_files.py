@@ -51,7 +51,7 @@ class LabelFile:
     log_time_format: str = ""
 
     def __post_init__(self) -> None:
-        names = self.own_key
+        names = self.file_key
         check(
             self,
             f"label {self.name}: ",
@@ -78,11 +78,11 @@ class LabelFile:
         return parse_duration(self.within)
 
     @property
-    def own_key(self) -> tuple[str, ...]:
+    def file_key(self) -> tuple[str, ...]:
         """The columns of the files with the key."""
         return self.key_names or self.key
 
-    def time_read(self, log_time: Read) -> Read:
+    def make_time_read(self, log_time: Read) -> Read:
         """Return how the time of a click is read, given how that of a row of the log is."""
         if not self.time:
             return log_time

@@ -9,7 +9,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.label_files import LabelFile
-from nvt_torchrec.formats.feature_spec.plan_reads import column_reads
+from nvt_torchrec.formats.feature_spec.plan_reads import list_column_reads
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 
@@ -60,7 +60,7 @@ def item_columns(
     """Return the columns that are read or derived from the item alone."""
     found = []
     for column in columns:
-        sources = {read.source for read in column_reads(column)}
+        sources = {read.source for read in list_column_reads(column)}
         if sources == {rule.item}:
             found.append(column)
     return found
@@ -140,7 +140,7 @@ def check_negatives(
                 f"name a table whose key is {rule.item}, or leave from out",
             )
     for column in columns:
-        sources = {read.source for read in column_reads(column)}
+        sources = {read.source for read in list_column_reads(column)}
         is_list = isinstance(column, CategoricalColumn) and column.multi_hot
         if rule.item in sources and (len(sources) > 1 or is_list):
             raise SettingsError(

@@ -32,15 +32,15 @@ class PlannedReads:
         self._decimal = decimal
         self._indices: dict[Read, int] = {}
 
-    def index(self, read: Read) -> int:
+    def add(self, read: Read) -> int:
         """Return the index of a read, which is added if it is not there."""
         if self._decimal != "." and RAW_TYPES[read.raw].has_point:
             read = dataclasses.replace(read, decimal=self._decimal)
         return self._indices.setdefault(read, len(self._indices))
 
-    def indices(self, reads: Iterable[Read]) -> tuple[int, ...]:
+    def add_all(self, reads: Iterable[Read]) -> tuple[int, ...]:
         """Return the index of each read."""
-        return tuple(map(self.index, reads))
+        return tuple(map(self.add, reads))
 
     @property
     def ordered(self) -> tuple[Read, ...]:
@@ -65,11 +65,11 @@ def plan_labels(
         if rule.value is not None or rule.name in from_files:
             indices.append(None)
         else:
-            indices.append(reads.index(Read(rule.column, "label", trim=rule.trim, label=rule)))
+            indices.append(reads.add(Read(rule.column, "label", trim=rule.trim, label=rule)))
     return tuple(indices)
 
 
-def time_reads(events: Events | None) -> list[Read]:
+def list_time_reads(events: Events | None) -> list[Read]:
     """Return how the times of an event are read: its own, and from when it is known."""
     if not events:
         return []
@@ -77,7 +77,7 @@ def time_reads(events: Events | None) -> list[Read]:
     return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
 
 
-def row_time_read(
+def make_row_time_read(
     rules: Iterable[TableRule | LabelFile], events: Events | None, split: Split
 ) -> Read | None:
     """Return how the time of a row is read; None if no part of the spec names one.
@@ -91,27 +91,27 @@ def row_time_read(
         if rule.log_time:
             return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
     if events:
-        return time_reads(events)[0]
-    return split_read(split) if split.by == "time" else None
+        return list_time_reads(events)[0]
+    return make_split_read(split) if split.by == "time" else None
 
 
-def split_read(split: Split) -> Read:
+def make_split_read(split: Split) -> Read:
     """Return how the column is read by which rows are split."""
     raw = "time" if split.by == "time" else "string"
     return Read(split.column, raw, trim=True, time_format=split.time_format)
 
 
-def read_as_they_are(columns: Iterable[AnyColumn], names: Collection[str]) -> list[AnyColumn]:
+def select_underived(columns: Iterable[AnyColumn], names: Collection[str]) -> list[AnyColumn]:
     """Return the columns that are read, without being derived, from some columns of the file."""
     found = []
     for column in columns:
-        reads = column_reads(column)
+        reads = list_column_reads(column)
         if reads and not column.derive and reads[0].source in names:
             found.append(column)
     return found
 
 
-def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
+def list_column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     """Return what a column is read or derived from; nothing of what the row does not hold."""
     if column.table or (isinstance(column, DenseColumn) and column.aggregate):
         return []
@@ -135,10 +135,10 @@ def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
     ]
 
 
-def amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
+def list_amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
     """Return how columns of amounts are read: as their features are, else as numbers."""
     by_source: dict[str, Read] = {}
     for column in features:
-        (read,) = column_reads(column)
+        (read,) = list_column_reads(column)
         by_source.setdefault(read.source, read)
     return [by_source.get(name, Read(name, "float", trim=True)) for name in names]

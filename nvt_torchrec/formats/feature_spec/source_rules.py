@@ -67,7 +67,7 @@ class SourceRule:
         """Microseconds after which an event is known."""
         return parse_duration(self.known)
 
-    def own_names(self, key: Sequence[str]) -> tuple[str, ...]:
+    def to_source_names(self, key: Sequence[str]) -> tuple[str, ...]:
         """Return the columns of the source for those of the log that are a key."""
         own = dict(zip(self.key, self.key_names, strict=True))
         return tuple(own.get(name, name) for name in key)
@@ -109,7 +109,7 @@ def check_sources(
                 f"source {rule.name}: key names {unknown[0]!r}, which is no key of its aggregates",
                 format_choices(known) if known else "remove it",
             )
-        own = rule.own_names(sorted(known))
+        own = rule.to_source_names(sorted(known))
         if len(set(own)) < len(own):
             raise SettingsError(
                 f"source {rule.name}: two of {', '.join(sorted(known))} are one of its columns, "
@@ -117,8 +117,8 @@ def check_sources(
                 "name another column in its key",
             )
         for name in dict.fromkeys(aggregate.column for aggregate in used):
-            if rule.own_names([name]) != (name,):
+            if rule.to_source_names([name]) != (name,):
                 raise SettingsError(
                     f"source {rule.name}: a value of {name!r}, which is the log's name",
-                    f"write the source's own, {rule.own_names([name])[0]!r}",
+                    f"write the source's own, {rule.to_source_names([name])[0]!r}",
                 )

@@ -42,7 +42,7 @@ class SpecBlocks:
         event_sources: Further sources of events, beside the log's own rows.
         vectors: The vectors of tables.
         version_time: While a table with versions is read, how their times are read; no file has it.
-        of_source: While a source is read: rows are events without labels; no file has it.
+        is_source: While a source is read: rows are events without labels; no file has it.
     """
 
     label: str
@@ -62,7 +62,7 @@ class SpecBlocks:
     event_sources: tuple[SourceRule, ...] = ()
     vectors: tuple[VectorColumn, ...] = ()
     version_time: Read | None = None
-    of_source: bool = False
+    is_source: bool = False
 
     def table_columns(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""

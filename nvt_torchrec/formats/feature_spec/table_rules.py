@@ -79,7 +79,7 @@ class TableRule:
         return parse_duration(self.known)
 
     @property
-    def own_key(self) -> tuple[str, ...]:
+    def file_key(self) -> tuple[str, ...]:
         """The columns of the table with the key."""
         return self.key_names or self.key
 

@@ -42,7 +42,7 @@ class DenseTransform:
         """The result as text."""
         return f"({self.y_formula} - mean) / std" if self.normalized else self.y_formula
 
-    def y(self, x: Any, arrays: ModuleType) -> Any:
+    def apply(self, x: Any, arrays: ModuleType) -> Any:
         """Return y of filled values.
 
         Args:
@@ -51,7 +51,7 @@ class DenseTransform:
         """
         return x
 
-    def x(self, y: Any, arrays: ModuleType) -> Any:
+    def invert(self, y: Any, arrays: ModuleType) -> Any:
         """Return the raw values with these values of y, those below the minimum as the minimum."""
         return y
 
@@ -72,12 +72,12 @@ class LogNormalize(DenseTransform):
     shift = LOG_SHIFT
     y_formula = "log(max(x, -2) + 3)"
 
-    def y(self, x: Any, arrays: ModuleType) -> Any:
-        """Return y, see :meth:`DenseTransform.y`."""
+    def apply(self, x: Any, arrays: ModuleType) -> Any:
+        """Return y, see :meth:`DenseTransform.apply`."""
         return arrays.log(x.clip(min=self.minimum) + self.shift)
 
-    def x(self, y: Any, arrays: ModuleType) -> Any:
-        """Return x, see :meth:`DenseTransform.x`."""
+    def invert(self, y: Any, arrays: ModuleType) -> Any:
+        """Return x, see :meth:`DenseTransform.invert`."""
         return arrays.exp(y) - self.shift
 
 

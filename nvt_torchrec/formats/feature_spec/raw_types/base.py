@@ -61,8 +61,8 @@ class RawType:
             Arrow arrays.
         placeholder: The value that stands in ``RawRows`` where the column is missing.
         syntax: The error message for a value that is not of this type.
-        beyond: That for a number below ``minimum`` or above ``maximum``; "" for one that names
-            both.
+        out_of_range: The error message for a number below ``minimum`` or above ``maximum``; "" for
+            the default message, which names both limits.
         minimum: The smallest value; 0 for strings, which have no limits.
         maximum: The largest value; 0 for strings.
         dense: Whether dense columns can have this type.
@@ -79,7 +79,7 @@ class RawType:
     dtype: ClassVar[str]
     placeholder: ClassVar[int | float | str] = 0
     syntax: ClassVar[str]
-    beyond: ClassVar[str] = ""
+    out_of_range: ClassVar[str] = ""
     minimum: ClassVar[int | float] = 0
     maximum: ClassVar[int | float] = 0
     dense: ClassVar[bool] = False
@@ -92,10 +92,10 @@ class RawType:
     probes: ClassVar[tuple[Any, ...]] = ()
 
     @property
-    def range(self) -> str:
+    def range_message(self) -> str:
         """The error message for a number that is too small or too large."""
         limits = f"expected an integer from {self.minimum} to {self.maximum} or a missing value"
-        return self.beyond or limits
+        return self.out_of_range or limits
 
     @property
     def is_text(self) -> bool:
@@ -113,13 +113,13 @@ class RawType:
 
     def message(self, code: int) -> str:
         """Return the error message of a code."""
-        return {SYNTAX: self.syntax, RANGE: self.range}.get(code) or MESSAGES[code]
+        return {SYNTAX: self.syntax, RANGE: self.range_message}.get(code) or MESSAGES[code]
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         """Return a value as it is written in a log."""
         return str(value)
 
-    def from_log_text(self, text: str) -> Any:
+    def parse_log_text(self, text: str) -> Any:
         """Return the value of a text of a log that is not missing. Raises ``ValueError``."""
         return text
 
@@ -139,13 +139,13 @@ class RawType:
         """Return whether values of an Arrow type, neither text nor lists, can be of this type."""
         return any(getattr(pa.types, f"is_{kind}")(held) for kind in self.arrow_kinds)
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         """Return values that are no text as texts, and how these are read; None: as numbers."""
         return None
 
     def from_arrow(self, array: pa.Array, read: Read) -> ParsedText:
-        """Convert values that :meth:`as_texts` does not change to texts."""
-        numbers, missing = as_numbers(array, read.nulls)
+        """Convert values that :meth:`to_texts` does not change to texts."""
+        numbers, missing = to_numbers(array, read.nulls)
         wrong = (numbers < self.minimum) | (numbers > self.maximum)
         code = np.where(wrong, RANGE, 0).astype(np.uint8)
         if self.is_whole and numbers.dtype == np.float64:
@@ -227,7 +227,7 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
 
 
-def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def to_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return numbers, 0 where missing, as integers or float64; and where they are missing.
 
     Where the column has null texts that are numbers, these numbers are missing values.

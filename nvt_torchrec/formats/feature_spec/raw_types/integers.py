@@ -32,15 +32,15 @@ class Integer(RawType):
     has_point = True
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):
             raise ValueError(self.syntax)
-        return self.checked(int(text))
+        return self.check_limits(int(text))
 
-    def checked(self, number: int) -> int:
+    def check_limits(self, number: int) -> int:
         """Return a number within the limits. Raises ``ValueError``."""
         if not self.contains(number):
-            raise ValueError(self.range)
+            raise ValueError(self.range_message)
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
@@ -53,12 +53,12 @@ class Integer(RawType):
             return None
         if self.takes_text and isinstance(value, str | bytes):
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            return self.from_log_text(text)
+            return self.parse_log_text(text)
         if isinstance(value, str | bytes):
             return self.parse_text(value)
-        return self.whole(value)
+        return self.to_integer(value)
 
-    def whole(self, value: Any) -> int:
+    def to_integer(self, value: Any) -> int:
         """Return a number without a fraction, within the limits. Raises ``ValueError``."""
         if isinstance(value, float | np.floating) and float(value).is_integer():
             limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
@@ -71,10 +71,10 @@ class Integer(RawType):
             value = int(value)  # databases return numbers so
         if not isinstance(value, int | np.integer | np.bool_):
             raise ValueError(self.syntax)
-        return self.checked(int(value))
+        return self.check_limits(int(value))
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
-        return usual_numbers(self, values, np.int64) if kinds == {int} else None
+        return convert_numbers(self, values, np.int64) if kinds == {int} else None
 
 
 class Int32(Integer):
@@ -114,10 +114,10 @@ class Hex32(Integer):
     takes_text = True
     probes: ClassVar[tuple[Any, ...]] = (minimum, maximum, 0x9E3779B9)
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         return f"{value:08x}"
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if not _HEX(text):
             raise ValueError(self.syntax)
         return int(text, 16)
@@ -152,16 +152,16 @@ class Bool(Integer):
     dtype = "int64"
     categorical = True
     has_point = False
-    syntax = beyond = "expected true or false (also 1 or 0), or a missing value"
+    syntax = out_of_range = "expected true or false (also 1 or 0), or a missing value"
     minimum, maximum = 0, 1
     keys = 'nulls, trim or raw = "string"'
     takes_text = True
     probes = (0, 1)
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         return "true" if value else "false"
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if text.lower() not in (*TRUE, *FALSE):
             raise ValueError(self.syntax)
         return int(text.lower() in TRUE)
@@ -175,10 +175,12 @@ class Bool(Integer):
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         usual = kinds and kinds <= {int, bool}
-        return usual_numbers(self, values, np.int64) if usual else None
+        return convert_numbers(self, values, np.int64) if usual else None
 
 
-def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:
+def convert_numbers(
+    kind: RawType, values: list, dtype: type
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Convert Python's integers and floats; None if one does not lie within the limits."""
     try:
         numbers: np.ndarray = np.array(values, dtype)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import is_one_of
 from nvt_torchrec.base.number_text import LARGEST_FLOAT32, parse_floats, use_decimal_point
 from nvt_torchrec.formats.feature_spec.raw_types import base
-from nvt_torchrec.formats.feature_spec.raw_types.integers import usual_numbers
+from nvt_torchrec.formats.feature_spec.raw_types.integers import convert_numbers
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read
@@ -30,7 +30,7 @@ class Float(base.RawType):
     dense = True
     has_point = True
     syntax = "expected a number or a missing value"
-    beyond = "expected a finite number that fits float32"
+    out_of_range = "expected a finite number that fits float32"
     minimum, maximum = -LARGEST_FLOAT32, LARGEST_FLOAT32
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
     keys = "nulls, trim, lenient, or decimal in [input]"
@@ -51,13 +51,13 @@ class Float(base.RawType):
         except OverflowError:
             number = math.inf
         if abs(number) > self.maximum:
-            raise ValueError(self.range)
+            raise ValueError(self.range_message)
         return number
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
         if not kinds or not kinds <= {int, float}:
             return None
-        return usual_numbers(self, values, np.float64)
+        return convert_numbers(self, values, np.float64)
 
 
 class Weight(Float):
@@ -88,7 +88,7 @@ class Label(base.RawType):
     name = "label"
     dtype = "uint8"
     has_point = True
-    syntax = beyond = "expected a label of 0 or 1"
+    syntax = out_of_range = "expected a label of 0 or 1"
     minimum, maximum = 0, 1
     arrow_kinds = Float.arrow_kinds
     keys = "positive, threshold or trim in [label]"
@@ -120,7 +120,7 @@ class Label(base.RawType):
             parsed.code[parsed.code != 0] = base.RANGE  # also a fraction
             parsed.code[parsed.missing] = base.SYNTAX
             return parsed
-        numbers, missing = base.as_numbers(array, read.nulls)
+        numbers, missing = base.to_numbers(array, read.nulls)
         if rule.positive:
             present = np.where(missing, np.nan, numbers)
             return _read_texts(rule, missing, partial(base.match_number, present))

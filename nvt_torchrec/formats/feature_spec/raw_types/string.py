@@ -45,7 +45,7 @@ class String(base.RawType):
                 values = blanked(values, code != 0)
         return base.ParsedText(values, missing, code)
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         return array.cast(pa.string()), read
 
     def from_python(self, value: Any) -> str | None:

@@ -102,7 +102,7 @@ class Time(base.RawType):
     name = "time"
     dtype = "int64"
     syntax = "expected a time or a missing value"
-    beyond = "expected a time of the years 1 to 9999 or a missing value"
+    out_of_range = "expected a time of the years 1 to 9999 or a missing value"
     minimum, maximum = -62_135_596_800_000_000, 253_402_300_799_999_999
     keys = "time_format, nulls or trim"
     takes_text = True
@@ -120,7 +120,7 @@ class Time(base.RawType):
             read.time_format in EPOCHS or _is_digits(read.time_format)
         )
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         if not (_is_digits(read.time_format) and pa.types.is_integer(array.type)):
             return None
         width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
@@ -137,7 +137,7 @@ class Time(base.RawType):
                 numbers = numbers // 1000
                 unit = 1
         else:
-            numbers, missing = base.as_numbers(array, read.nulls)
+            numbers, missing = base.to_numbers(array, read.nulls)
             unit = EPOCHS[read.time_format]
         return _to_microseconds(numbers, missing, unit, self)
 
