@@ -191,7 +191,7 @@ def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
     Returns:
         int64 [n]; -1 where the split does not name the text.
     """
-    sides = split.side_of_value
+    sides = split.split_of_value
     known = pa.array(list(sides), values.type)
     unknown = pa.scalar(len(sides), pa.int32())  # the position of -1 below
     positions = pc.coalesce(pc.index_in(values, known), unknown)

@@ -1,4 +1,4 @@
-"""Raw types of integers: ``int32``, ``int``, ``hex32`` and ``bool``, which are 1 and 0."""
+"""Raw types of integers: ``int32``, ``int``, ``hex32``, and ``bool`` held as 1 and 0."""
 
 # ruff: noqa: D102 - methods are described in RawType
 from __future__ import annotations
@@ -18,15 +18,15 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText,
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: By bytes of a float type, the largest integer up to which it holds all integers.
+#: The largest integer up to which a float type holds all integers, by the type's size in bytes.
 EXACT = {2: 2**11, 4: 2**24}
 _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
-#: In lower case; the numbers are what NumPy and pandas make of booleans.
+#: The texts of booleans in lower case; 1.0 and 0.0 are how NumPy and pandas write them as floats.
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 
 
 class Integer(RawType):
-    """What raw types of whole numbers have in common."""
+    """Base class of the raw types of integers."""
 
     syntax = "expected an integer or a missing value"
     has_point = True
@@ -38,7 +38,7 @@ class Integer(RawType):
         return self.check_limits(int(text))
 
     def check_limits(self, number: int) -> int:
-        """Return a number within the limits. Raises ``ValueError``."""
+        """Return the number. Raises ``ValueError`` if it is outside of the limits."""
         if not self.contains(number):
             raise ValueError(self.range_message)
         return number
@@ -59,7 +59,7 @@ class Integer(RawType):
         return self.to_integer(value)
 
     def to_integer(self, value: Any) -> int:
-        """Return a number without a fraction, within the limits. Raises ``ValueError``."""
+        """Convert a Python or NumPy number. Raises ``ValueError`` if it has a fraction."""
         if isinstance(value, float | np.floating) and float(value).is_integer():
             limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
             if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
@@ -68,7 +68,7 @@ class Integer(RawType):
                 )
             value = int(value)
         if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
-            value = int(value)  # databases return numbers so
+            value = int(value)  # databases return integers as decimals
         if not isinstance(value, int | np.integer | np.bool_):
             raise ValueError(self.syntax)
         return self.check_limits(int(value))
@@ -89,7 +89,7 @@ class Int32(Integer):
 
 
 class Int(Integer):
-    """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
+    """Integers up to 2**53, which are exact in float64, the type of NVTabular's pandas code."""
 
     name = "int"
     dtype = "int64"
@@ -101,7 +101,7 @@ class Int(Integer):
 
 
 class Hex32(Integer):
-    """Categories of 32 bits; in text up to eight hexadecimal digits."""
+    """Categories of 32 bits, written as up to eight hexadecimal digits."""
 
     name = "hex32"
     dtype = "uint32"
@@ -146,7 +146,7 @@ class Hex32(Integer):
 
 
 class Bool(Integer):
-    """Categories true and false, which are 1 and 0."""
+    """The categories true and false, held as 1 and 0."""
 
     name = "bool"
     dtype = "int64"
@@ -174,8 +174,9 @@ class Bool(Integer):
         return ParsedText(values.astype(self.dtype), missing, code)
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
-        usual = kinds and kinds <= {int, bool}
-        return convert_numbers(self, values, np.int64) if usual else None
+        if not kinds or not kinds <= {int, bool}:
+            return None
+        return convert_numbers(self, values, np.int64)
 
 
 def convert_numbers(

@@ -1,4 +1,4 @@
-"""Raw types of floats and labels: ``float``, ``weight`` and ``label``."""
+"""The raw types ``float``, ``weight`` and ``label``."""
 
 # ruff: noqa: D102 - methods are described in RawType
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Weight(Float):
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> base.ParsedText:
         parsed = super().from_text(texts, missing, read)
-        # a number beyond float32 keeps its own message, as in other columns
+        # a number that does not fit float32 keeps its RANGE message, as in other columns
         parsed.code[missing | (parsed.values < 0)] = base.SYNTAX
         parsed.values[parsed.code != 0] = 0
         return parsed
@@ -83,7 +83,7 @@ class Weight(Float):
 
 
 class Label(base.RawType):
-    """Labels of 0 and 1, by the rule of ``Read.label``; they may not be missing."""
+    """Labels of 0 and 1, read by the rule ``Read.label``; they must not be missing."""
 
     name = "label"
     dtype = "uint8"
@@ -106,7 +106,7 @@ class Label(base.RawType):
         values = is_one_of(texts, ("1", "1.0"))
         wrong = ~values & ~is_one_of(texts, ("0", "0.0"))
         code = np.where(wrong, base.SYNTAX, 0).astype(np.uint8)
-        if wrong.any():  # what to do about other numbers, such as ratings, is to give a threshold
+        if wrong.any():  # other numbers, such as ratings, get RANGE: its remedy is a threshold
             numbers = parse_floats(texts, missing, read)
             is_number = ~missing & (numbers.code == 0)
             is_other = (numbers.values != 0) & (numbers.values != 1)
@@ -117,7 +117,7 @@ class Label(base.RawType):
         rule = read.label
         if not rule.positive and rule.threshold is None:
             parsed = super().from_arrow(array, read)
-            parsed.code[parsed.code != 0] = base.RANGE  # also a fraction
+            parsed.code[parsed.code != 0] = base.RANGE  # fractions, too
             parsed.code[parsed.missing] = base.SYNTAX
             return parsed
         numbers, missing = base.to_numbers(array, read.nulls)
@@ -125,18 +125,23 @@ class Label(base.RawType):
             present = np.where(missing, np.nan, numbers)
             return _read_texts(rule, missing, partial(base.match_number, present))
         values = ((numbers >= rule.threshold) & ~missing).astype(np.uint8)
-        return base.ParsedText(
-            values, missing, np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)
-        )
+        code = np.where(missing, base.LABEL_NUMBER, 0).astype(np.uint8)
+        return base.ParsedText(values, missing, code)
 
 
 def _read_texts(
-    rule: LabelRule, missing: np.ndarray, are: Callable[[Sequence[str]], np.ndarray]
+    rule: LabelRule, missing: np.ndarray, match: Callable[[Sequence[str]], np.ndarray]
 ) -> base.ParsedText:
-    """Return labels by their texts; ``are`` returns which values are among some texts."""
-    values = are(rule.positive)
+    """Read labels by the texts of their rule.
+
+    Args:
+        rule: The rule, which has ``positive``.
+        missing: Where labels are missing, bool [n].
+        match: Returns a mask of the labels that are one of the given texts, bool [n].
+    """
+    values = match(rule.positive)
     wrong = missing & ("" not in rule.negative)
     if rule.negative:
-        wrong |= ~values & ~are(rule.negative) & ~missing
+        wrong |= ~values & ~match(rule.negative) & ~missing
     code = np.where(wrong, base.OTHER_LABEL, 0).astype(np.uint8)
     return base.ParsedText((values & ~wrong).astype(np.uint8), missing, code)

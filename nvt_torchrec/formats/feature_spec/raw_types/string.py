@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class String(base.RawType):
-    """Categories of text."""
+    """Categories that are strings."""
 
     name = "string"
     dtype = "str"
@@ -33,7 +33,7 @@ class String(base.RawType):
         offsets, data = string_parts(texts)
         values = string_array(offsets, data)
         used = data[offsets[0] : offsets[-1]]
-        if len(used) and int(used.max()) > 127:
+        if len(used) and int(used.max()) > 127:  # ASCII is always valid
             try:
                 values.validate(full=True)
             except pa.ArrowInvalid:
