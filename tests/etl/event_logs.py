@@ -189,7 +189,7 @@ def read_lists(output: Path, split: str) -> dict[str, list[list[int]]]:
         splits = output / "criteo_binary/split"
         store = HistoryStore(splits, history, [sizes[name] for name in history.columns])
         pointers = (there[name].tolist() for name in history.pointers)
-        found = [store.newest(*pointer, 10**6) for pointer in zip(*pointers, strict=True)]
+        found = [store.read_newest(*pointer, 10**6) for pointer in zip(*pointers, strict=True)]
         for place, feature in enumerate(history.features):
             lists[feature] = [row[place].tolist() for row in found]
     return lists
