@@ -124,14 +124,14 @@ class EtlOutput:
         """Return how the size or footer of a part differs from what was written; "" if not."""
         import pyarrow as pa
 
-        from nvt_torchrec.base.parquet.footer import footer_digest  # compiles loops
+        from nvt_torchrec.base.parquet.footer import compute_footer_digest  # compiles loops
 
         path = self.splits / part.file
         try:
             size = path.stat().st_size
             if size != part.bytes:
                 return f"{path}: {size} bytes instead of {part.bytes}"
-            if footer_digest(path) != part.footer:
+            if compute_footer_digest(path) != part.footer:
                 return f"{path}: its footer was changed (its digest differs)"
         except (OSError, pa.ArrowException) as error:
             return f"{path}: cannot be read: {error}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.device import device_errors, difference, use_device
+from nvt_torchrec.base.device import device_errors, find_difference, use_device
 from nvt_torchrec.nvt_loader import plan as planning
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, LoaderBlock, ShardRows
@@ -118,7 +118,7 @@ def _compare_first_block(
     first = next(host_blocks)
     yield first
     next_on_device = functools.partial(_next_arrays, device_blocks)
-    why = difference(next_on_device, _next_arrays(iter([first])))
+    why = find_difference(next_on_device, _next_arrays(iter([first])))
     if why:
         fall_back(why)
     rest = host_blocks if why else device_blocks

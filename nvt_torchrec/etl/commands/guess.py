@@ -187,7 +187,7 @@ def run(settings: GuessSettings) -> None:
         BadInputError: The file cannot be read, no column can be the label, or there are no events.
         OutputError: The output is there already, or cannot be written.
     """
-    from nvt_torchrec.base.errors import OutputError, as_called
+    from nvt_torchrec.base.errors import OutputError, adapt_commands
     from nvt_torchrec.base.files.atomic import output_errors, write_text
 
     output = settings.output
@@ -211,7 +211,7 @@ def run(settings: GuessSettings) -> None:
     with output_errors(output):
         write_text(output, made.text)
     log.info("wrote %s; review it, then run:", output)
-    command = as_called("python -m etl run")
+    command = adapt_commands("python -m etl run")
     log.info("%s %s", command, shlex.join(["--spec", str(output), *made.flags]))
     log.info(made.says)
 
@@ -230,7 +230,7 @@ def _guess_as_set(settings: GuessSettings, label: str) -> GuessedSpec:
 
 def _command(settings: GuessSettings, label: str) -> str:
     """Return the command that takes a label, into a file of its own."""
-    from nvt_torchrec.base.errors import as_called
+    from nvt_torchrec.base.errors import adapt_commands
 
     words = [settings.input_path, "--label", label]
     if settings.delimiter:
@@ -244,7 +244,7 @@ def _command(settings: GuessSettings, label: str) -> str:
     if settings.output:
         name = re.sub(r"\W", "_", label)
         words += ["--output", str(settings.output.with_stem(f"{settings.output.stem}-{name}"))]
-    return f"{as_called('python -m etl guess')} {shlex.join(words)}"
+    return f"{adapt_commands('python -m etl guess')} {shlex.join(words)}"
 
 
 def _ask(labels: list[str]) -> str:

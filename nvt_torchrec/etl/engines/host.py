@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.base.files.atomic import Written, start_reading
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.engines import kept_rows
@@ -307,4 +307,4 @@ def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec)
     if not get_format(spec).by_rows:
         first = turn + workers if turn else 0
         for block in blocks[first : turn + workers + 1]:
-            will_read(block.path, block.begin, block.end)
+            start_reading(block.path, block.begin, block.end)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.journal import changes
-from nvt_torchrec.base.files.validation import path_inside
+from nvt_torchrec.base.files.validation import resolve_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
@@ -114,7 +114,7 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
-    path_inside(paths.root, PREVIOUS, paths.root, remedy)
+    resolve_inside(paths.root, PREVIOUS, paths.root, remedy)
     before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
     if claim.undoing and (before is None or before.generation > manifest.generation):
         log.info("%s: is generation %s again, by a command before", paths.root, manifest.generation)

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvt_torchrec.base.arrays import as_bytes, is_list, is_text
+from nvt_torchrec.base.arrays import is_list, is_text, to_bytes_type
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.remote import find_filesystem
 from nvt_torchrec.clicklog.readers import READERS, load_reader
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import read_stream
-from nvt_torchrec.clicklog.readers.table_rows import partition_values
+from nvt_torchrec.clicklog.readers.table_rows import parse_partition_values
 from nvt_torchrec.clicklog.text.line_layout import check_text
 from nvt_torchrec.etl.guess.dialect import (
     Dialect,
@@ -322,7 +322,7 @@ def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> l
             profiles.append(_profile_array(column.combine_chunks(), name))
     for name in sorted({name for name in names if names.count(name) > 1}):
         profiles.append(_leave_unread(name, len(table), "several columns have this name"))
-    partitions = [partition_values(path) for path in files]
+    partitions = [parse_partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(names):
         values = [partitions[i % len(files)][name] or "" for i in range(max(len(table), 1))]
         profiles.append(profile(values, name, lists=False))
@@ -390,7 +390,7 @@ def _profile_lists(array: pa.Array, name: str) -> Profile:
         return _leave_unread(name, len(array), why)
     if column.kind == "float" or (column.floating and column.kind != "int"):
         return _leave_unread(name, len(array), f"columns of type {held} are not read")
-    texts = [str(each) if each else "" for each in array.cast(as_bytes(held)).to_pylist()]
+    texts = [str(each) if each else "" for each in array.cast(to_bytes_type(held)).to_pylist()]
     rows = profile(texts, name, lists=False)
     kind = column.kind if column.kind in ("int", "hex32") else "string"
     return dataclasses.replace(rows, kind=kind, counts=column.counts, reading={}, multi_hot=True)

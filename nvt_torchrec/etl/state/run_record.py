@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.files.journal import Journal, refuse_changes
-from nvt_torchrec.base.versions import installed_version
+from nvt_torchrec.base.versions import find_installed_version
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.lines import read_bytes
 from nvt_torchrec.etl.state.output import RESTART
@@ -67,7 +67,7 @@ def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
     """Return what a run depends on, in JSON: settings, inputs, versions of packages."""
-    versions = {name: installed_version(name) for name in _VERSIONED_PACKAGES}
+    versions = {name: find_installed_version(name) for name in _VERSIONED_PACKAGES}
     inputs = {day.path: fingerprint(day) for day in days}
     record = {"settings": settings, "inputs": inputs, "versions": versions}
     return json.loads(json.dumps(record))  # with lists in place of tuples, as when it is read
@@ -98,7 +98,7 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         OutputError: The plan is another one, or cannot be written.
     """
     journal = Journal(work)
-    begun = journal.plan(PlanRecord, RESTART)
+    begun = journal.read_plan(PlanRecord, RESTART)
     if begun is None:
         journal.begin(now)
         return False

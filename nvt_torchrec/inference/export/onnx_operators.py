@@ -93,7 +93,7 @@ def hexadecimal(graph: Graph, texts: ir.Value) -> ir.Value:
 
 
 def murmur3(graph: Graph, x: ir.Value) -> ir.Value:
-    """Hash int64 as :func:`base.hashing.murmur3_of_int` does, of its 8 bytes with the seed 0.
+    """Hash int64 as :func:`base.hashing.hash_murmur3_int` does, of its 8 bytes with the seed 0.
 
     MurmurHash3 x86_32 computes with unsigned 32 bits. Here they are the lower half of int64, as
     ONNX Runtime has few operators on uint32: products are cut to 32 bits, and shifts are products

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry
-from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.finite import find_not_finite
 from nvt_torchrec.base.interrupts import is_out_of_memory
 from nvt_torchrec.models.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord
 from nvt_torchrec.models.checkpoint.tensor_files import Tensors, Window, read_tensors, read_windows
@@ -159,7 +159,7 @@ def read_model(
     with explain_errors(path):
         windows = [Window(name, (0,) * weight.dim(), weight) for name, weight in weights.items()]
         read_windows(path, tensors, windows)
-    diverged = not_finite(weights)
+    diverged = find_not_finite(weights)
     if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training diverged, and scores "

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import words
+from nvt_torchrec.base.command_line import parse_words
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes, holds_only
 from nvt_torchrec.base.files.atomic import read_json
@@ -82,7 +82,7 @@ class CheckpointRecord:
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels that the model was trained on; () if it was the main label of the data."""
-        return words(str(self.training["settings"].get("label") or ""))
+        return parse_words(str(self.training["settings"].get("label") or ""))
 
     def write(self, directory: Path) -> None:
         """Write ``model.json``. Raises OutputError."""

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet.footer import varint
+from nvt_torchrec.base.parquet.footer import read_varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, find_largest
 
@@ -61,7 +61,7 @@ def _begin_run(cursor):
     memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
     # The lowest bit of the header says whether the run is packed; the others count its values, of a
     # packed run in eights.
-    header, offset = varint(memory, np.int64(0), size)
+    header, offset = read_varint(memory, np.int64(0), size)
     if offset < 0 or header >= np.uint64(1 << 32):
         return False
     cursor.run = np.int64(header >> np.uint64(1))

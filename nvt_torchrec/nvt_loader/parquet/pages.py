@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from nvt_torchrec.base.kernels import compiled, pointer
-from nvt_torchrec.base.parquet.footer import MISSING, read_structs, structs_path
+from nvt_torchrec.base.parquet.footer import MISSING, join_path, read_structs
 
 
 def int64_record(names: str) -> np.dtype:
@@ -50,7 +50,7 @@ _FIELDS = (
     (7, 1),  # a dictionary's values
     (7, 2),  # and their encoding
 )
-_HEADER = np.array([structs_path(*fields) for fields in _FIELDS])
+_HEADER = np.array([join_path(*fields) for fields in _FIELDS])
 
 
 @compiled(types.int64(PAGES, types.int64[::1], CHUNKS))

@@ -23,7 +23,7 @@ from nvt_torchrec.base.errors import (
     SchemaError,
     SettingsError,
 )
-from nvt_torchrec.base.finite import flat, not_finite
+from nvt_torchrec.base.finite import find_not_finite, flatten
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -161,7 +161,7 @@ def load_state(
     shares = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *shares)
     call_on_all_ranks(group, path, _read_state, path, state, tables or {})
-    for diverged in gather_objects(group, not_finite(state)):
+    for diverged in gather_objects(group, find_not_finite(state)):
         if diverged:
             raise BadInputError(
                 f"{path}: {diverged} holds values that are not finite: training had diverged",
@@ -227,7 +227,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
         windows: list[Window] = []
         # What is to be done once all windows are read.
         finishing: list[Callable[[], object]] = []
-        for name, tensor in flat(state):
+        for name, tensor in flatten(state):
             if name not in stored:
                 raise SchemaError(
                     f"{path}: holds no {name!r}, which this run needs",

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.command_line import format_value
 from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import widest_layer
 from nvt_torchrec.models.registry import model_flags
@@ -111,7 +111,7 @@ def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> s
     for name in model_flags(config.model):
         sizes = config.settings.get(name)
         if isinstance(sizes, list):
-            layers.append(as_text(tuple(sizes)))
+            layers.append(format_value(tuple(sizes)))
     model = config.model
     if layers:
         model += f" of layers {' and '.join(layers)}"

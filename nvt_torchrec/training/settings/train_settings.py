@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Parser, parse, words
+from nvt_torchrec.base.command_line import Parser, parse, parse_words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
@@ -89,7 +89,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels to train; () for the data's main one alone."""
-        return words(self.label or "")
+        return parse_words(self.label or "")
 
     @property
     def label_count(self) -> int:
