@@ -124,7 +124,9 @@ def _make_lists(
 
     maximum = settings.max_events
     keys, events = (batch[name].to_pylist() for name in store.history.pointers)
-    found = [store.newest(key, count, maximum) for key, count in zip(keys, events, strict=True)]
+    found = [
+        store.read_newest(key, count, maximum) for key, count in zip(keys, events, strict=True)
+    ]
     counts = np.array([len(row[0]) for row in found], np.int64)
     lengths = np.full(len(found), maximum) if settings.pad else counts
     offsets = to_offsets(lengths)

@@ -229,7 +229,7 @@ def _refuse(dataset: Dataset, store: HistoryStore, key: int, events: int) -> Non
         SchemaError: The pointer or an event is wrong, as the store finds it.
     """
     try:
-        store.newest(key, events, dataset.max_events)
+        store.read_newest(key, events, dataset.max_events)
     except SchemaError as error:
         raise SchemaError(
             f"{dataset.source.name}: {error.what}",
