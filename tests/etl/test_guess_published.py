@@ -205,5 +205,5 @@ def test_line_breaks_in_quotes_are_named_as_the_cause(tmp_path: Path) -> None:
         guess(write(3))
     assert "parquet" in e.value.remedy
     made = guess_spec(write(50), "", "", 8, events=False)
-    assert "6 lines end within quotes" in made.says
+    assert "6 lines end within quotes" in made.notes
     assert "6 lines end within quotes" in " ".join(made.text.replace("\n#", "").split())
