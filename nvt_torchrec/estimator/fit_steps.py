@@ -195,7 +195,8 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     spec = make_spec(tomllib.loads(made.text), str(folder.spec))
     if made.label_candidates:
         raise SettingsError(
-            f"column {' or '.join(made.label_candidates)} could be the label", "name it: fit(X, label=…)"
+            f"column {' or '.join(made.label_candidates)} could be the label",
+            "name it: fit(X, label=…)",
         )
     labels = read_labels(table, _drop_choice(spec), spec.label)
     _check_classes(labels)

@@ -89,7 +89,7 @@ def test_events_are_written_if_they_are_wanted(
     assert text.count('values = ["count", "rate", "since"]') == 2
     assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "events.toml")) == 0
     path = tables.write_table(tmp_path / "log.csv", tables.german_credit, 500)
-    with pytest.raises(BadInputError, match=r"no \[events\]: they need a time"):
+    with pytest.raises(BadInputError, match=r"cannot add \[events\]: they need a time"):
         guess(str(path), events=True)
 
 

@@ -102,7 +102,7 @@ def check_shared_memory(gpus: int) -> str:
     size = f"/dev/shm holds {total >> 20} MiB"
     if gpus > 1 and total < 1 << 30:  # Docker's default is 64 MiB
         raise ClickLogError(
-            f"{size}, too little for NCCL, which needs some for each GPU",
+            f"{size}, too little for NCCL with several GPUs",
             "start the container with docker run --ipc=host, or --shm-size=16g",
         )
     return size
