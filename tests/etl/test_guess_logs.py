@@ -210,7 +210,7 @@ SAMPLES = {
         "Class",
         "height",
         "gear=string",
-        ("3 values: bad, 16.7%, is 1", "choose: good 50.0%, fair 33.3%"),
+        ("3 values: bad, 16.7%, is 1", "choose good 50.0%, fair 33.3%"),
     ),
 }
 

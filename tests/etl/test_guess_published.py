@@ -81,7 +81,7 @@ def test_columns_that_come_with_the_label_or_a_leak_are_left_out(tmp_path: Path)
     spec, text = guess_table("hotel_bookings", tmp_path)
     assert spec.labels == ["is_canceled"]
     assert spec.split.by == "share"
-    assert "reservation_status_date: comes with reservation_status, as its name says" in text
+    assert "reservation_status_date: its name says that it comes with reservation_status" in text
     columns = columns_of(spec)
     assert columns.keys() >= {"lead_time", "previous_cancellations", "agent", "company"}
     assert (columns["agent"].raw, columns["company"].raw) == ("int", "int")

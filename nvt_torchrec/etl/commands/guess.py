@@ -134,15 +134,15 @@ def guess_spec(
         BadInputError: See :func:`guess`.
     """
     from nvt_torchrec.base.errors import BadInputError
-    from nvt_torchrec.etl.guess.roles import assign
+    from nvt_torchrec.etl.guess.roles import assign_roles
     from nvt_torchrec.etl.guess.sample import take_sample
     from nvt_torchrec.etl.guess.tables_of_log import add_table
     from nvt_torchrec.etl.guess.toml_text import comment_events, propose_events, to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
-    found = assign(sample, path, label, outcomes=outcomes)
+    found = assign_roles(sample, path, label, outcomes=outcomes)
     if split:
-        found = dataclasses.replace(found, split=found.split.change(split))
+        found = dataclasses.replace(found, split=found.split.override(split))
     proposed = propose_events(found, sample)
     guessed_tables = []
     for table_path in tables:
@@ -181,7 +181,7 @@ def guess_spec(
     notes.append(f"the label is {rule['name']}: {why}")
     lines = comment_events(proposed, wanted=events)
     text = to_toml(found, sample, path, events=lines, tables=guessed_tables)
-    return GuessedSpec(text, flags, found.close, "\n".join(notes), found.unread)
+    return GuessedSpec(text, flags, found.label_candidates, "\n".join(notes), found.unread)
 
 
 def run(settings: GuessSettings) -> None:
