@@ -96,9 +96,9 @@ def produce_blocks(
         return
     blocks = epoch.build_blocks(builder, epoch.open_readers(builder))
     if dataset.vectors is not None:
-        blocks = add_vectors(dataset, blocks, builder.tensors)
+        blocks = add_vectors(dataset, blocks, builder.allocate_tensors)
     if dataset.stores:
-        blocks = add_events(dataset, blocks, builder.tensors)
+        blocks = add_events(dataset, blocks, builder.allocate_tensors)
     yield from blocks
 
 
@@ -144,11 +144,11 @@ class _RankEpoch:
         self._batch = plan.global_batch // order.world_size
         shuffle, seed, epoch = order.shuffle != "none", order.seed, position.epoch
         rows = dataset.rows
-        self._groups = planning.epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
-        self._starts = planning.stream_starts(rows, self._groups)
+        self._groups = planning.order_row_groups(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
+        self._starts = planning.find_stream_starts(rows, self._groups)
         remainder = planning.find_remainder(plan, shuffle=shuffle, seed=seed, epoch=epoch)
         self._assigned = planning.assign_rows(plan, self._starts, remainder)
-        self._spans = plan.spans(order.rank, order.world_size)
+        self._spans = plan.list_spans(order.rank, order.world_size)
         self._extents = list(_divide_steps(plan, order.shuffle, self._first, self._batch, budget))
 
     def open_readers(self, builder: CpuBuilder) -> list[ShardReader]:
@@ -156,13 +156,13 @@ class _RankEpoch:
         begin = self._extents[0][1] if self._extents else self._plan.full_steps
         readers = []
         for span in self._spans:
-            ranges = self._assigned.shard_ranges(span.shard, begin * span.width)
+            ranges = self._assigned.list_shard_ranges(span.shard, begin * span.width)
             readers.append(self._open_reader(ranges, builder.decode))
         return readers
 
     def read_ahead(self, builder: CpuBuilder, readers: list[ShardReader]) -> None:
         """Begin to read the rows of the first blocks."""
-        builder.read_ahead(self._sources(readers), self._sizes(0, 1 + READ_AHEAD))
+        builder.read_ahead(self._list_sources(readers), self._count_steps(0, 1 + READ_AHEAD))
 
     def build_blocks(
         self, builder: CpuBuilder, readers: list[ShardReader]
@@ -170,12 +170,12 @@ class _RankEpoch:
         """Build the blocks of full steps from the rows of readers, and the last, smaller step."""
         plan, order = self._plan, self._order
         for number, (window, begin, end) in enumerate(self._extents):
-            following = self._sizes(number + 1, READ_AHEAD)
-            sources = self._sources(readers, window, end - begin)
+            following = self._count_steps(number + 1, READ_AHEAD)
+            sources = self._list_sources(readers, window, end - begin)
             drawn = slice(max(self._first - begin, 0), plan.steps - begin)
             yield drawn, builder.build(end - begin, self._batch, sources, following)
         if plan.steps > plan.full_steps:
-            begin, end = plan.last_step(order.rank, order.world_size)
+            begin, end = plan.find_last_rows(order.rank, order.world_size)
             rows, first = end - begin, self._assigned.remainder[0]
             sources = []
             if rows:
@@ -183,7 +183,7 @@ class _RankEpoch:
                 sources = [ShardRows(reader, rows, 0, rows, 0)]
             yield slice(0, 1), builder.build(1, rows, sources)
 
-    def _sizes(self, first: int, count: int) -> list[int]:
+    def _count_steps(self, first: int, count: int) -> list[int]:
         """Return the number of steps of ``count`` blocks from number ``first`` on."""
         return [end - begin for _, begin, end in self._extents[first : first + count]]
 
@@ -196,9 +196,9 @@ class _RankEpoch:
     def _slice_row_groups(self, ranges: list[planning.Range]) -> Iterator[RowGroupSlice]:
         """Yield the slices of row groups that ranges of the stream consist of."""
         for begin, end in ranges:
-            yield from planning.row_group_slices(self._starts, self._groups, begin, end)
+            yield from planning.slice_row_groups(self._starts, self._groups, begin, end)
 
-    def _sources(
+    def _list_sources(
         self, readers: list[ShardReader], window: int = 0, steps: int = 0
     ) -> list[ShardRows]:
         """Return the rows that the virtual shards give to a block of ``steps`` steps."""
@@ -208,7 +208,7 @@ class _RankEpoch:
             if self._order.shuffle == "rows" and steps:
                 # A function, so that the thread that takes the rows also makes their order.
                 order = functools.partial(
-                    planning.window_order,
+                    planning.order_window,
                     steps * span.width,
                     seed=self._order.seed,
                     epoch=self._epoch,
@@ -233,7 +233,7 @@ def _divide_steps(
     """
     full_steps = min(plan.full_steps, plan.steps)
     if shuffle == "rows":
-        for number, begin, end in plan.windows(first_step):
+        for number, begin, end in plan.list_windows(first_step):
             if begin >= full_steps:
                 return
             yield number, begin, end

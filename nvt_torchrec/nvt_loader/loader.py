@@ -27,10 +27,10 @@ from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
+from nvt_torchrec.nvt_loader.memory import Budget, Demand, divide_memory, estimate_device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.parquet.decoder import count_kept
-from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
+from nvt_torchrec.nvt_loader.parquet.decoder import undersample_dataset
+from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, choose_virtual_shards
 
 
 class KJTLoader:
@@ -176,7 +176,7 @@ class KJTLoader:
         )
         options.check_manifest(dataset)
         if undersampling_rate is not None:
-            dataset = count_kept(dataset, undersampling_rate, seed)
+            dataset = undersample_dataset(dataset, undersampling_rate, seed)
         self._dataset = dataset
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = options.choose_device(device)
@@ -184,7 +184,7 @@ class KJTLoader:
         self._threads = decode_threads or min(2, count_cores())
         global_batch = batch_size * world_size
         if virtual_shards is None:
-            virtual_shards = default_virtual_shards(global_batch)
+            virtual_shards = choose_virtual_shards(global_batch)
         self._plan = Plan(
             rows=int(self._dataset.rows.sum()),
             global_batch=global_batch,
@@ -232,7 +232,7 @@ class KJTLoader:
     def step_rows(self, step: int) -> list[int]:
         """Return the rows that each rank gets in a step."""
         size = self._order.world_size
-        return [self._plan.rank_rows(rank, size, step, step + 1) for rank in range(size)]
+        return [self._plan.count_rank_rows(rank, size, step, step + 1) for rank in range(size)]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` epoch ``epoch``, from its first step."""
@@ -327,7 +327,7 @@ class KJTLoader:
         if self._dataset.files is None:
             return None
         try:
-            self._dataset.files.check()
+            self._dataset.files.check_unchanged()
         except BadInputError as error:
             return error
         return None
@@ -355,7 +355,7 @@ class KJTLoader:
 
     def _finish(self, position: Position) -> None:
         plan, rank, size = self._plan, self._order.rank, self._order.world_size
-        expected = plan.rank_rows(rank, size, position.first, plan.steps)
+        expected = plan.count_rank_rows(rank, size, position.first, plan.steps)
         options.check_rank_rows(position.rows, expected, rank, position.epoch)
 
     @property
@@ -364,7 +364,7 @@ class KJTLoader:
         if self._device.type == "cpu":
             return 0
         demand, budget, on_device = self._demand(), self._budget(), self._builder.on_device
-        blocks = device_bytes(self._dataset, demand, budget, on_device=on_device)
+        blocks = estimate_device_bytes(self._dataset, demand, budget, on_device=on_device)
         return self._builder.library_bytes + blocks
 
     def _demand(self) -> Demand:

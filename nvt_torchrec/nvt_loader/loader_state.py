@@ -31,7 +31,7 @@ def identify(dataset: Dataset, plan: Plan, order: Order) -> dict[str, Any]:
     """Return the values that must be the same in a state and the loader that loads it."""
     undersampling = dataset.undersampling
     identity = {
-        "data": dataset.fingerprint(),
+        "data": dataset.compute_fingerprint(),
         "global_batch": plan.global_batch,
         "shuffle": order.shuffle,
         "shuffle_window": plan.window_rows if order.shuffle == "rows" else None,

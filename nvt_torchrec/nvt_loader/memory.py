@@ -77,7 +77,7 @@ class Demand:
     ) -> Demand:
         """Return the demand of a rank of a plan; ``shuffled`` if rows are shuffled in windows."""
         batch = plan.global_batch // world_size
-        spans = plan.spans(rank, world_size)
+        spans = plan.list_spans(rank, world_size)
         window = 0
         if shuffled:
             steps = min(plan.window_steps, max(plan.full_steps, 1))
@@ -102,7 +102,7 @@ class Budget:
     decode_rows: int
 
 
-def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
+def count_held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
     """Return how many rows a loader holds at most: blocks, a shuffling window, decoded chunks.
 
     Args:
@@ -122,7 +122,9 @@ def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
     return blocks + window + chunks
 
 
-def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device: bool) -> int:
+def estimate_device_bytes(
+    dataset: Dataset, demand: Demand, budget: Budget, *, on_device: bool
+) -> int:
     """Return the largest number of bytes of a GPU that a loader takes while it is iterated.
 
     Where libcudf decodes (``on_device``), row groups count too; its own memory comes on top.
@@ -130,7 +132,7 @@ def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device:
     width = dataset.batch_row_bytes
     if on_device:
         row_groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
-        return int(width * (held_rows(demand, budget, whole=True) + row_groups))
+        return int(width * (count_held_rows(demand, budget, whole=True) + row_groups))
     block_bytes = width * max(budget.block_rows, demand.window)
     if dataset.stores:
         # Blocks are divided until their events take BLOCK_BYTES, or one step is left.
@@ -162,7 +164,7 @@ def divide_memory(
     whole = on_device or dataset.jagged
     min_block_rows = max(demand.batch, demand.window)
     minimum = Budget(min_block_rows, min_block_rows, MIN_DECODE_ROWS)
-    needed_rows = held_rows(demand, minimum, whole=whole)
+    needed_rows = count_held_rows(demand, minimum, whole=whole)
     needed = width * needed_rows
     if memory is None:
         default = DEVICE_MEMORY if on_device else LOADER_MEMORY
@@ -176,8 +178,8 @@ def divide_memory(
         )
     # The rows that a loader holds grow linearly with those of a block, and with those decoded at a
     # time: a fixed part, and so many for each row of a block.
-    fixed = held_rows(demand, Budget(0, 0, 0), whole=whole)
-    per_block_row = held_rows(demand, Budget(1, 0, 0), whole=whole) - fixed
+    fixed = count_held_rows(demand, Budget(0, 0, 0), whole=whole)
+    per_block_row = count_held_rows(demand, Budget(1, 0, 0), whole=whole) - fixed
     # Blocks get half of the memory, but no more than is left beside the smallest decoded chunks.
     block_bytes = DEVICE_BLOCK_BYTES if on_device else BLOCK_BYTES
     wanted = min(block_bytes, memory / 2 / per_block_row) / width

@@ -33,7 +33,12 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vectors import VectorStores, count_inputs
 from nvt_torchrec.nvt_loader import options
 from nvt_torchrec.nvt_loader.cpu.block_builder import CpuBuilder
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, FlatBlock, JaggedBlock, empty_block
+from nvt_torchrec.nvt_loader.cpu.blocks import (
+    BatchFactory,
+    FlatBlock,
+    JaggedBlock,
+    make_empty_block,
+)
 from nvt_torchrec.nvt_loader.cpu.vector_blocks import take_vectors
 from nvt_torchrec.nvt_loader.cuda.builders import PinnedBuilder
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceChecker, DeviceRows, arrange_rows
@@ -142,7 +147,7 @@ class MerlinLoader:
         target = options.choose_device(device)
         described = TensorflowMetadata.from_json(json.dumps(dataset.stored.to_dict()))
         source = MerlinDataset(
-            [str(files.path(file)) for file in range(len(files.paths))],
+            [str(files.find_path(file)) for file in range(len(files.paths))],
             engine="parquet",
             row_groups_per_part=1,
             cpu=True if target.type == "cpu" else None,  # None: on the CPU only without cuDF
@@ -185,7 +190,7 @@ class MerlinLoader:
         """Return an iterator over the next epoch."""
         options.refuse_workers(self)
         if self._dataset.files is not None:
-            self._dataset.files.check()
+            self._dataset.files.check_unchanged()
         self._current = Position(self._current.epoch + 1)
         kind = CpuBuilder if self._device.type == "cpu" else PinnedBuilder
         builder = kind(self._dataset, self._device)
@@ -208,7 +213,7 @@ class MerlinLoader:
 
     def _blocks(self) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
         """Yield a block for each step: the iterator's thread calls Merlin's conversions."""
-        empty = empty_block(self._dataset, 1, self._device)
+        empty = make_empty_block(self._dataset, 1, self._device)
         if self._dataset.vectors is not None:
             inputs = count_inputs(self._dataset.schema.vectors)
             vectors = torch.empty(1, 0, inputs, device=self._device)
@@ -349,5 +354,5 @@ def _describe(loader: Loader) -> datasets.Dataset:
     value = json.loads(TensorflowMetadata.from_merlin_schema(schema).to_json())
     stored = TableSchema.from_dict(value, _UNKNOWN)
     stored = dataclasses.replace(stored, histories=(), vectors=())
-    read = datasets.columns_to_read(stored)
+    read = datasets.select_labels(stored)
     return datasets.Dataset(ParquetFiles(_UNKNOWN, read), stored, read)

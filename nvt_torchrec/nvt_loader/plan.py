@@ -1,6 +1,6 @@
 """Which rows make which batch: pure functions of a few integers, without torch or files.
 
-An epoch puts the row groups into an order (:func:`epoch_order`). Their rows, one after another,
+An epoch puts the row groups into an order (:func:`order_row_groups`). Their rows, one after another,
 are *the stream*, N rows. With the global batch G (``batch_size · world_size``) there are
 ``K = N // G`` full steps. K·G rows of the stream are assigned to V *virtual shards*
 (:func:`assign_rows`), and shard s gives its next ``g = b[s + 1] - b[s]`` rows to every step, where
@@ -9,7 +9,7 @@ are *the stream*, N rows. With the global batch G (``batch_size · world_size``)
     row i of global batch k  =  row k · g + i - b[s] of virtual shard s        b[s] <= i < b[s + 1]
 
 Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. V is a function of G
-(:func:`default_virtual_shards`) or given by the caller. So the global batch does not depend on how
+(:func:`choose_virtual_shards`) or given by the caller. So the global batch does not depend on how
 many ranks share it, every row is assigned exactly once, and all ranks take the same number of
 steps, whatever the sizes of files and row groups. The remaining ``N % G`` rows make one last,
 smaller step, split evenly; a rank may get an empty batch in it, which is a valid batch.
@@ -38,7 +38,7 @@ import numpy as np
 
 from nvt_torchrec.base.arrays import to_offsets
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_order
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import fill_random_order
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 #: Default number of virtual shards: 1, 2, 4 or 8 ranks read none of them together.
@@ -133,16 +133,16 @@ class Plan:
             rows += self.last_rows
         return rows
 
-    def rank_rows(self, rank: int, world_size: int, first_step: int, end_step: int) -> int:
+    def count_rank_rows(self, rank: int, world_size: int, first_step: int, end_step: int) -> int:
         """Return how many rows a rank gets in steps [first_step, end_step)."""
         full = min(end_step, self.full_steps) - min(first_step, self.full_steps)
         rows = full * (self.global_batch // world_size)
         if first_step <= self.full_steps < end_step:
-            begin, end = self.last_step(rank, world_size)
+            begin, end = self.find_last_rows(rank, world_size)
             rows += end - begin
         return rows
 
-    def spans(self, rank: int, world_size: int) -> list[Span]:
+    def list_spans(self, rank: int, world_size: int) -> list[Span]:
         """Return the parts of each full step that a rank takes, in the order of its batch."""
         size = self.global_batch // world_size
         begin, end = rank * size, (rank + 1) * size
@@ -153,7 +153,7 @@ class Plan:
                 spans.append(Span(shard, stop - start, own_begin - start, own_end - start))
         return spans
 
-    def last_step(self, rank: int, world_size: int) -> Range:
+    def find_last_rows(self, rank: int, world_size: int) -> Range:
         """Return the rows [begin, end) of the last, smaller step that a rank gets."""
         return (self.last_rows * rank // world_size, self.last_rows * (rank + 1) // world_size)
 
@@ -162,7 +162,7 @@ class Plan:
         """Full steps of a shuffling window."""
         return max(1, self.window_rows // self.global_batch)
 
-    def windows(self, first_step: int = 0) -> Iterator[tuple[int, int, int]]:
+    def list_windows(self, first_step: int = 0) -> Iterator[tuple[int, int, int]]:
         """Yield the shuffling windows from the one of ``first_step`` on.
 
         Yields:
@@ -190,7 +190,7 @@ class Assignment:
     shards: tuple[tuple[Range, ...], ...]
     remainder: Range
 
-    def shard_ranges(self, shard: int, begin: int) -> list[Range]:
+    def list_shard_ranges(self, shard: int, begin: int) -> list[Range]:
         """Return the ranges that make up a virtual shard from its row ``begin`` on."""
         ranges = []
         for first, last in self.shards[shard]:
@@ -206,7 +206,7 @@ def assign_rows(plan: Plan, starts: np.ndarray, remainder: int | None = None) ->
 
     Args:
         plan: The plan.
-        starts: int64 [row_groups + 1], from :func:`stream_starts`.
+        starts: int64 [row_groups + 1], from :func:`find_stream_starts`.
         remainder: The first of the ``N % G`` rows behind the full steps, from
             :func:`find_remainder`; by default they are the last rows of the stream.
     """
@@ -268,7 +268,7 @@ def find_remainder(plan: Plan, *, shuffle: bool, seed: int, epoch: int) -> int:
     return (last - epoch * plan.remainder_rows) % (last + 1)
 
 
-def default_virtual_shards(global_batch: int) -> int:
+def choose_virtual_shards(global_batch: int) -> int:
     """Return V = 8, or the rows of a global batch if these are fewer.
 
     It does not depend on the world size: that may change between runs, the batches may not.
@@ -276,18 +276,18 @@ def default_virtual_shards(global_batch: int) -> int:
     return min(VIRTUAL_SHARDS, global_batch)
 
 
-def epoch_order(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
+def order_row_groups(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the row groups in an epoch: int64 [row_groups], a permutation."""
     if not shuffle:
         return np.arange(row_groups)
     return np.argsort(_random_words(row_groups, seed, epoch, ()))
 
 
-def window_order(rows: int, *, seed: int, epoch: int, shard: int, window: int) -> np.ndarray:
+def order_window(rows: int, *, seed: int, epoch: int, shard: int, window: int) -> np.ndarray:
     """Return the order of a shuffled window of a virtual shard: int64 [rows], a permutation."""
     order = np.empty(rows, np.int64)
     sequence = np.random.SeedSequence((seed, epoch), spawn_key=(shard, window))
-    random_order(order, sequence.generate_state(1, np.uint64)[0])
+    fill_random_order(order, sequence.generate_state(1, np.uint64)[0])
     return order
 
 
@@ -298,14 +298,14 @@ def _random_words(length: int, seed: int, epoch: int, key: tuple[int, ...]) -> n
     return np.random.Philox(sequence).random_raw(length)
 
 
-def row_group_slices(
+def slice_row_groups(
     starts: np.ndarray, order: np.ndarray, begin: int, end: int
 ) -> Iterator[RowGroupSlice]:
     """Yield where the rows [begin, end) of the stream lie, in their order, without empty slices.
 
     Args:
-        starts: int64 [row_groups + 1], from :func:`stream_starts`.
-        order: int64 [row_groups], from :func:`epoch_order`.
+        starts: int64 [row_groups + 1], from :func:`find_stream_starts`.
+        order: int64 [row_groups], from :func:`order_row_groups`.
         begin: The first row.
         end: One after the last row, at most N.
     """
@@ -320,12 +320,12 @@ def row_group_slices(
         position += 1
 
 
-def stream_starts(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+def find_stream_starts(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return where row groups begin in the stream.
 
     Args:
         rows: int64 [row_groups], the rows of each row group in file order.
-        order: int64 [row_groups], from :func:`epoch_order`.
+        order: int64 [row_groups], from :func:`order_row_groups`.
 
     Returns:
         int64 [row_groups + 1], the first row of each row group in epoch order, followed by N.

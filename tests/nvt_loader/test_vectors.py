@@ -235,7 +235,7 @@ def test_their_memory_on_a_gpu_is_counted(copied: Path) -> None:
     for batch_size, read_vectors in ((64, False), (64, True), (10**6, False), (10**6, True)):
         loader = KJTLoader(copied, batch_size, device="cpu", read_vectors=read_vectors)
         taken = loader._dataset, loader._demand(), loader._budget()
-        found.append(memory.device_bytes(*taken, on_device=False))
+        found.append(memory.estimate_device_bytes(*taken, on_device=False))
     pointers = 4 * memory.HELD_BLOCKS * 10**6
     assert found[1] - found[0] >= memory.HELD_BLOCKS * memory.BLOCK_BYTES
     assert found[3] - found[2] == memory.HELD_BLOCKS * 4 * 6 * 10**6 + pointers

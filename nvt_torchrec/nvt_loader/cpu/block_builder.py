@@ -14,17 +14,17 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     FlatBlock,
     JaggedBlock,
     ShardRows,
-    empty_block,
+    count_float_columns,
     find_moves,
-    flat,
-    float_views,
-    float_widths,
-    source_copies,
+    list_source_copies,
+    make_empty_block,
+    split_floats,
+    view_flat,
     write_offsets,
 )
 from nvt_torchrec.nvt_loader.parquet import parquet_kernels as kernels
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
+from nvt_torchrec.nvt_loader.parquet.decoder import make_cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, Decoder, RowChunk, Target
 
 #: Tensors in a block's memory begin at multiples of this many bytes: a cache line.
@@ -52,7 +52,7 @@ class CpuBuilder:
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         self._dataset = dataset
         self.device = device
-        self.decode: Decoder = cpu_decoder(dataset)
+        self.decode: Decoder = make_cpu_decoder(dataset)
         self.buffers = Buffers()
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         if threads > 1:
@@ -66,7 +66,7 @@ class CpuBuilder:
         ``following`` are the steps of the next blocks from these sources.
         """
         if not sources:
-            return empty_block(self._dataset, steps, torch.device("cpu"))
+            return make_empty_block(self._dataset, steps, torch.device("cpu"))
         if not self._dataset.jagged:
             return self._build_flat(steps, batch, sources)
 
@@ -76,20 +76,20 @@ class CpuBuilder:
         chunks = self._share(take, sources)
         self._decode_ahead(sources)
         drawn = [source.drawn for source in sources]
-        return build_jagged(self._dataset, chunks, drawn, steps, batch, self.tensors)
+        return build_jagged(self._dataset, chunks, drawn, steps, batch, self.allocate_tensors)
 
     def _build_flat(self, steps: int, batch: int, sources: list[ShardRows]) -> FlatBlock:
         schema = self._dataset.schema
-        *floats, ids = self.tensors(
-            *[(torch.float32, (steps * batch, width)) for width in float_widths(schema)],
+        *floats, ids = self.allocate_tensors(
+            *[(torch.float32, (steps * batch, width)) for width in count_float_columns(schema)],
             (torch.int32, (steps, len(schema.integers), batch)),
         )
         labels, weights, dense = [part.numpy().view(np.int32) for part in floats]
-        flat_ids = flat(ids)  # once a block: a view takes longer than a source's other Python
+        flat_ids = view_flat(ids)  # once a block: a view takes longer than a source's other Python
 
         def fill(source: ShardRows) -> None:
             drawn = source.drawn
-            copies = source_copies(drawn, steps, [steps * drawn.width], 0)
+            copies = list_source_copies(drawn, steps, [steps * drawn.width], 0)
             target = Target(labels, weights, dense, flat_ids, copies, batch)
             first = 0
             for rows in self._take_rows(source, steps):
@@ -98,7 +98,7 @@ class CpuBuilder:
 
         self._share(fill, sources)
         self._decode_ahead(sources)
-        return FlatBlock(*float_views(self._dataset, steps, floats), ids)
+        return FlatBlock(*split_floats(self._dataset, steps, floats), ids)
 
     def _take_rows(self, source: ShardRows, steps: int) -> Iterable[Any]:
         """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
@@ -126,19 +126,19 @@ class CpuBuilder:
             for source in sources:
                 source.reader.decode_ahead(self._pool)
 
-    def tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
+    def allocate_tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
         """Return uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in wanted]
         aligned_sizes = [math.ceil(size / ALIGNMENT) * ALIGNMENT for size in sizes]
         # At least some bytes: torch cannot view an empty array as another dtype.
-        memory = self.memory(max(sum(aligned_sizes), ALIGNMENT))
+        memory = self.allocate_bytes(max(sum(aligned_sizes), ALIGNMENT))
         tensors, begin = [], 0
         for (dtype, shape), size, aligned_size in zip(wanted, sizes, aligned_sizes, strict=True):
             tensors.append(memory[begin : begin + size].view(dtype).view(shape))
             begin += aligned_size
         return tensors
 
-    def memory(self, size: int) -> torch.Tensor:
+    def allocate_bytes(self, size: int) -> torch.Tensor:
         """Return uninitialised memory that the CPU can write to: uint8 [size]."""
         return torch.from_numpy(self.buffers.take(size))
 
@@ -171,7 +171,7 @@ def _decode_all(parts: Iterable[Any]) -> list[RowChunk]:
     """Decode parts of a source's rows."""
     chunks: list[RowChunk] = []
     for rows in parts:
-        chunks += rows.chunks()
+        chunks += rows.decode()
     return chunks
 
 
@@ -205,7 +205,7 @@ def permute_chunks(
     for i in lists:
         lengths = np.empty(rows, np.int32)
         for to_rows, from_rows, chunk in moves:
-            lengths[to_rows] = np.diff(chunk.offsets(i))[from_rows]
+            lengths[to_rows] = np.diff(chunk.view_offsets(i))[from_rows]
         offsets = take(rows + 1)
         offsets[0] = 0
         np.cumsum(lengths, out=offsets[1:])
@@ -224,7 +224,7 @@ def build_jagged(
     sources: list[ShardRows],
     steps: int,
     batch: int,
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> JaggedBlock:
     """Build a block of the rows of all sources, with lists.
 
@@ -233,19 +233,19 @@ def build_jagged(
         chunks_by_source: The decoded rows of each source.
         sources: The sources.
         steps, batch: The number of batches, and the rows of each.
-        tensors: Makes tensors of given dtypes and shapes.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
     """
     schema = dataset.schema
     first_id, columns = len(schema.floats), len(schema.integers)
-    *floats, lengths, offsets = tensors(
-        *[(torch.float32, (steps * batch, width)) for width in float_widths(schema)],
+    *floats, lengths, offsets = allocate_tensors(
+        *[(torch.float32, (steps * batch, width)) for width in count_float_columns(schema)],
         (torch.int32, (steps, columns * batch)),
         (torch.int32, (steps, columns * batch + 1)),
     )
     chunks: list[RowChunk] = []
     found = []
     for source, own in zip(sources, chunks_by_source, strict=True):
-        found.append(source_copies(source, steps, [chunk.rows for chunk in own], len(chunks)))
+        found.append(list_source_copies(source, steps, [chunk.rows for chunk in own], len(chunks)))
         chunks += own
     copies = np.concatenate(found)
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
@@ -264,14 +264,14 @@ def build_jagged(
     first_copies = np.searchsorted(copies[:, 0], np.arange(steps + 1))
     layout = is_list, batch, list_copies, first_copies
     addresses = np.stack([chunk.addresses[first_id:] for chunk in chunks])
-    kernels.list_lengths(flat(lengths), addresses, *layout)
+    kernels.write_list_lengths(view_flat(lengths), addresses, *layout)
     starts = np.zeros(steps * columns * batch + 1, np.int64)
-    np.cumsum(flat(lengths), out=starts[1:])
+    np.cumsum(view_flat(lengths), out=starts[1:])
     write_offsets(offsets.numpy(), starts)
-    (values,) = tensors((torch.int32, (int(starts[-1]),)))
+    (values,) = allocate_tensors((torch.int32, (int(starts[-1]),)))
     # Of a column without lists, the address is that of the ids themselves.
     elements = np.stack([chunk.values[first_id:] for chunk in chunks])
     elements = np.where(is_list, elements, addresses)
-    kernels.list_values(flat(values), starts, elements, addresses, *layout)
-    views = float_views(dataset, steps, floats)
+    kernels.copy_list_values(view_flat(values), starts, elements, addresses, *layout)
+    views = split_floats(dataset, steps, floats)
     return JaggedBlock(*views, values, lengths, offsets, starts[::batch].tolist())

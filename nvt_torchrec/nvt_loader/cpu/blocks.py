@@ -214,12 +214,12 @@ class ShardRows:
         return dataclasses.replace(self, width=rows, begin=0, end=rows)
 
 
-def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
+def make_empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
     """Return a block of steps without rows."""
     columns = len(dataset.schema.features)
-    widths = float_widths(dataset.schema)
+    widths = count_float_columns(dataset.schema)
     floats = [torch.empty(0, width, device=device) for width in widths]
-    views = float_views(dataset, steps, floats)
+    views = split_floats(dataset, steps, floats)
     ids = torch.empty(steps, columns, 0, dtype=torch.int32, device=device)
     if not dataset.jagged:
         return FlatBlock(*views, ids)
@@ -228,19 +228,19 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
     return JaggedBlock(*views, ids.view(-1), ids.view(steps, 0), offsets, bounds)
 
 
-def float_widths(schema: TableSchema) -> tuple[int, int, int]:
+def count_float_columns(schema: TableSchema) -> tuple[int, int, int]:
     """Return how many of the float columns are labels, weight or correction, and dense columns."""
     optional = bool(schema.weight) + bool(schema.log_q_correction)
     return len(schema.labels), optional, len(schema.dense)
 
 
-def float_views(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> FloatViews:
+def split_floats(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> FloatViews:
     """Return a block's labels, weights, log-Q corrections and dense columns.
 
     Args:
         dataset: The data.
         steps: The steps of the block.
-        parts: float32 [steps · B, columns], for each of :func:`float_widths`.
+        parts: float32 [steps · B, columns], for each of :func:`count_float_columns`.
     """
     by_step = [part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts]
     labels, optional, dense = by_step
@@ -334,7 +334,7 @@ class BatchFactory:
         return constants
 
 
-def flat(tensor: torch.Tensor) -> np.ndarray:
+def view_flat(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor's memory as a flat array."""
     return tensor.view(-1).numpy()
 
@@ -353,7 +353,9 @@ def write_offsets(offsets: np.ndarray, starts: np.ndarray) -> None:
     offsets[:, -1] = starts[length - 1 :: length - 1] - begins[:, 0]
 
 
-def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+def list_source_copies(
+    source: ShardRows, steps: int, rows: list[int], first_chunk: int
+) -> np.ndarray:
     """Return the copies of one source, as :mod:`nvt_loader.parquet.parquet_kernels` defines them.
 
     Args:

@@ -18,12 +18,12 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.nvt_loader import memory
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat, write_offsets
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, view_flat, write_offsets
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 @compiled("int64(int32[::1], int32[::1], int32[::1], int64)")
-def count_events(lengths, keys, events, maximum):
+def write_event_counts(lengths, keys, events, maximum):
     """Write how many events each row gets; return the first row with an invalid pointer, or -1."""
     for row in range(len(keys)):
         # Key -1 stands for a row without a history.
@@ -72,7 +72,7 @@ def copy_events(values, starts, rows, keys, events, maximum, first, offsets, ids
 def add_events(
     dataset: Dataset,
     blocks: Iterator[tuple[slice, Any]],
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
     """Replace the pointers of blocks by the events, and divide blocks that become large.
 
@@ -80,7 +80,7 @@ def add_events(
         dataset: The data.
         blocks: Yields the steps to draw, and a block whose ids are the columns of
             ``schema.integers``, without the numbers of vectors.
-        tensors: Makes tensors of given dtypes and shapes.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
 
     Raises:
         SchemaError: A pointer leads outside the store, or an id is outside its table.
@@ -100,7 +100,9 @@ def add_events(
         bounds = np.linspace(begin, end, num_parts + 1).astype(int).tolist()
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
-            expanded = _expand(dataset, block, part, pointers[:, part], lengths[:, part], tensors)
+            expanded = _expand(
+                dataset, block, part, pointers[:, part], lengths[:, part], allocate_tensors
+            )
             yield slice(0, last - first), expanded
 
 
@@ -120,12 +122,12 @@ def _read_pointers(
     else:
         # Pointers are single numbers, so those of a step and column follow one another.
         firsts = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, categorical:]
-        found = flat(block.values)[firsts + np.arange(batch)]
+        found = view_flat(block.values)[firsts + np.arange(batch)]
     pointers = found.reshape(steps, len(dataset.stores), 2, batch).swapaxes(0, 1).copy()
     lengths = np.empty((len(dataset.stores), steps, batch), np.int32)
     for store, own, counts in zip(dataset.stores, pointers, lengths, strict=True):
         keys, events = own.swapaxes(0, 1).reshape(2, -1)
-        bad_row = count_events(counts.reshape(-1), keys, events, dataset.max_events)
+        bad_row = write_event_counts(counts.reshape(-1), keys, events, dataset.max_events)
         if bad_row >= 0:
             _refuse(dataset, store, int(keys[bad_row]), int(events[bad_row]))
     return pointers, np.repeat(lengths, [len(store.sizes) for store in dataset.stores], axis=0)
@@ -137,7 +139,7 @@ def _expand(
     steps: slice,
     pointers: np.ndarray,
     lengths: np.ndarray,
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> JaggedBlock:
     """Return a block of some steps with events instead of pointers.
 
@@ -146,39 +148,39 @@ def _expand(
         block: The block with pointers.
         steps: The steps.
         pointers, lengths: Those of the steps, as :func:`_read_pointers` returns them.
-        tensors: Makes tensors of given dtypes and shapes.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
     """
     schema = dataset.schema
     count, batch = lengths.shape[1:]
     categorical, features = len(schema.categorical), len(schema.features)
     columns = categorical + 2 * len(dataset.stores)
-    all_lengths, offsets = tensors(
+    all_lengths, offsets = allocate_tensors(
         (torch.int32, (count, features * batch)), (torch.int32, (count, features * batch + 1))
     )
     by_feature = all_lengths.numpy().reshape(count, features, batch)
     if isinstance(block, FlatBlock):
-        ids, bounds = flat(block.ids), batch * np.arange(block.ids.shape[0] * columns + 1)
+        ids, bounds = view_flat(block.ids), batch * np.arange(block.ids.shape[0] * columns + 1)
         by_feature[:, :categorical] = 1
     else:
-        ids, bounds = flat(block.values), np.array(block.bounds)
+        ids, bounds = view_flat(block.values), np.array(block.bounds)
         own_lengths = block.lengths[steps].numpy().reshape(count, columns, batch)
         by_feature[:, :categorical] = own_lengths[:, :categorical]
     by_feature[:, categorical:] = lengths.swapaxes(0, 1)
     starts = np.zeros(count * features * batch + 1, np.int64)
-    np.cumsum(flat(all_lengths), out=starts[1:])
+    np.cumsum(view_flat(all_lengths), out=starts[1:])
     write_offsets(offsets.numpy(), starts)
-    (values,) = tensors((torch.int32, (int(starts[-1]),)))
+    (values,) = allocate_tensors((torch.int32, (int(starts[-1]),)))
     # The ids of the categorical columns stay as they are; they come first in each step.
     step_starts = starts[:: features * batch]
     for step in range(count):
         first_column = (steps.start + step) * columns
         begin, end = bounds[first_column], bounds[first_column + categorical]
         to = step_starts[step]
-        flat(values)[to : to + end - begin] = ids[begin:end]
+        view_flat(values)[to : to + end - begin] = ids[begin:end]
     starts_by_feature = starts[:-1].reshape(count, features, batch)
     first = categorical
     for store, own in zip(dataset.stores, pointers, strict=True):
-        _copy_history(dataset, store, flat(values), starts_by_feature[:, first:], own)
+        _copy_history(dataset, store, view_flat(values), starts_by_feature[:, first:], own)
         first += len(store.sizes)
     return JaggedBlock(
         *block.take_floats(steps),

@@ -18,14 +18,14 @@ import torch
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.nvt_loader import memory
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, view_flat
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 def add_vectors(
     dataset: Dataset,
     blocks: Iterator[tuple[slice, Any]],
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
     """Replace the numbers of vectors in blocks by the vectors, and divide blocks that become large.
 
@@ -33,7 +33,7 @@ def add_vectors(
         dataset: The data, with vectors.
         blocks: Yields the steps to draw, and a block whose ids are the columns of
             ``schema.integers``.
-        tensors: Makes tensors of given dtypes and shapes.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
 
     Yields:
         The steps to draw, and a block whose ids are those columns without the numbers of vectors.
@@ -59,9 +59,12 @@ def add_vectors(
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
             part_numbers = numbers[:, part].reshape(len(numbers), -1)
-            (values,) = tensors((torch.float32, (last - first, batch, inputs)))
+            (values,) = allocate_tensors((torch.float32, (last - first, batch, inputs)))
             take_vectors(dataset, part_numbers, values.view(-1, inputs).numpy())
-            yield slice(0, last - first), _take_steps(dataset, block, part, values, tensors)
+            yield (
+                slice(0, last - first),
+                _take_steps(dataset, block, part, values, allocate_tensors),
+            )
 
 
 def take_vectors(
@@ -99,7 +102,7 @@ def _read_numbers(
     else:
         # A row has one number, so those of a step and column follow one another.
         begins = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, first:]
-        found = flat(block.values)[begins + np.arange(batch)]
+        found = view_flat(block.values)[begins + np.arange(batch)]
     return np.ascontiguousarray(found.swapaxes(0, 1))
 
 
@@ -108,7 +111,7 @@ def _take_steps(
     block: FlatBlock | JaggedBlock,
     steps: slice,
     values: torch.Tensor,
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> FlatBlock | JaggedBlock:
     """Return a block of some steps, with the vectors ``values`` and without their numbers."""
     columns = len(dataset.schema.integers)
@@ -118,11 +121,11 @@ def _take_steps(
         # Copied, so that all tensors of a block are contiguous: others would be moved to a device
         # in a copy that waits.
         own = block.ids[steps, :kept]
-        (ids,) = tensors((torch.int32, tuple(own.shape)))
+        (ids,) = allocate_tensors((torch.int32, tuple(own.shape)))
         ids.copy_(own)
         return FlatBlock(*shared, ids, values)
     count, batch = values.shape[:2]
-    lengths, offsets = tensors(
+    lengths, offsets = allocate_tensors(
         (torch.int32, (count, kept * batch)), (torch.int32, (count, kept * batch + 1))
     )
     lengths.copy_(block.lengths[steps, : kept * batch])
@@ -131,9 +134,9 @@ def _take_steps(
     found = np.array(block.bounds[:-1]).reshape(-1, columns)[steps, : kept + 1]
     sizes = found[:, -1] - found[:, 0]
     ends = sizes.cumsum()
-    (ids,) = tensors((torch.int32, (int(ends[-1]),)))
+    (ids,) = allocate_tensors((torch.int32, (int(ends[-1]),)))
     for begin, end, size in zip(found[:, 0], ends, sizes, strict=True):
-        flat(ids)[end - size : end] = flat(block.values)[begin : begin + size]
+        view_flat(ids)[end - size : end] = view_flat(block.values)[begin : begin + size]
     moved = found[:, :kept] + (ends - sizes - found[:, 0])[:, np.newaxis]
     bounds = [*moved.ravel().tolist(), int(ends[-1])]
     return JaggedBlock(*shared, ids, lengths, offsets, bounds, values)

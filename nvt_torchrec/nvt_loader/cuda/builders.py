@@ -22,7 +22,7 @@ from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
     DeviceRowGroupSlice,
     build_on_device,
-    decoded_rows,
+    take_decoded_rows,
 )
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
@@ -52,9 +52,9 @@ class PinnedBuilder(CpuBuilder):
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device, threads)
-        self._stream = loader_stream(device, "building")
+        self._stream = get_stream(device, "building")
 
-    def memory(self, size: int) -> torch.Tensor:
+    def allocate_bytes(self, size: int) -> torch.Tensor:
         """Return uninitialised pinned memory, which torch recycles: uint8 [size]."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
@@ -100,7 +100,7 @@ class CudfBuilder(PinnedBuilder):
         from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader, ReadAhead
 
         _use_pool(device)
-        stream = loader_stream(device, "reading")
+        stream = get_stream(device, "reading")
         self.reading = ReadAhead(CudfReader(dataset, stream), stream, device)
         self.decode = self.reading.decode
         self.host = self.host_kind(dataset, device, threads)
@@ -118,7 +118,7 @@ class CudfBuilder(PinnedBuilder):
         # The next blocks are decoded while this one is put in order.
         self.read_ahead(sources, following)
         self.reading.finish(groups, self._stream)
-        rows = decoded_rows(parts)
+        rows = take_decoded_rows(parts)
         return build_on_device(self._dataset, rows, sources, steps, batch, self.device)
 
     def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class CudfBuilder(PinnedBuilder):
 
 
 @functools.cache
-def loader_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
+def get_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
     """Return the stream that all loaders on a device share for a purpose.
 
     Torch reuses memory only on the stream that it was allocated on: with a stream for each epoch,

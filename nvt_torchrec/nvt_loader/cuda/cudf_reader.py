@@ -107,8 +107,8 @@ class CudfReader:
         for number in numbers:
             group = self._files.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
-            self._files.footer(number)  # refuses a file that has changed
-        source = plc.io.SourceInfo([str(self._files.path(file)) for file in files])
+            self._files.read_footer(number)  # refuses a file that has changed
+        source = plc.io.SourceInfo([str(self._files.find_path(file)) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
@@ -123,7 +123,7 @@ class CudfReader:
         return dict(zip(read.column_names(), read.columns, strict=True))
 
     def _read_footer(self, file: int) -> Any:
-        source = plc.io.SourceInfo([str(self._files.path(file))])
+        source = plc.io.SourceInfo([str(self._files.find_path(file))])
         return plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
     def _to_rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
@@ -208,7 +208,7 @@ class ReadAhead:
                 stream.wait_event(ready)
         if stream is not None:
             for group in groups:
-                for tensor in group.decoded_rows().tensors:
+                for tensor in group.get_rows().tensors:
                     tensor.record_stream(stream)
 
     def close(self) -> None:

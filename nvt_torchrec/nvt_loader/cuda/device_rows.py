@@ -14,9 +14,9 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     FlatBlock,
     JaggedBlock,
     ShardRows,
-    empty_block,
-    float_views,
-    float_widths,
+    count_float_columns,
+    make_empty_block,
+    split_floats,
 )
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -103,7 +103,7 @@ class DeviceRowGroup:
     decoded: DeviceRows | None = None
     reading: concurrent.futures.Future | None = None
 
-    def decoded_rows(self) -> DeviceRows:
+    def get_rows(self) -> DeviceRows:
         """Return its rows, which must have been decoded."""
         assert self.decoded is not None, f"row group {self.number} is not decoded"
         return self.decoded
@@ -127,9 +127,9 @@ class DeviceRowGroupSlice:
         return DeviceRowGroupSlice(self.group, self.begin + begin, self.begin + end)
 
 
-def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
+def take_decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
     """Return the rows of slices whose row groups have been decoded."""
-    return slice_rows([(part.group.decoded_rows(), part.begin, part.end) for part in parts])
+    return slice_rows([(part.group.get_rows(), part.begin, part.end) for part in parts])
 
 
 def build_on_device(
@@ -145,7 +145,7 @@ def build_on_device(
     ``chunks`` hold the rows of the first source, then those of the next, and so on.
     """
     if not chunks:
-        return empty_block(dataset, steps, device)
+        return make_empty_block(dataset, steps, device)
     # For each row of a batch its number among the rows of all chunks.
     row_numbers = torch.empty((steps, batch), dtype=torch.int64, device=device)
     source_begin = 0
@@ -175,8 +175,10 @@ def arrange_rows(
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
     flat_numbers = row_numbers.view(-1)
-    parts = [part[flat_numbers] for part in floats.split(float_widths(dataset.schema), dim=1)]
-    views = float_views(dataset, len(row_numbers), parts)
+    parts = [
+        part[flat_numbers] for part in floats.split(count_float_columns(dataset.schema), dim=1)
+    ]
+    views = split_floats(dataset, len(row_numbers), parts)
     if not dataset.jagged:
         return FlatBlock(*views, ids[row_numbers].transpose(1, 2).contiguous())
     values, lengths, offsets, bounds = _arrange_lists(dataset, chunks, ids, row_numbers)
