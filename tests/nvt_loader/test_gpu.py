@@ -53,9 +53,9 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
     list(loader)
     width = read_dataset(tmp_path / "train").batch_row_bytes
     maximum = estimate_device_bytes(
-        loader._dataset, loader._demand(), loader._budget(), on_device=True
+        loader._dataset, loader._measure_demand(), loader._divide_memory(), on_device=True
     )
-    blocks = HELD_BLOCKS * loader._budget().block_rows
+    blocks = HELD_BLOCKS * loader._divide_memory().block_rows
     assert max(held) >= 1600
     assert width * (max(held) + blocks) <= maximum
     assert loader.device_bytes == 0, "it is on a CPU"

@@ -234,7 +234,7 @@ def test_their_memory_on_a_gpu_is_counted(copied: Path) -> None:
     found = []
     for batch_size, read_vectors in ((64, False), (64, True), (10**6, False), (10**6, True)):
         loader = KJTLoader(copied, batch_size, device="cpu", read_vectors=read_vectors)
-        taken = loader._dataset, loader._demand(), loader._budget()
+        taken = loader._dataset, loader._measure_demand(), loader._divide_memory()
         found.append(memory.estimate_device_bytes(*taken, on_device=False))
     pointers = 4 * memory.HELD_BLOCKS * 10**6
     assert found[1] - found[0] >= memory.HELD_BLOCKS * memory.BLOCK_BYTES
