@@ -144,7 +144,7 @@ def test_rows_in_memory(copied: Path) -> None:
     options = {"schema": schema, "device": "cpu", "virtual_shards": 1}
     loader = KJTLoader(table, 64, vectors=copied.parent, **options)
     assert_same(list(loader), list(KJTLoader(copied, 64, device="cpu", virtual_shards=1)))
-    with pytest.raises(SettingsError, match=r"not beside the data\n  -> give vectors=.*read_vec"):
+    with pytest.raises(SettingsError, match=r"next to the data\n  -> give vectors=.*read_vec"):
         KJTLoader(table, 64, **options)
     assert next(iter(KJTLoader(table, 64, read_vectors=False, **options))).dense_vectors is None
     with pytest.raises(SettingsError, match="vectors = 3"):
