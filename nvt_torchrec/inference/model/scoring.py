@@ -252,7 +252,7 @@ class ServingModel:
         folded = fold_ids(torch.from_numpy(ids.values), torch.from_numpy(rows))
         return dataclasses.replace(ids, values=folded.numpy())
 
-    def read_more_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
+    def read_raw_inputs(self, ids: Ids) -> dict[str, torch.Tensor]:
         """Return the further inputs that a model takes, by name (:mod:`models.contract`).
 
         Raises:
@@ -313,7 +313,7 @@ class ServingModel:
                 [n, ``config.vector_inputs``]; needed if the model takes any.
         """
         values = torch.from_numpy(dense).to(self.device).T
-        more = self.read_more_inputs(ids)
+        more = self.read_raw_inputs(ids)
         if dense_vectors is None:
             return self.head(values, embedded, more)
         return self.head(values, embedded, more, torch.from_numpy(dense_vectors).to(self.device))

@@ -13,10 +13,10 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.progress_bars import show_progress
-from nvt_torchrec.inference.bulk import measure_probabilities, read_to_score
+from nvt_torchrec.inference.bulk import measure_probabilities, read_pieces
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
-from nvt_torchrec.inference.predictor import Predictor, input_spec
+from nvt_torchrec.inference.predictor import Predictor, make_input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.directory import PUBLISH, ROLLBACK, Entry, Store, open_store
 from nvt_torchrec.inference.publish.trial import try_bundle
@@ -229,8 +229,8 @@ def score_labelled(
                 f"{', '.join(first.labels)}",
                 "compare models of the same labels",
             )
-    spec = input_spec(first.spec, path, file_format)
-    pieces = read_to_score(spec, path, _BLOCK_BYTES)
+    spec = make_input_spec(first.spec, path, file_format)
+    pieces = read_pieces(spec, path, _BLOCK_BYTES)
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
@@ -241,7 +241,7 @@ def score_labelled(
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = min(max_rows - num_rows, len(rows))
-            labels.append(first.labels_of(rows)[:, :count])
+            labels.append(first.select_labels(rows)[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():

@@ -24,8 +24,8 @@ from nvt_torchrec.inference.named_tensors import (
     OUTPUT,
     Input,
     get_tensor_type,
-    inputs_without_tables,
     list_inputs,
+    list_inputs_without_tables,
     to_columns,
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
@@ -223,7 +223,7 @@ def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     for aggregate in spec.aggregates:
         optional.append(Input(aggregate.name, "float64", multi_hot=False))
     needed = {column.name for column in list_inputs(spec)}
-    for column in inputs_without_tables(spec):
+    for column in list_inputs_without_tables(spec):
         if column.name not in needed:
             optional.append(column)
     return optional
