@@ -152,7 +152,7 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
         write_json(checkpoint / "model.json", record | {"blake2b": FORMAT.digest(record)})
 
     claim("0" * 64)
-    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
+    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow next to"):
         Predictor.load(workflow, checkpoint)
     with pytest.raises(SchemaError, match="another workflow"):
         write_bundle(workflow, checkpoint, tmp_path / "bundle")

@@ -79,8 +79,8 @@ def test_tritons_client(
     refused = tritonclient.utils.InferenceServerException
     with pytest.raises(refused, match="content encoding 'gzip'"):
         client.infer(MODEL, inputs, request_compression_algorithm="gzip")
-    for model, version, what in (("other", "", "name 'other'"), (MODEL, "2", "version '2'")):
-        with pytest.raises(refused, match=f"no model of {what}"):
+    for model, version, what in (("other", "", "model named 'other'"), (MODEL, "2", "version '2'")):
+        with pytest.raises(refused, match=f"no {what}"):
             client.infer(model, inputs, version)
 
 

@@ -44,10 +44,10 @@ def run(settings: PublishSettings) -> int:
 
 def _print(done: Published, settings: PublishSettings) -> None:
     """Print the comparison, the bundle that is served now, and the bundles that were removed."""
-    from nvt_torchrec.inference.publish.steps import table
+    from nvt_torchrec.inference.publish.steps import format_table
 
     for label, models in done.metrics.items():
-        print(table(models, label if len(done.metrics) > 1 else ""))
+        print(format_table(models, label if len(done.metrics) > 1 else ""))
     for refusal in done.refusals:
         log.error("refused: %s", refusal)
     if done.refusals:

@@ -28,7 +28,7 @@ class Scores(nn.Module):
         spec = predictor.row_spec
         model = predictor.model
         config = model.config
-        self.rows = model.table.rows
+        self.look_up = model.table.look_up
         self.head = model.head
         self.head_inputs: tuple[str, ...] = ()
         if isinstance(model.head, OnnxHead):
@@ -74,7 +74,7 @@ class Scores(nn.Module):
         singles: tuple[torch.Tensor, ...] = ()
         if len(self.first_singles):
             ids = self._fold(columns.pop(0), self.rows_singles)
-            embedded.append(self.rows(ids + self.first_singles))
+            embedded.append(self.look_up(ids + self.first_singles))
             singles = ids.unbind(1)
 
         num_lists = len(self.first_lists)
@@ -140,13 +140,13 @@ class Scores(nn.Module):
             end: The length of each list, [rows, 1].
         """
         present = torch.arange(ids.shape[1]) < end
-        return (self.rows(ids) * present.unsqueeze(-1)).sum(1, keepdim=True)
+        return (self.look_up(ids) * present.unsqueeze(-1)).sum(1, keepdim=True)
 
     def _average_history(self, ids: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """Average the embeddings of the newest ``max_events`` events, [rows, 1, D]."""
         position = torch.arange(ids.shape[1])
         present = (position < end) & (position >= end - self.max_events)
-        sums = (self.rows(ids) * present.unsqueeze(-1)).sum(1, keepdim=True)
+        sums = (self.look_up(ids) * present.unsqueeze(-1)).sum(1, keepdim=True)
         return sums / present.sum(1).clamp(min=1).view(-1, 1, 1)
 
     def _take_newest(
@@ -164,7 +164,7 @@ class Scores(nn.Module):
         # tensor because the length of the lists is only known when the file runs.
         last = torch.full_like(position, ids.shape[1] - 1)
         position = torch.minimum(position.clamp(min=0), last)
-        events = self.rows(ids.gather(1, position)) * exists.unsqueeze(-1)
+        events = self.look_up(ids.gather(1, position)) * exists.unsqueeze(-1)
         return events, exists
 
     def _normalize(self, x: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
