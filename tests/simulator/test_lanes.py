@@ -30,6 +30,18 @@ def spec_of(categories: int) -> FeatureSpec:
     return FeatureSpec("label", (DenseColumn("d0"), DenseColumn("d1")), columns, "log_normalize")
 
 
+#: Functions of the host by the modules that call them.
+HOST_WORK = {
+    "count_newlines": blocks,
+    "compute_moments": blocks,
+    "merge_moments": blocks,
+    "to_table": blocks,
+    "write_units": blocks,
+    "count_block": blocks.host,
+    "encode_block": blocks.host,
+}
+
+
 class WatchedDevice(SimulatedDevice):
     """Notes what is done, in its order. A lane that is given back loses its text.
 
@@ -70,13 +82,13 @@ class WatchedDevice(SimulatedDevice):
             text[:] = 0xEE
         self.done.append("free")
 
-    @property
-    def outside(self) -> list[str]:
-        """What was done without a lane."""
+    def host_work(self, *, with_lane: bool) -> list[str]:
+        """What the host did, with or without a lane."""
         found, held = [], False
         for name in self.done:
-            held = name == "lane" or (held and name != "free")
-            if not held and name != "free":
+            if name in ("lane", "free"):
+                held = name == "lane"
+            elif name in HOST_WORK and held == with_lane:
                 found.append(name)
         return found
 
@@ -109,10 +121,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> WatchedDevice:
 
         monkeypatch.setattr(module, name, noted)
 
-    for name in ("count_newlines", "compute_moments", "merge_moments", "to_table", "write_units"):
-        note(blocks, name)
-    for name in ("count_block", "encode_block"):
-        note(blocks.host, name)
+    for name, module in HOST_WORK.items():
+        note(module, name)
     monkeypatch.setattr(counting, "PIECE_BYTES", 64)
     return watched
 
@@ -154,11 +164,15 @@ def test_the_host_counts_without_a_lane(device: WatchedDevice, tmp_path: Path) -
     spec = spec_of(2)
     card = Card(device)
     count_block(card, write(tmp_path / "day_0", spec), spec, max_bad_rows=0)
-    assert device.outside == [*["compute_moments"] * 3, "merge_moments"]  # of three pieces
+    # the text is the lane's
+    assert device.host_work(with_lane=True) == ["count_newlines"]
+    three_pieces = ["compute_moments"] * 3
+    assert device.host_work(with_lane=False) == [*three_pieces, "merge_moments"]
     device.done.clear()
     block = write(tmp_path / "day_1", spec, malformed=True)
     count_block(card, block, spec, max_bad_rows=UNLIMITED)
-    assert device.outside == ["count_block"]
+    assert device.host_work(with_lane=True) == ["count_newlines"]
+    assert device.host_work(with_lane=False) == ["count_block"]
     # the counts are uploaded on a lane
     assert device.done[-2:] == ["lane", "free"]
 
@@ -168,11 +182,12 @@ def test_the_host_writes_without_a_lane(
 ) -> None:
     card, spec = Card(device), spec_of(2)
     encode(card, write(tmp_path / "day_0", spec), workflow, tmp_path / "work")
-    assert device.outside == ["to_table", "write_units"]
+    assert device.host_work(with_lane=True) == ["count_newlines"]
+    assert device.host_work(with_lane=False) == ["to_table", "write_units"]
     block = write(tmp_path / "day_1", spec, malformed=True)
     encode(card, block, workflow, tmp_path / "work")
-    # the host's function calls write_units itself, in its own module
-    assert device.outside == ["encode_block"]
+    assert device.host_work(with_lane=True) == ["count_newlines"]
+    assert device.host_work(with_lane=False) == ["encode_block"]
 
 
 def test_lines_are_counted_while_the_card_parses(device: WatchedDevice, tmp_path: Path) -> None:
