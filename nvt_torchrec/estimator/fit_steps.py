@@ -193,9 +193,10 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     )
     made = guess(split=fit.shares)
     spec = make_spec(tomllib.loads(made.text), str(folder.spec))
-    if made.close:
+    if made.label_candidates:
         raise SettingsError(
-            f"column {' or '.join(made.close)} could be the label", "name it: fit(X, label=…)"
+            f"column {' or '.join(made.label_candidates)} could be the label",
+            "name it: fit(X, label=…)",
         )
     labels = read_labels(table, _drop_choice(spec), spec.label)
     _check_classes(labels)
@@ -204,7 +205,7 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
         made = guess(split={**fit.shares, "seed": seed})
         spec = make_spec(tomllib.loads(made.text), str(folder.spec))
     write_text(folder.spec, made.text)
-    log.info("wrote %s\n%s", folder.spec, made.says)
+    log.info("wrote %s\n%s", folder.spec, made.notes)
     if made.unread:
         lines = [f"{name}: {reason}" for name, reason in made.unread.items()]
         if len(lines) > _MAX_SHOWN:

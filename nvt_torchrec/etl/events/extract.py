@@ -19,7 +19,7 @@ from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name
-from nvt_torchrec.etl.units.writing import choose
+from nvt_torchrec.etl.units.writing import choose_splits
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.spec_variants import keep_events_only
 from nvt_torchrec.formats.rows import RawRows, is_missing
@@ -125,7 +125,7 @@ class BlockExtractor:
         spec = self._spec
         flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
         if isinstance(self._block, DividedBlock):
-            flags |= choose(rows, self._block, self._lines) == SPLITS.index("train")
+            flags |= choose_splits(rows, self._block, self._lines) == SPLITS.index("train")
         else:
             flags |= self._train
         for number, label in enumerate(rows.labels):
