@@ -88,7 +88,7 @@ def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
             Predictor.load(bundle)
     files = value["files"] | {"../workflow/metadata.json": value["files"]["workflow/metadata.json"]}
     BUNDLE_FORMAT.write(bundle / "bundle.json", {**value, "files": files})
-    with pytest.raises(BadInputError, match=r"\.\./workflow/metadata.json' does not lie"):
+    with pytest.raises(BadInputError, match=r"\.\./workflow/metadata.json' is not inside"):
         Predictor.load(bundle)
 
 
