@@ -117,7 +117,7 @@ def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
     if not lines:
         return []
     heading = "What happened before a row, see docs/events.md"
-    hint = 'if labels are known later, add known = "1h" to [events]'
+    hint = 'if labels become known only later, add known = "1h" to [events]'
     if wanted:
         return ["", *_comment(f"{heading}; {hint}."), *lines]
     heading += f": uncomment it, or call guess with --events; {hint}."
