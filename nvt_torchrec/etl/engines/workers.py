@@ -1,7 +1,7 @@
 """Count and encode blocks on the workers of a Dask cluster.
 
-Workers run the same functions on the same blocks as threads of this process do, so that what is
-written does not depend on where it was made.
+Workers run the same functions on the same blocks as the threads of the ``cpu`` engine, so the
+output does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-#: Seconds for the comparison of the first block, which takes seconds; kernels are compiled, too.
+#: Time limit for comparing the first block, which takes seconds, and for compiling the kernels.
 COMPARE_SECONDS = 300
 _REMEDY = "begin again with --engine cpu --restart"
 
@@ -73,9 +73,10 @@ class Workers(Engine):
 
     def encode(self, units: list[Unit], workflow: Path) -> Iterator[UnitResult]:
         """See :meth:`Engine.encode`."""
-        # workers keep what they have loaded, and the path may come to hold another workflow;
-        # its own digest is the same for specs that differ in the file format
-        saved = str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256)
+        # Workers cache the workflow that they loaded, but the path may later hold another one. So
+        # the digest of its description identifies it. (The digest of the workflow itself is the
+        # same for specs that differ only in the file format.)
+        saved = (str(workflow), str(FileEntry.from_file(workflow / METADATA_FILE).sha256))
         on_cards = self._uses_cards(unit.block for unit in units)
         on_cards = on_cards and device.has_room(workflow, self.client)
         if on_cards and self._agrees("encoding", device.compare_codes, units[0], saved):

@@ -180,10 +180,10 @@ def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], st
     if cuts:
         split["valid_from"], split["test_from"] = cuts
         why += (
-            ": valid and test are the last tenths of the rows. The cuts do not move, so later days, "
-            "which `nvt-etl extend` adds as files named by a number or a date, are test: to train "
-            "on them, set later cuts and run the ETL again. With shares instead of cuts, valid = "
-            "0.1 and test = 0.1, no days could be added"
+            ": valid and test are the last tenths of the rows. The cuts do not move, so later "
+            "days, which `nvt-etl extend` adds as files named by a number or a date, are test: to "
+            "train on them, set later cuts and run the ETL again. With shares instead of cuts, "
+            "valid = 0.1 and test = 0.1, no days could be added"
         )
         return split, why
     why += (
