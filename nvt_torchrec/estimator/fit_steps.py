@@ -29,7 +29,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, make_spec
-from nvt_torchrec.formats.splits import RowRule, cuts_of_hash
+from nvt_torchrec.formats.splits import RowRule, compute_hash_cuts
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -263,7 +263,7 @@ def choose_seed(labels: np.ndarray, split: Split) -> int:
         The seed. If no seed gives each split rows of both labels, it is the one with the most
         splits that have rows, and among these with the most labels in splits.
     """
-    cuts = cuts_of_hash(split.valid, split.test)
+    cuts = compute_hash_cuts(split.valid, split.test)
     rows = np.arange(len(labels))
     best_seed, best_score = 0, (-1, -1)
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):

@@ -405,7 +405,7 @@ class Stages:
         write_json(self.target.timings, timings)
         write_report(self.target.report, manifest, description)
         before = Manifest.read(self.before.manifest).described if self.before else {}
-        manifest = dataclasses.replace(manifest, described=self.target.describing(before))
+        manifest = dataclasses.replace(manifest, described=self.target.list_described(before))
         manifest.write(self.target.manifest)
         warnings = one_label_splits(manifest["splits"])
         if warnings:

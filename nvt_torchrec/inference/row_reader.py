@@ -45,7 +45,7 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import (
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, mask_of_rows
+from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, get_dense_dtype, make_mask
 
 #: The characters that ``trim`` removes.
 _SPACES = " \t"
@@ -104,11 +104,11 @@ class RowReader:
             """Return the field of a read, whose missing values have the bit of a column."""
             read = plan.reads[index]
             placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
-            may_lack = read.source in optional
-            return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
+            allows_missing = read.source in optional
+            return Field(read.source, parsers[index], 1 << column, placeholder, allows_missing)
 
         self.spec, self._plan = spec, plan
-        self._dtype = dense_dtype(spec)
+        self._dtype = get_dense_dtype(spec)
         # Dense columns that are a value of the row, and those that are computed from values.
         # Aggregates and columns of tables are neither: they are added to rows that were read.
         self._dense: dict[int, Field] = {}
@@ -171,7 +171,7 @@ class RowReader:
             dense=dense,
             dense_missing=dense_missing,
             categorical=categorical,
-            categorical_missing=mask_of_rows(bits, len(spec.categorical)),
+            categorical_missing=make_mask(bits, len(spec.categorical)),
             line=np.arange(count),
             lines=count,
             times=times,
@@ -191,7 +191,7 @@ class RowReader:
             read = dense
             dense = np.zeros((len(spec.dense), count), self._dtype)
             dense[self._dense_index] = read
-        missing = mask_of_rows(bits, len(spec.dense))
+        missing = make_mask(bits, len(spec.dense))
         for j in self._derived_dense:
             column_sources = [sources[index] for index in self._plan.dense[j]]
             dense[j], is_absent = feature(spec.dense[j], column_sources)

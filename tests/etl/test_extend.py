@@ -118,7 +118,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     newest = read_dataset(valid)
     gone = KJTLoader(valid, 8, device="cpu")
     add(output, "", undo=True)
-    assert newest.files.footer(0).rows.tolist() == newest.source.row_counts
+    assert newest.files.read_footer(0).rows.tolist() == newest.source.row_counts
     shutil.rmtree(output / PREVIOUS)
     with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
         list(gone)

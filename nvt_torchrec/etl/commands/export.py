@@ -124,7 +124,7 @@ def _make_lists(
     key_name, count_name = store.history.pointers
     keys = batch[key_name].to_pylist()
     num_events = batch[count_name].to_pylist()
-    found = [store.newest(key, n, maximum) for key, n in zip(keys, num_events, strict=True)]
+    found = [store.read_newest(key, n, maximum) for key, n in zip(keys, num_events, strict=True)]
     counts = np.array([len(row[0]) for row in found], np.int64)
     lengths = np.full(len(found), maximum) if settings.pad else counts
     offsets = to_offsets(lengths)

@@ -26,7 +26,7 @@ def run(settings: ExtendSettings) -> None:
         ClickLogError: A setting is not allowed, or what :func:`etl.extend.extend.extend` raises.
     """
     from nvt_torchrec.etl.extend.extend import extend
-    from nvt_torchrec.formats.day_names import day_title
+    from nvt_torchrec.formats.day_names import format_day_title
 
     manifest = extend(settings)
     rows = manifest["rows"]
@@ -34,7 +34,7 @@ def run(settings: ExtendSettings) -> None:
         values = {"generation": manifest.generation, "days": manifest.days, "rows": rows}
         print(json.dumps(values))
         return
-    titles = {file["day"]: day_title(file["path"]) for file in manifest["inputs"]}
+    titles = {file["day"]: format_day_title(file["path"]) for file in manifest["inputs"]}
     print(f"generation {manifest['generation']}")
     for split in SPLITS:
         days = ",".join(titles[day] or str(day) for day in manifest["days"][split])

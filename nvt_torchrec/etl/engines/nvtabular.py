@@ -42,7 +42,7 @@ from nvt_torchrec.etl.units.writing import (
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, fitted_state, load
@@ -70,7 +70,7 @@ class NVTabular(Workers):
         job = self.job
         client = self.client
         gpu = self.gpu
-        empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
+        empty = to_frame(make_empty_rows(job.spec, label=True), job.spec, gpu=gpu)
         # Delayed tasks are not fused with others, so the graphs of NVTabular, one for each operator
         # with statistics, share the frames. (A worker counts the memory of a frame three times, for
         # the task and its two aliases, and so may spill early.)

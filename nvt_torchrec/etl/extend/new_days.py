@@ -35,9 +35,10 @@ def find_new_days(
         if day.day in inputs:
             check_same_file(day, manifest, settings.output_path)
         elif day.day < newest:
+            title = day_names.format_day_title(inputs[newest]["path"]) or newest
             raise BadInputError(
                 f"{day.path}: {day.name} is older than the newest day of "
-                f"{settings.output_path}, {day_names.day_title(inputs[newest]['path']) or newest}",
+                f"{settings.output_path}, {title}",
                 "days can only be added in order; to include it, run the ETL again",
             )
         else:
@@ -55,7 +56,7 @@ def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
     later = f"if this is a later day, call it {_name_next_day(inputs)}"
     undo = "take that one back with `python -m etl extend --undo` first"
     may_undo = day.day == max(inputs)
-    if day_names.name_of(day.path) is None:
+    if day_names.parse_day_name(day.path) is None:
         # The user did not choose the number of the day, so suggest a later day before replacing.
         problem = f"no number or date in its name, so it is {day.name}; {problem}"
         replace = undo if may_undo else "run the ETL again"
@@ -105,5 +106,5 @@ def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) 
 def _name_next_day(inputs: dict[int, InputFile]) -> str:
     """Return the name of the next day's file, without its ending."""
     newest = max(inputs)
-    name = day_names.name_of(inputs[newest]["path"])
-    return name.other(newest + 1) if name else f"day_{newest + 1}"
+    name = day_names.parse_day_name(inputs[newest]["path"])
+    return name.format_name(newest + 1) if name else f"day_{newest + 1}"

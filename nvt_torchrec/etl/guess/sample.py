@@ -29,7 +29,7 @@ from nvt_torchrec.etl.guess.dialect import (
 )
 from nvt_torchrec.etl.guess.names import find_split_path
 from nvt_torchrec.etl.guess.values import DECLARED, Profile, make_vector, profile
-from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.day_names import parse_day_name
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.splits import SPLITS
@@ -187,7 +187,7 @@ def _find_files(path: str) -> tuple[list[str], str, int]:
         if days:
             return days, path, len(days)
         return [file.path for file in find_days(path, split=ANY_FILES)], "", 0
-    day = name_of(path)
+    day = parse_day_name(path)
     if not day:
         return [path], "", 0
     directory, _, file_name = path.rpartition("/")

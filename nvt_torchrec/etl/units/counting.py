@@ -209,7 +209,7 @@ def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         bit = np.uint64(1) << get_bit(j)
         if transform.function != TRANSFORMS["log"].function:
             _fill(values, missing, bit, fill, scratch)
-            result[j] = _compute_moments(transform.y(scratch, np))
+            result[j] = _compute_moments(transform.apply(scratch, np))
             continue
         if values.dtype == np.int32:
             _take_logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)

@@ -13,7 +13,7 @@ from nvt_torchrec.etl.units.ready_rows import ReadyRows, locate_cuts
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.split import Split
-from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
+from nvt_torchrec.formats.splits import SPLITS, RowRule, compute_hash_cuts, cut_last_day
 
 #: Rough share of the rows in each split if it is unknown; used for progress bars only.
 _USUAL_SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
@@ -358,16 +358,16 @@ def _find_rule(file: DayFile, split: Split) -> RowRule | None:
     if split.by == "files":
         if file.split != "train" or not split.valid:
             return None
-        return RowRule("share", cuts_of_hash(split.valid, 0), split.seed)
+        return RowRule("share", compute_hash_cuts(split.valid, 0), split.seed)
     if split.by == "time":
         cuts = []
         for time in (split.valid_from, split.test_from):
             cuts.append(parse_iso(time, "split") if time else 0)
         return RowRule("time", tuple(cuts))
     if split.by == "values":
-        valid_cut = cuts_of_hash(split.valid, 0)[0] if split.valid else None
+        valid_cut = compute_hash_cuts(split.valid, 0)[0] if split.valid else None
         return RowRule("values", (1, 2), split.seed, valid_cut)
-    return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
+    return RowRule(split.by, compute_hash_cuts(split.valid, split.test), split.seed)
 
 
 def _estimate_shares(split: Split) -> dict[str, float]:

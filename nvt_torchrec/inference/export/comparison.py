@@ -201,7 +201,7 @@ def _choose_texts(reads: list[Read], values: list) -> list[str]:
         elif isinstance(value, str):
             text = value
         else:
-            text = RAW_TYPES[reads[0].raw].log_text(value)
+            text = RAW_TYPES[reads[0].raw].to_log_text(value)
         if text and _is_read(reads, text):
             texts.append(text)
     return texts
@@ -210,7 +210,7 @@ def _choose_texts(reads: list[Read], values: list) -> list[str]:
 def _is_read(reads: list[Read], text: str) -> bool:
     """Return whether each read of a column finds a value in a text."""
     try:
-        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
+        return all(RAW_TYPES[read.raw].parse_log_text(text) is not None for read in reads)
     except ValueError:
         return False
 
@@ -244,7 +244,7 @@ def _find_usual_numbers(
         kind = RAW_TYPES[column.raw]
         normalized = center[j] + scale[j] * np.array(_DEVIATIONS)
         # Mean and deviation are those of transformed values.
-        numbers = spec.get_transform(column).x(normalized, np)
+        numbers = spec.get_transform(column).invert(normalized, np)
         if kind.is_whole:
             numbers = np.rint(numbers)
         source = plan.reads[plan.dense[j][0]].source

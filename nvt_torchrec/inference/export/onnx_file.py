@@ -200,7 +200,7 @@ class Scores(nn.Module):
         filled = torch.where(x.isnan(), self.fill, x).unbind(1)
         transformed = []
         for transform, column in zip(self.transforms, filled, strict=True):
-            transformed.append(transform.y(column, torch))
+            transformed.append(transform.apply(column, torch))
         # In float64, as the workflow does; the model gets float32.
         return ((torch.stack(transformed, 1) - self.center) / self.scale).to(torch.float32)
 
