@@ -53,7 +53,8 @@ class Workers(Engine):
 
     def __init__(self, job: Job, client: Client, gpu: bool) -> None:
         super().__init__(job)
-        self.client, self.gpu = client, gpu
+        self.client = client
+        self.gpu = gpu
 
     def count(self, blocks: list[Block], report: Report) -> None:
         """See :meth:`Engine.count`."""
@@ -92,16 +93,17 @@ class Workers(Engine):
         return _encode_block
 
     def _uses_cards(self, blocks: Iterable[Block]) -> bool:
+        """Return True if the workers' GPUs can count and encode the blocks."""
         return self.gpu and device.takes(self.job.spec, blocks)
 
     def _agrees(self, what: str, task: Callable[..., str], *first: Any) -> bool:
-        """Return whether each worker's card does with the first block what the host does.
+        """Compare each worker's GPU with the host on the first block; return True if all agree.
 
         Raises:
-            DeviceError: One does not, or its worker died or hangs, and the settings are strict.
+            DeviceError: A GPU disagrees, or its worker died or hangs, and the settings are strict.
         """
         begin = time.perf_counter()
-        # Where a worker has died, others die of its task, or do it.
+        # If a worker has died, another one may run its task.
         options = {"pure": False, "allow_other_workers": True}
         futures = []
         for worker in self.client.scheduler_info(n_workers=-1)["workers"]:
@@ -120,8 +122,8 @@ class Workers(Engine):
         return not why
 
     def _restart_busy(self, futures: list[Future]) -> None:
-        """Cancel tasks, and restart the workers that hang in them: they would do no other task."""
-        with contextlib.suppress(Exception):  # they have no nanny, or the cluster is gone
+        """Cancel tasks, and restart workers that hang in them, as they can run no other task."""
+        with contextlib.suppress(Exception):  # the workers have no nanny, or the cluster is gone
             tasks_of_workers = self.client.processing()
             keys = {future.key for future in futures}
             self.client.cancel(futures)
@@ -152,13 +154,13 @@ class Workers(Engine):
                     yield future.result()
                     future.release()
         finally:
-            # RuntimeError: the client was closed, and with it its event loop
+            # RuntimeError: the event loop was closed together with the client.
             with contextlib.suppress(CancelledError, ClosedClientError, RuntimeError):
                 self.client.cancel([future for future in futures if not future.done()])
 
 
 def _count_block(numbered: tuple[int, Block], *, job: Job) -> int:
-    """Count a block in a worker, and write the counts durably; return its rows."""
+    """Count a block in a worker, and write the counts durably; return the number of rows."""
     index, block = numbered
     log.debug("begin fit %s:%d", block.source, block.begin)
     run = count_block(block, job.spec, job.max_bad_rows, job.event_files, job.additions)
@@ -185,5 +187,5 @@ def _encode_block(
 
 @functools.lru_cache(maxsize=1)
 def _load_once(path: str, digest: str) -> CompiledWorkflow:
-    """Load a workflow; keep the last one loaded. See :meth:`Workers.encode` for ``digest``."""
+    """Load a workflow, and cache the last one; ``digest`` is a part of the cache's key."""
     return compiled.load(path)

@@ -146,13 +146,15 @@ def sum_up_counts(
             "rows": sum(counts["rows"] for counts in splits.values()),
             "positives": sum(counts["positives"] for counts in splits.values()),
         }
+    splits_with_rows = {}
+    for split, several in counts_of_splits.items():
+        if several:
+            splits_with_rows[split] = add_counts(several)
     return {
         "inputs": inputs,
         "rows": add_counts([file.rows for file in inputs]),
         "days": {split: sorted(days) for split, days in days_of_splits.items()},
-        "splits": {
-            split: add_counts(counts) for split, counts in counts_of_splits.items() if counts
-        },
+        "splits": splits_with_rows,
         "by_day_and_split": by_day_and_split,
         "by_day": by_day,
     }

@@ -140,6 +140,7 @@ def find_time(columns: list[Profile]) -> Profile | None:
 
 
 def _is_sorted(column: Profile) -> bool:
+    """Return True if the times of consecutive rows rarely decrease."""
     steps = np.diff(column.numbers[column.codes])
     return bool(np.mean(steps >= 0) >= _MIN_SHARE_NOT_EARLIER) if len(steps) else False
 

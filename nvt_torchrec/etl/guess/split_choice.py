@@ -24,7 +24,7 @@ _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class SplitChoice:
-    """How rows are split.
+    """A choice of the split.
 
     Attributes:
         keys: The keys of ``[split]``.
