@@ -115,8 +115,8 @@ def _judge_values(column: Profile, truth: dict[str, np.ndarray]) -> str:
             )
         if auroc > _MAX_DURATION_AUROC and is_called(column.name, "duration"):
             return (
-                f"how long something took, with an AUROC alone of {auroc:.3f} for {name}: make it "
-                "a feature only if it is known before the label is"
+                f"a duration that has AUROC {auroc:.3f} alone for {name}: make it a feature only "
+                "if it is known before the label is"
             )
     return ""
 

@@ -46,7 +46,7 @@ class SplitChoice:
         if {"valid", "test"} & given.keys():
             keys = {key: value for key, value in keys.items() if not key.endswith("_from")}
             keys = {**keys, **_SHARES}
-            why = f"by {keys['by']}, with shares as given"
+            why = f"by {keys['by']}, with the given shares"
         return SplitChoice({**keys, **given}, why, self.input_path)
 
 
