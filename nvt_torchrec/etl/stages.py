@@ -25,7 +25,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engine_choice import start_engine
-from nvt_torchrec.etl.files_beside import FilesBeside, rows_bar
+from nvt_torchrec.etl.files_beside import FilesBeside, make_rows_bar
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.labels.label_values import open_labels
@@ -135,7 +135,7 @@ class Stages:
         They are those that are older than the days before and, where malformed rows are left out,
         those that are long after all others; else these are reported later.
         """
-        from nvt_torchrec.etl.events.late_rows import read_end
+        from nvt_torchrec.etl.events.late_rows import find_late_start
 
         settings = self.settings
         time_type = RAW_TYPES["time"]
@@ -148,9 +148,11 @@ class Stages:
             first = self._earlier.record.newest
         end = None
         if settings.reject and settings.spec.events:
-            with self.timer("times"), rows_bar("times", plan) as bar:
+            with self.timer("times"), make_rows_bar("times", plan) as bar:
                 file = self.work / output.LATE_FILE
-                end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
+                end = find_late_start(
+                    plan.blocks, settings.spec, file, settings.threads, bar.update
+                )
         if end is None and self.before is None:
             return plan
         if end is None:
@@ -163,7 +165,7 @@ class Stages:
         if spec.split.by == "days":
             return plan
         labels = open_labels(self.work, spec)
-        with self.timer("split"), rows_bar("split", plan) as bar:
+        with self.timer("split"), make_rows_bar("split", plan) as bar:
             return split_pass.prepare_division(
                 plan,
                 spec,
@@ -228,7 +230,7 @@ class Stages:
                 with self.timer("events", started):
                     self._sum_up_events(started, plan, blocks)
             if not whole:
-                with self.timer("fit", started), rows_bar("fit", plan, counted) as bar:
+                with self.timer("fit", started), make_rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
                 # the counts of a large log take as much room as its parts: delete them meanwhile
                 deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
@@ -236,7 +238,7 @@ class Stages:
             if missing:
                 lines = sum(result.lines for result in results)
                 timer = self.timer("transform", started)
-                with timer, rows_bar("transform", plan, initial=lines) as bar:
+                with timer, make_rows_bar("transform", plan, initial=lines) as bar:
                     for result in started.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)
@@ -296,10 +298,12 @@ class Stages:
         write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
 
     def _write_events(self, started: Engine, description: WorkflowDescription) -> None:
-        from nvt_torchrec.etl.events.prepare import write_kept
+        from nvt_torchrec.etl.events.prepare import write_event_output
 
         earlier = self._earlier.files if self._earlier else None
-        write_kept(self.work, description, self.target.extension, earlier, started.map_tasks)
+        write_event_output(
+            self.work, description, self.target.extension, earlier, started.map_tasks
+        )
 
     @functools.cached_property
     def _earlier(self) -> EarlierDays | None:

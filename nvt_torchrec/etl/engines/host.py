@@ -153,7 +153,7 @@ def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.n
         column: The column.
         rows: int64 [n], the row of the table that each row of the log has; -1 for none.
     """
-    distinct = table.distinct(column.name)
+    distinct = table.list_distinct(column.name)
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([distinct[:0]])
     counts = table.count_values(column.name, rows, len(distinct))

@@ -31,7 +31,7 @@ from nvt_torchrec.inference.named_tensors import OUTPUT
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.contract import fold_ids, stack_raw_inputs
 from nvt_torchrec.models.onnx_head import DENSE_VECTORS, OPSET, OnnxHead, transpose_gather
-from nvt_torchrec.workflows.compiled.dense import normalization
+from nvt_torchrec.workflows.compiled.dense import get_normalization
 from nvt_torchrec.workflows.description import inspect
 
 FILE = "model.onnx"
@@ -66,7 +66,7 @@ class Scores(nn.Module):
             self.head_inputs = model.head.inputs
 
         self.transforms = [spec.get_transform(column) for column in spec.dense]
-        center, scale = normalization(spec, description.statistics)
+        center, scale = get_normalization(spec, description.statistics)
         self.center, self.scale = torch.from_numpy(center), torch.from_numpy(scale)
         self.fill = torch.tensor([float(column.fill) for column in spec.dense], dtype=torch.float64)
 
