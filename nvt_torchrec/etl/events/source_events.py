@@ -68,11 +68,11 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
         aggregate = column.aggregate
         if aggregate is None or aggregate.source != rule.name:
             continue
-        own_key = rule.own_names(aggregate.key)
+        own_key = rule.to_source_names(aggregate.key)
         own_aggregate = dataclasses.replace(aggregate, key=own_key, source="")
         aggregates.append(dataclasses.replace(column, aggregate=own_aggregate))
         log_names |= zip(own_key, aggregate.key, strict=True)
-        if aggregate.column and not aggregate.kind.of_numbers:
+        if aggregate.column and not aggregate.kind.takes_numbers:
             log_names.setdefault(aggregate.column, aggregate.column)
     amounts = []
     for name in list_amounts(spec.aggregate_rules, rule.name):
@@ -80,7 +80,7 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
         amounts.append(DenseColumn(f"amount {name}", raw="float", reading=reading))
     keys = []
     for own_name, log_name in log_names.items():
-        read = spec.key_read(log_name)
+        read = spec.make_key_read(log_name)
         nulls = tuple(dict.fromkeys([*read.nulls, *rule.nulls]))
         reading = Reading((own_name,), nulls=nulls, trim=read.trim, lenient=read.lenient)
         keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
@@ -90,7 +90,7 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
         categorical=tuple(keys),
         input=rule.input or guess_format(path, spec),
         events=Events(rule.time, rule.time_format, rule.known, cut=spec.events.cut),
-        of_source=True,
+        is_source=True,
     )
 
 
@@ -222,8 +222,8 @@ class _SourceReader:
             for index, key in enumerate(spec.event_keys):
                 if key.source != rule.name:
                     continue
-                own_key = EventKey(rule.own_names(key.columns))
-                hashes = rows.groups[self.source_spec.event_keys.index(own_key)]
+                file_key = EventKey(rule.to_source_names(key.columns))
+                hashes = rows.groups[self.source_spec.event_keys.index(file_key)]
                 distinct, codes = code_keys([to_arrow(hashes).dictionary_encode()])
                 write_array(files.block_keys(name, index), distinct)
                 write_array(files.codes(name, index), codes[order])
@@ -252,7 +252,7 @@ def check_keys(log: EventLog, map_tasks: MapTasks) -> None:
         num_keys = sum(keys for keys, _ in counts)
         num_found = sum(found for _, found in counts)
         if num_keys and not num_found:
-            kinds = [f"{name} as {log.spec.key_read(name).raw}" for name in group.columns]
+            kinds = [f"{name} as {log.spec.make_key_read(name).raw}" for name in group.columns]
             raise SettingsError(
                 f"source {group.source}: no row of the log has a key of its events by "
                 f"{', '.join(group.columns)}",

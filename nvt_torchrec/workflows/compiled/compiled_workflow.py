@@ -23,8 +23,8 @@ from nvt_torchrec.formats.rows import (
     CategoryValues,
     Jagged,
     RawRows,
-    flat_values,
     get_bit,
+    get_flat_values,
     get_word,
 )
 from nvt_torchrec.formats.schema import TableSchema
@@ -234,14 +234,14 @@ class CompiledWorkflow:
             ids_from_tables = self._look_up_ids(table_rows, tallies)
             for j, column_ids in ids_from_tables.items():
                 columns[j] = column_ids
-        ids = np.empty(sum(len(flat_values(values)) for values in columns), np.int32)
+        ids = np.empty(sum(len(get_flat_values(values)) for values in columns), np.int32)
         offsets = None
         if any(isinstance(values, Jagged) for values in columns):
             offsets = np.empty((len(columns), rows + 1), np.int32)
         one_each = np.arange(rows + 1)
         end = 0
         for j, values in enumerate(columns):
-            flat = flat_values(values)
+            flat = get_flat_values(values)
             begin, end = end, end + len(flat)
             if offsets is not None:
                 offsets[j] = values.offsets if isinstance(values, Jagged) else one_each
