@@ -154,7 +154,7 @@ def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.n
         column: The column.
         rows: int64 [n], the table row of each row of the log; -1 if the table has none.
     """
-    distinct = table.distinct(column.name)
+    distinct = table.list_distinct(column.name)
     if column.hash_buckets:  # ids are hashes, so there is nothing to count
         return count([distinct[:0]])
     counts = table.count_values(column.name, rows, len(distinct))

@@ -38,11 +38,11 @@ from nvt_torchrec.etl.state.run_record import (
 )
 from nvt_torchrec.etl.tables.table_sources import (
     TableSources,
-    all_paths,
     describe_files,
     describe_sources,
-    find_again,
+    find_recorded_files,
     find_tables,
+    list_paths,
     parse_paths,
 )
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -96,10 +96,10 @@ def extend(settings: ExtendSettings) -> Manifest:
             labels = find_label_files(spec, settings.input_path, label_paths)
         elif interrupted:
             settings = dataclasses.replace(settings, input_path=interrupted.path)
-            tables = find_again(interrupted.settings.get("tables", {}))
-            labels = find_again(interrupted.settings.get("labels", {}))
+            tables = find_recorded_files(interrupted.settings.get("tables", {}))
+            labels = find_recorded_files(interrupted.settings.get("labels", {}))
         if settings.input_path:
-            without = all_paths(tables) | all_paths(labels)
+            without = list_paths(tables) | list_paths(labels)
             days = find_new_days(settings, manifest, without=without)
         for day in days:
             by_days = spec.split.by == "days"
