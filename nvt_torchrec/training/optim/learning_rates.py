@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.head import widest_layer
-from nvt_torchrec.models.registry import model_flags
+from nvt_torchrec.models.head import find_widest_layer
+from nvt_torchrec.models.registry import list_model_flags
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -90,7 +90,7 @@ def default_rates(
     """Return the default rates of tables and dense layers for a run."""
     optimizer = OPTIMIZERS[settings.table_optimizer]
     dim = config.embedding_dim
-    tables, dense = optimizer.rates(dim, widest_layer(config), global_batch)
+    tables, dense = optimizer.rates(dim, find_widest_layer(config), global_batch)
     if settings.sharding == "data_parallel":
         tables = optimizer.rate_of_whole_tables(dim) or tables
     tables, dense = _round(tables), _round(dense)
@@ -108,7 +108,7 @@ def default_warmup(epoch_steps: int) -> int:
 def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
     """Describe the sizes of a run, for its log."""
     layers = []
-    for name in model_flags(config.model):
+    for name in list_model_flags(config.model):
         sizes = config.settings.get(name)
         if isinstance(sizes, list):
             layers.append(as_text(tuple(sizes)))
