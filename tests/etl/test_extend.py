@@ -348,7 +348,7 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda value: value.update(generation=2), "generation 3, the manifest says 2"),
+        (lambda value: value.update(generation=2), "generation 3, but the manifest says 2"),
         (lambda value: value.pop("days"), "damaged: days is missing"),
     ],
 )

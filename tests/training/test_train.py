@@ -243,7 +243,5 @@ def test_user_error_is_told_once(data):
 
 def test_tables_that_do_not_fit_into_memory(data):
     wide = ["--embedding_dim=512", "--dense_arch_layer_sizes=512"]
-    with pytest.raises(
-        SettingsError, match=r"no plan puts the 4 tables \(15258\.8 GiB of weights\)"
-    ):
+    with pytest.raises(SettingsError, match=r"the 4 tables \(15258\.8 GiB of weights\) do not fit"):
         train_here(f"--binary_path={data}", "--num_embeddings=2000000000", *wide)

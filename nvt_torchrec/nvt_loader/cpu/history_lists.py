@@ -248,7 +248,7 @@ def _refuse(dataset: Dataset, store: HistoryStore, key: int, events: int) -> Non
         SchemaError: Always. The store's own check of the pointer words the message.
     """
     try:
-        store.newest(key, events, dataset.max_events)
+        store.read_newest(key, events, dataset.max_events)
     except SchemaError as error:
         raise SchemaError(
             f"{dataset.source.name}: {error.what}",

@@ -19,7 +19,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.remote import RemoteFile, find_filesystem, open_file
 from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.base.parquet.footer import Footer, read_footer
-from nvt_torchrec.formats.day_names import natural_order
+from nvt_torchrec.formats.day_names import make_natural_key
 from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
@@ -226,7 +226,7 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
     visible = [file for file in found if file.name[0] not in "._"]
     if not visible:
         raise BadInputError(f"{text}: no parquet file in it", _suggest_split(Path(text)))
-    return sorted(visible, key=lambda file: natural_order(str(file)))
+    return sorted(visible, key=lambda file: make_natural_key(str(file)))
 
 
 def _suggest_split(directory: Path) -> str:
