@@ -72,7 +72,9 @@ class DenseVectors(nn.Module):
         """
         weights = self._weights or self._standardize()
         results = []
-        for (begin, end), weight, layer in zip(self._bounds, weights, self._linear(), strict=True):
+        for (begin, end), weight, layer in zip(
+            self._bounds, weights, self._list_layers(), strict=True
+        ):
             x = values[:, begin:end]
             if self.aligned:
                 padding = 0, (begin - end) % ALIGNMENT
@@ -81,7 +83,7 @@ class DenseVectors(nn.Module):
             results.append(functional.linear(x, weight, layer.bias))
         return torch.stack(results, 1)
 
-    def _linear(self) -> list[nn.Linear]:
+    def _list_layers(self) -> list[nn.Linear]:
         """Return the layers, typed for type checkers."""
         return cast("list[nn.Linear]", list(self.layers))
 
@@ -93,7 +95,7 @@ class DenseVectors(nn.Module):
         whose indicator is 0.
         """
         weights = []
-        for i, layer in enumerate(self._linear()):
+        for i, layer in enumerate(self._list_layers()):
             weight = layer.weight
             begin, end = self._bounds[i]
             scaled = weight[:, :-1] / self.scale[i]

@@ -174,7 +174,7 @@ def compute_metrics(
         mean_prediction=prediction,
         calibration=prediction / rate if rate else None,
         total_weight=None if w is None else total,
-        calibration_curve=_calibration_curve(probabilities, y, w),
+        calibration_curve=_compute_calibration_curve(probabilities, y, w),
         effective_counts=(_count_effective(y > 0.5, w), _count_effective(y <= 0.5, w)),
         gauc=gauc,
         gauc_samples=gauc_samples,
@@ -189,7 +189,7 @@ def _count_effective(chosen: np.ndarray, weights: np.ndarray | None) -> float:
     return float(own.sum() ** 2 / np.sum(own**2)) if own.any() else 0.0
 
 
-def _calibration_curve(
+def _compute_calibration_curve(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[tuple[float, float], ...]:
     """Return the mean prediction and the mean label of each non-empty tenth of the rows."""

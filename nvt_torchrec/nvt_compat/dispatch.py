@@ -79,7 +79,7 @@ def _to_whole(ser: Any) -> Any:
     return whole
 
 
-def flat_values(lists: pd.Series) -> pd.Series:
+def flatten_values(lists: pd.Series) -> pd.Series:
     """Return the concatenated elements of all lists."""
     arrays = list(lists)
     if arrays and all(isinstance(array, np.ndarray) for array in arrays):
@@ -92,10 +92,10 @@ def apply() -> None:
     from merlin.core import dispatch
 
     replace(dispatch, "hash_series", _hash_series, expect="hash_object_dispatch(ser)")
-    dispatch.flat_values = flat_values
+    dispatch.flatten_values = flatten_values
     edit(
         dispatch.flatten_list_column_values,
-        ("return pd.Series(itertools.chain(*s))", "return flat_values(s)"),
+        ("return pd.Series(itertools.chain(*s))", "return flatten_values(s)"),
     )
     edit(
         dispatch.encode_list_column,
