@@ -30,7 +30,7 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.checkpoint.reading import (
     check_contents,
     explain_errors,
-    is_momentary,
+    is_transient,
     make_read_error,
 )
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
@@ -195,7 +195,7 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
     except Exception as raised:
         error = cause = raised
         is_final = isinstance(raised, OutputError) or type(raised) is ClickLogError
-        if is_momentary(raised) and not is_final:
+        if is_transient(raised) and not is_final:
             error = make_read_error(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
