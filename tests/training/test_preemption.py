@@ -82,7 +82,7 @@ def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
     with pytest.raises(SystemExit) as ended:
         train_here(*flags, f"--save_checkpoint_path={tmp_path / 'final'}")
     assert ended.value.code == 143
-    assert "ends after step 5; nothing is kept of it without --checkpoint_dir" in caplog.text
+    assert "ends after step 5; without --checkpoint_dir, nothing of it is kept" in caplog.text
     assert not list(tmp_path.iterdir())
 
 

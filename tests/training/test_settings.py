@@ -54,7 +54,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),
         (
             "--loader merlin --shuffle_training_set",
-            "--loader merlin cannot do --shuffle_training_set\n.*docs/loader.md",
+            "--loader merlin does not support --shuffle_training_set\n.*docs/loader.md",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_help_and_errors_need_no_torch(flag, message):
     [
         ([], "no such directory"),
         (["."], "holds no train, valid, test\n.*python -m etl run"),
-        (["train", "validation", "test"], "holds no valid\n.*calls it 'valid': rename it"),
+        (["train", "validation", "test"], "holds no valid\n.*rename the directory 'validation'"),
         (["train", "valid"], "holds no test"),
         (
             [f"criteo_binary/split/{split}" for split in ("train", "valid", "test")],
