@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_example_but_for_rates_and_sizes():
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
         ("--keep 2", "without a checkpoint to write\n.*--save_checkpoint_path"),
         ("--learning_rate 1 --change_lr --lr_warmup_steps 3", "give one schedule"),
-        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
+        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6: not a multiple of 4"),
         ("--continue_from a --load_checkpoint_path b", "are both set"),
         ("--days new", "--days new without --continue_from"),
         ("--days 1-", r"days '1-': cannot read '1-'\n.*0-3,7"),

@@ -56,7 +56,7 @@ class TrainBatch(LoaderBatch):
         dense = batch.dense_features
         ids = batch.sparse_features
         labels = batch.labels
-        # Batches of Merlin's loader do not have these attributes.
+        # A plain torchrec Batch does not have these attributes.
         weights = getattr(batch, "weights", None)
         dense_vectors = getattr(batch, "dense_vectors", None)
         correction = getattr(batch, "log_q_correction", None)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.training.checkpoint.ancestor import finished_run
+from nvt_torchrec.training.checkpoint.ancestor import read_finished_run
 from nvt_torchrec.training.checkpoint.directories import (
     claim_directories,
     list_checkpoints,
@@ -64,7 +64,7 @@ def _train(settings: TrainSettings, group: Group) -> TrainResult:
     choices.check_gauc_column(settings, schema)
     choices.check_log_q_correction(settings, schema)
     if settings.save_checkpoint_path:
-        done = finished_run(settings)
+        done = read_finished_run(settings)
         if done:
             if group.rank == 0:
                 log.info("%s: already written by this run; done", settings.save_checkpoint_path)

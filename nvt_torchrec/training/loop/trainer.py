@@ -19,7 +19,7 @@ from nvt_torchrec.training.baselines.baselines import Baselines, compute_baselin
 from nvt_torchrec.training.baselines.regression import Start
 from nvt_torchrec.training.checkpoint import ancestor as ancestors
 from nvt_torchrec.training.checkpoint.directories import list_checkpoints
-from nvt_torchrec.training.checkpoint.resume import data_origin, load_weights, resume_from
+from nvt_torchrec.training.checkpoint.resume import describe_origin, load_weights, resume_from
 from nvt_torchrec.training.checkpoint.saving import Checkpoints, save_checkpoint
 from nvt_torchrec.training.data.choices import read_schema
 from nvt_torchrec.training.data.loaders import TrainBatch, check_length, make_loaders, pad_batches
@@ -92,9 +92,9 @@ class Trainer:
         self.steps = Steps(self.run, self.pipeline, settings, self.progress, self.learning)
         self.averaging = Averaging(self.run, self.epoch_steps, settings)
         self.origin = {
-            "days": days.add_earlier(ancestors.earlier_days(self.ancestor, settings)),
+            "days": days.add_earlier(ancestors.list_earlier_days(self.ancestor, settings)),
             "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
-            **data_origin(settings),
+            **describe_origin(settings),
         }
         self.stopping = Stopping(settings, group)
         self.finished: int | None = None  # the last trained step, once the model is finished
