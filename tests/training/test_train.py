@@ -136,7 +136,7 @@ def test_shuffling_and_seed(data, tmp_path):
 def test_merlins_loader_trains_as_ours(data, tmp_path, monkeypatch):
     """In the order of the files, which is ours with one virtual shard."""
     merlin = train_losses(data, tmp_path / "merlin", *ADAGRAD, "--loader=merlin")
-    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.default_virtual_shards", lambda _: 1)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_virtual_shards", lambda _: 1)
     assert merlin == train_losses(data, tmp_path / "ours", *ADAGRAD)
 
 
