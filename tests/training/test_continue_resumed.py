@@ -147,7 +147,7 @@ def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
     change_model_file(copy, training={**record, "workflow_digest": None})
     assert "does not name the workflow of its data" in refusal(outputs[2], copy)
     change_model_file(copy, training={**record, "workflow_digest": DIGESTS[2]})
-    assert "none of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
+    assert "not one of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
 
 
 def test_data_without_a_whole_workflow(outputs, copy, tmp_path):
