@@ -66,7 +66,7 @@ def tried(name: str, labels: tuple[str, ...] = ("label",), **settings):
         ("branch", r"export .*\n.*no branch on values"),
         ("seed", "load .*layers.0.weight has other initial values"),
         ("length", r"export .*\n.*tensor\.shape\[0\], not len"),
-        ("operator", r"export .*linalg_svd.*\n.*usual layers"),
+        ("operator", r"export .*linalg_svd.*\n.*common layers"),
         ("rows", "score .*scores of a row alone differ"),
         ("", None),
     ],
