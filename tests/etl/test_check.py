@@ -72,7 +72,7 @@ def test_command_line(output: Path, capsys) -> None:
 
 
 def test_many_findings_alike_are_counted(output: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(check_module, "SHOWN", 2)
+    monkeypatch.setattr(check_module, "_MAX_SHOWN", 2)
     for i in range(5):
         shutil.copy(
             output / SPLIT / "train" / "part.0.parquet", output / SPLIT / f"test/{i}.parquet"

@@ -42,7 +42,7 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
 
 def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
-    with pytest.raises(OutputError, match="not a name"), claim_output(tmp_path, restart=False):
+    with pytest.raises(OutputError, match="not the name"), claim_output(tmp_path, restart=False):
         pass
 
 

@@ -39,10 +39,14 @@ def test_the_file_of_rows_that_wait_must_be_there(tmp_path: Path) -> None:
     file = log.raw / "day_2.csv"
     content = file.read_bytes()
     file.write_bytes(content.replace(b"c1", b"c2"))
-    with pytest.raises(BadInputError, match=r"day_2.csv: was changed; rows of it wait"):
+    with pytest.raises(
+        BadInputError, match=r"day_2.csv: was changed; some of its rows are written"
+    ):
         extend(day)
     file.unlink()
-    with pytest.raises(BadInputError, match=r"day_2.csv: .*; rows of it wait for their clicks"):
+    with pytest.raises(
+        BadInputError, match=r"day_2.csv: .*; some of its rows wait for their clicks"
+    ):
         extend(day)
     file.write_bytes(content)  # another time of change, the same content
     extend(day)

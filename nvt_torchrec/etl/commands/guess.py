@@ -222,6 +222,7 @@ def run(settings: GuessSettings) -> None:
 
 
 def _guess_with_label(settings: GuessSettings, label: str) -> GuessedSpec:
+    """Guess a spec by the settings, but with this label."""
     delimiter = settings.delimiter.replace("\\t", "\t")
     return guess_spec(
         settings.input_path,

@@ -100,9 +100,11 @@ def roll_forward(output: Path) -> int | None:
     work = resolve_inside(output, f"{state.WORK_DIRECTORY}/{planned.state}", file, _REMEDY)
     previous = resolve_inside(output, PREVIOUS, file, _REMEDY)
     if planned.undo:
-        ready, retired = previous, work / DISCARDED
+        ready = previous
+        retired = work / DISCARDED
     else:
-        ready, retired = work / NEXT, previous
+        ready = work / NEXT
+        retired = previous
     with state.name_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
         # Each rename is done once: if the new entry is gone, it was renamed before an interruption,

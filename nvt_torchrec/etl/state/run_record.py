@@ -99,20 +99,20 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         OutputError: The plan has changed, or cannot be written.
     """
     journal = Journal(work)
-    begun = journal.read_plan(PlanRecord, RESTART)
-    if begun is None:
+    recorded = journal.read_plan(PlanRecord, RESTART)
+    if recorded is None:
         journal.begin(now)
         return False
-    before = adapt_plan(begun, now)
+    before = adapt_plan(recorded, now)
     refuse_changes(before, now, output, f"undo that, or {RESTART}")
     log.info("%s: resuming a run that did not finish", output)
     journal.update(now)
     return True
 
 
-def adapt_plan(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
+def adapt_plan(recorded: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded plan in the form that the current plan must equal to resume it."""
-    before = dataclasses.asdict(begun)
+    before = dataclasses.asdict(recorded)
     if now["settings"].get("on_bad_rows") == "quarantine":
         # With "error", no finished unit had bad rows, or the run would have ended. So "quarantine"
         # gives the same units, and may replace "error" in a resumed run.

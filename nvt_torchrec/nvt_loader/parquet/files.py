@@ -245,8 +245,8 @@ def _suggest_split(directory: Path) -> str:
     )
 
 
-def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
-    """Read ``.merlin/schema.json`` in a file's directory.
+def read_directory_schema(file: Path | RemoteFile) -> TableSchema:
+    """Read ``.merlin/schema.json`` in the directory of a file.
 
     Raises:
         BadInputError: The schema is missing or malformed.

@@ -34,7 +34,7 @@ _INDICES_AT_ONCE = 2048
 #: - run, packed: the number of values left in the run of indices, and whether the run is packed;
 #: - state: in a packed run, the number of bits already read; otherwise the repeated index;
 #: - words, entries: the address of the dictionary, and the number of its values.
-CURSOR = headers.int64_record("page left next end bits run packed state words entries")
+CURSOR = headers.make_record_dtype("page left next end bits run packed state words entries")
 
 #: The state of the reading loops: cursors, pages, the first page of each chunk, chunks.
 _STATE = types.Tuple(
