@@ -11,7 +11,11 @@ import pyarrow as pa
 
 from nvt_torchrec.base.arrays import is_list, is_text, null_mask, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.clicklog.in_memory.python_values import convert_values, has_rules, read_as_text
+from nvt_torchrec.clicklog.in_memory.python_values import (
+    convert_values,
+    has_rules,
+    list_text_sources,
+)
 from nvt_torchrec.clicklog.in_memory.row_fields import RowField, RowFields, open_rows
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
@@ -204,7 +208,7 @@ def find_columns(
     Raises:
         SchemaError, InvalidRowError: See :func:`read_columns`.
     """
-    text = read_as_text(reads)
+    text = list_text_sources(reads)
     if fields.has_text:
         text |= {read.source for read in reads if not RAW_TYPES[read.raw].is_text}
     found: dict[str, RowField] = {}

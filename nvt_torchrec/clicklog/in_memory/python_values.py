@@ -47,7 +47,7 @@ def has_rules(read: Read) -> bool:
     return read.raw == "time" or read.decimal != "."
 
 
-def read_as_text(reads: Sequence[Read]) -> set[str]:
+def list_text_sources(reads: Sequence[Read]) -> set[str]:
     """Return the sources whose strings are taken as fields of text in all that is read from them.
 
     A source may be read as text and as a number: otherwise no value would suit both.

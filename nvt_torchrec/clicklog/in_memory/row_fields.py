@@ -23,7 +23,7 @@ from nvt_torchrec.clicklog.in_memory.python_values import times_to_arrow
 from nvt_torchrec.clicklog.in_memory.value_errors import (
     InvalidRowError,
     MissingColumnError,
-    no_such_key,
+    make_missing_key_error,
 )
 from nvt_torchrec.clicklog.text.convert import to_fields
 from nvt_torchrec.clicklog.text.remedies import suggest_column
@@ -164,7 +164,7 @@ class DictRows(RowFields):
     def missing(self, names: Sequence[str]) -> MissingColumnError:
         """See :meth:`RowFields.missing`."""
         field = self.find(names[0])
-        return no_such_key(0 if field is None else int(field.lacks[0]), names[0])
+        return make_missing_key_error(0 if field is None else int(field.lacks[0]), names[0])
 
 
 class ColumnRows(RowFields):

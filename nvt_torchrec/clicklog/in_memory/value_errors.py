@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
-from nvt_torchrec.clicklog.text.remedies import value_remedy
+from nvt_torchrec.clicklog.text.remedies import suggest_value_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES, base
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -57,7 +57,7 @@ class MissingColumnError(SchemaError):
         self.row = row
 
 
-def no_such_key(row: int, column: str) -> MissingColumnError:
+def make_missing_key_error(row: int, column: str) -> MissingColumnError:
     """Return the error for a dict without a column."""
     return MissingColumnError(
         f"row {row} has no column {column}", "a missing value is null", column, row
@@ -98,13 +98,13 @@ def _remedy(reason: str, read: Read) -> str:
         return "pass a list of its values"
     kind = RAW_TYPES[read.raw]
     if reason.endswith(kind.range_message):  # first: labels and booleans have one message for both
-        return say_fitted(value_remedy(read, base.RANGE))
+        return say_fitted(suggest_value_remedy(read, base.RANGE))
     if reason.endswith(kind.syntax):
         instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"
         if kind.is_text:  # no key of the spec takes numbers for texts
             return instead
-        return f"{instead}, or {say_fitted(value_remedy(read, base.SYNTAX))}"
+        return f"{instead}, or {say_fitted(suggest_value_remedy(read, base.SYNTAX))}"
     for code in (base.EMPTY_ITEM, base.NULL_ITEM):  # in memory, both are a missing item
         if reason.endswith(base.MESSAGES[code]):
-            return say_fitted(value_remedy(read, base.NULL_ITEM))
+            return say_fitted(suggest_value_remedy(read, base.NULL_ITEM))
     return ""

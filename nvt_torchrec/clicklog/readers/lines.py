@@ -31,7 +31,7 @@ def read_bytes(path: str, begin: int, end: int) -> bytes:
     """Read the bytes ``[begin, end)``. Raises :class:`BadInputError` if the file is shorter."""
     data = read_at_most(path, begin, end)
     if len(data) != end - begin:
-        raise _shrank(path, begin + len(data), end)
+        raise _make_shrunk_error(path, begin + len(data), end)
     return data
 
 
@@ -52,7 +52,7 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
         file.seek(begin)
         filled = fill(file, buffer[: end - begin])
     if filled < end - begin:
-        raise _shrank(path, begin + filled, end)
+        raise _make_shrunk_error(path, begin + filled, end)
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _open(path: str) -> Iterator[IO[bytes]]:
         raise BadInputError(f"{path}: cannot be read: {error}") from error
 
 
-def _shrank(path: str, size: int, wanted: int) -> BadInputError:
+def _make_shrunk_error(path: str, size: int, wanted: int) -> BadInputError:
     """Return the error of a file that has ``size`` bytes instead of ``wanted`` ones."""
     return BadInputError(
         f"{path}: {size} bytes instead of {wanted}: the file shrank while it was read",
@@ -93,7 +93,7 @@ def read_chunks(
             size=end - begin,
         )
         if file.tell() < end:
-            raise _shrank(path, file.tell(), end)
+            raise _make_shrunk_error(path, file.tell(), end)
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:

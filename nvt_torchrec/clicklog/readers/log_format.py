@@ -116,7 +116,7 @@ class UnparsedRows(abc.ABC):
         """
         rows = self.parse_all(max_bad_rows=UNLIMITED if reject else 0)
         if rows.bad_count and not reject:
-            raise self.format.bad_row_error(rows, self.path, self.first_line)
+            raise self.format.make_bad_row_error(rows, self.path, self.first_line)
         return rows
 
     @abc.abstractmethod
@@ -200,7 +200,7 @@ class LogFormat(abc.ABC):
         what = f"{source}: rows without {', '.join(lacking)}, which training reads"
         raise BadRowError(what, remedy)
 
-    def bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
+    def make_bad_row_error(self, rows: RawRows, source: str, first: int) -> BadRowError:
         """Return the error of the first of one or more bad rows.
 
         Args:
@@ -327,7 +327,7 @@ def read_block_chunks(
         bad_rows += rows.bad_count
         if bad_rows > max_bad_rows:
             first = reader.first_line(block) + lines_before
-            error = reader.bad_row_error(rows, block.source, first)
+            error = reader.make_bad_row_error(rows, block.source, first)
             if max_bad_rows:  # the run fails, however few bad rows the rest of the log has
                 raise BadRowError(
                     f"{error.what}\n{bad_rows:,} rows of this block are malformed, which is more "

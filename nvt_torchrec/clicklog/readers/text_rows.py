@@ -36,7 +36,7 @@ from nvt_torchrec.clicklog.text.line_layout import (
     make_plain_layout,
 )
 from nvt_torchrec.clicklog.text.remedies import ANOTHER_LOG
-from nvt_torchrec.clicklog.text.tokenizer import as_utf8, parse_rows
+from nvt_torchrec.clicklog.text.tokenizer import parse_rows, to_utf8
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -93,7 +93,7 @@ class TextRows(UnparsedRows):
     def columns(self, names: Sequence[str], lines: np.ndarray) -> dict[str, pa.Array]:
         """See :meth:`UnparsedRows.columns`; they are strings."""
         all_names = self.layout.fields
-        text = as_utf8(self.text, self.spec.input.encoding)
+        text = to_utf8(self.text, self.spec.input.encoding)
         indices = sorted(all_names.index(name) for name in names)
         split = split_rows(text, self.spec.input, len(all_names), indices)
         rows = to_arrow(np.searchsorted(split.line, lines))
@@ -256,7 +256,7 @@ class TextFormat(LogFormat):
         self, text: bytes | memoryview, layout: LineLayout, *, max_bad_rows: int
     ) -> RawRows:
         """Parse whole lines in the encoding of the spec."""
-        utf8 = as_utf8(text, self.spec.input.encoding)
+        utf8 = to_utf8(text, self.spec.input.encoding)
         return self.parse(utf8, self.spec, layout, max_bad_rows=max_bad_rows)
 
     def rates(self, last: OpenDay, block: Block) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from nvt_torchrec.clicklog.text.convert import (
 )
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
-from nvt_torchrec.clicklog.text.remedies import line_remedy
+from nvt_torchrec.clicklog.text.remedies import suggest_line_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec, InputFormat
 from nvt_torchrec.formats.feature_spec.raw_types import base as codes
 from nvt_torchrec.formats.feature_spec.read_plan import Read
@@ -102,7 +102,7 @@ def _describe_malformed(split: DelimitedRows, line: int, spec: FeatureSpec, fiel
         what = describe_count(where, fields)
     else:
         what = f"field {where + 1}: {codes.MESSAGES[code]}"
-    return BadRow(line, what, "", text, line_remedy(text, spec, code))
+    return BadRow(line, what, "", text, suggest_line_remedy(text, spec, code))
 
 
 @dataclasses.dataclass(frozen=True)

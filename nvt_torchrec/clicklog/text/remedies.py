@@ -53,7 +53,7 @@ FIRST_LINES = (
 HEADER = "check delimiter, skip_lines and header in [input] of the spec"
 
 
-def value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
+def suggest_value_remedy(read: Read, code: int, *, missing: bool = False) -> str:
     """Return what to do about a wrong value besides correcting it; "" if there is nothing."""
     kind = RAW_TYPES[read.raw]
     if missing and read.raw == "label":
@@ -86,15 +86,15 @@ def suggest_column(name: str, present: Iterable[str], read: Collection[str]) -> 
     return f"did you mean {others[close[0]]!r}? " if close else ""
 
 
-def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
+def suggest_line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
     """Return what to do about a line that is malformed as a whole: correct it, or what else."""
     hint = REMEDIES.get(code, "")
     if code == codes.FIELD_COUNT and not line and not spec.input.skip_empty_lines:
         hint = EMPTY_LINE
-    return correct_or(hint)
+    return suggest_correction(hint)
 
 
-def correct_or(hint: str) -> str:
+def suggest_correction(hint: str) -> str:
     """Return the remedy to correct a file or to do what a hint says; "" without a hint."""
     return f"correct the file, or {hint}" if hint else ""
 

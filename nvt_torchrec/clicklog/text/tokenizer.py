@@ -42,7 +42,7 @@ def parse_rows(
     return parse_delimited(data, spec, layout, max_bad_rows=max_bad_rows)
 
 
-def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
+def to_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
     """Return text in one of the encodings of a spec as UTF-8, which is not checked."""
     return text if encoding == "utf-8" else bytes(text).decode(encoding, "replace").encode()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nvt_torchrec.base.exact_sums import LARGEST_TERM
 from nvt_torchrec.clicklog.text.convert import Converted
-from nvt_torchrec.clicklog.text.remedies import correct_or, value_remedy
+from nvt_torchrec.clicklog.text.remedies import suggest_correction, suggest_value_remedy
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
@@ -102,7 +102,7 @@ def describe_row(
     remedy = ""
     if code:
         what = RAW_TYPES[read.raw].message(code)
-        remedy = correct_or(value_remedy(read, code, missing=is_missing))
+        remedy = suggest_correction(suggest_value_remedy(read, code, missing=is_missing))
     elif is_missing:
         what = f"the {_find_role(plan, index)} must not be missing"
     elif index == _find_bounds(spec, plan)[0]:
@@ -111,10 +111,10 @@ def describe_row(
         remedy = "correct its time"
     elif index in plan.amounts:
         what = _TOO_LARGE
-        remedy = correct_or(_ADD_TO_NULLS)
+        remedy = suggest_correction(_ADD_TO_NULLS)
     else:
         what = "the [split] of the spec does not name it"
-        remedy = correct_or(_ADD_TO_SPLIT)
+        remedy = suggest_correction(_ADD_TO_SPLIT)
     what = f"column {read.source}: {column.show(row)}: {what}"
     return BadRow(row, what, read.source, text, remedy)
 
