@@ -24,7 +24,7 @@ from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from tests.inference.test_export import untrained
 
-NEW_RUN = "; keys of the spec take effect with another ETL run and training"
+NEW_RUN = "; changes of the spec take effect after another ETL run and training"
 SPEC = FeatureSpec(
     "label",
     (DenseColumn("count"), DenseColumn("price", raw="float")),

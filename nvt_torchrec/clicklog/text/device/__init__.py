@@ -18,7 +18,7 @@ _NEWLINE = 10
 
 @dataclasses.dataclass(frozen=True)
 class RawDeviceRows:
-    """``n`` lines of a text, parsed on a card: the columns of ``RawRows``.
+    """The columns of ``n`` rows on a GPU, from a text without malformed lines.
 
     Kernels may still write them, so that all but the number of lines must be read on the same
     stream.
@@ -64,7 +64,7 @@ def parse_on_device(
     """Parse whole lines that begin with the label; wait for their number alone.
 
     The caller has time for the host's part of the work before it asks whether a line is malformed,
-    which waits until the card has parsed them.
+    which waits until the GPU has parsed them.
 
     Args:
         device: The GPU.
