@@ -40,7 +40,7 @@ def test_the_table(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture)
             assert rows_per_s == pytest.approx(size / p50 * 1e3, rel=0.1)
     assert "batch 500:" in printed
     assert "times faster than Workflow.transform" in printed
-    one_row = r"^(?:without other load from here|\d+ cores busy) +([\d.]+) +([\d.]+)$"
+    one_row = r"^(?:without additional load|\d+ cores busy) +([\d.]+) +([\d.]+)$"
     latencies = re.findall(one_row, printed, re.M)
     assert [0 < float(p50) <= float(p99) for p50, p99 in latencies] == [True, True]
     other = onnx.load(tmp_path / "export" / "model.onnx")

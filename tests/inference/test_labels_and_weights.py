@@ -143,7 +143,7 @@ def test_a_label_that_the_workflow_has_not(bought, log: Log, tmp_path: Path) -> 
     sold = dataclasses.replace(model.config, labels=("sold",))
     model = dataclasses.replace(model, config=sold)
     save_bundle(tmp_path / "b", log.workflow, model, make_origin(0, (0,)))
-    with pytest.raises(SchemaError, match=r"predicts sold; .* has the labels liked, bought"):
+    with pytest.raises(SchemaError, match=r"predicts sold, but .* has the labels liked, bought"):
         Predictor.load(tmp_path / "b")
 
 
