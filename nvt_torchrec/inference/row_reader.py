@@ -17,7 +17,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, mask_of_rows
+from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, get_dense_dtype, make_mask
 from nvt_torchrec.inference.value_parsers import Parse, make_parser
 
 
@@ -67,7 +67,7 @@ class RowReader:
 
         self.spec = spec
         self._plan = plan
-        self._dtype = dense_dtype(spec)
+        self._dtype = get_dense_dtype(spec)
         # Dense columns are either a value of the row or derived from values. Aggregates and columns
         # of tables are skipped: they are added after the rows have been read.
         self._dense: dict[int, Field] = {}
@@ -132,7 +132,7 @@ class RowReader:
             dense=dense,
             dense_missing=dense_missing,
             categorical=categorical,
-            categorical_missing=mask_of_rows(bits, len(self.spec.categorical)),
+            categorical_missing=make_mask(bits, len(self.spec.categorical)),
             line=np.arange(count),
             lines=count,
             times=times,
@@ -154,7 +154,7 @@ class RowReader:
             given = dense
             dense = np.zeros((len(spec.dense), count), self._dtype)
             dense[self._dense_index] = given
-        missing = mask_of_rows(bits, len(spec.dense))
+        missing = make_mask(bits, len(spec.dense))
         for j in self._derived_dense:
             column_sources = [sources[index] for index in self._plan.dense[j]]
             dense[j], is_absent = feature(spec.dense[j], column_sources)

@@ -92,7 +92,9 @@ def test_check_finds_numbers_outside(output: Path) -> None:
         found = Output(EtlOutput(output))
         _check_numbers(found, "train/part.0.parquet", 100, batch, "text.vector", count)
         (finding,) = found.findings
-        assert f"row 107, text.vector: vector {wrong}, of which there are {count}" in str(finding)
+        assert f"row 107, text.vector: vector {wrong}, but only {count} vectors exist" in str(
+            finding
+        )
 
 
 def change_value(file: Path, value: float) -> None:

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.readers.days import DayFile
@@ -62,6 +62,10 @@ class Cuda(types.ModuleType):
         return LocalCluster(**options, processes=False)
 
 
+def count_threads(client: Client) -> list[int]:
+    return [*client.nthreads().values()]
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Make it one with so many GPUs that CUDA shows, of so many bytes, if these are visible."""
@@ -113,7 +117,8 @@ def test_pools_are_shares_of_an_instance(
     memory = 16 << 30
     machine(1, memory, "MIG-41b3359c,MIG-65b79fff")
     with cluster.local_cluster(None, tmp_path) as client:
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+        # each does two tasks at once
+        assert count_threads(client) == [2, 2]
     assert module.asked == {
         "pool": int(0.7 * memory),
         "limit": int(0.8 * memory),
@@ -124,6 +129,20 @@ def test_pools_are_shares_of_an_instance(
         cluster.local_cluster(3, tmp_path),
     ):
         pass
+
+
+def test_operators_and_cores_have_a_thread_each(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = Cuda()
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    monkeypatch.setitem(sys.modules, "dask_cuda.utils", module.utils)
+    machine(1)
+    with cluster.local_cluster(1, tmp_path, frames=True) as client:
+        assert count_threads(client) == [1]
+    machine(0)
+    with cluster.local_cluster(1, tmp_path) as client:
+        assert count_threads(client) == [1]
 
 
 def test_an_integrated_gpu_has_no_memory_to_spill_from(

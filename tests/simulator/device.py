@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,9 @@ class SimulatedDevice(Device):
 
     def download(self, array: np.ndarray) -> np.ndarray:
         return np.array(array)
+
+    def download_all(self, arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
+        return [np.array(array) for array in arrays]
 
     def stream(self) -> Any:
         self.streams += 1

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,6 +256,84 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     )
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         compare(tmp_path)
+
+
+@pytest.fixture
+def one_worker(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A worker of two threads, with a simulated card."""
+    options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, **options) as worker,
+        Client(worker, set_as_default=False) as opened,
+    ):
+        simulate(opened, monkeypatch)
+        yield opened
+
+
+def test_two_tasks_at_once(
+    tmp_path: Path, one_worker: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a card and a workflow, which are made once, and write what one task writes."""
+    write(tmp_path / "raw")
+    made: list[str] = []
+    begun: dict[str, int] = {"worker_card": 0, "load_once": 0}
+    both = {name: threading.Barrier(2, timeout=20) for name in begun}
+    counting_begun = threading.Lock()
+
+    def meet(name: str) -> None:
+        """Wrap what the tasks begin with: the first two to call it wait for each other."""
+        function = getattr(device, name)
+
+        def called(*arguments: Any) -> Any:
+            with counting_begun:
+                begun[name] += 1
+                is_first = begun[name] <= 2
+            if is_first:
+                both[name].wait()
+            return function(*arguments)
+
+        monkeypatch.setattr(device, name, called)
+
+    def note(name: str) -> None:
+        make = getattr(device, name)
+
+        def slowly(*arguments: Any) -> Any:
+            made.append(name)
+            time.sleep(0.2)  # the other task comes, too
+            return make(*arguments)
+
+        monkeypatch.setattr(device, name, slowly)
+
+    monkeypatch.setattr(Workers, "_agrees", lambda *_: True)  # a comparison is a task alone
+    for name in begun:
+        meet(name)
+    for name in ("Card", "DeviceWorkflow"):
+        note(name)
+    compare(tmp_path)
+    assert made == ["Card", "DeviceWorkflow"]
+    assert min(begun.values()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("items", "threads", "sizes"),
+    [
+        # while a task of 32 is in its middle, the other one ends
+        (160, [2], [16, 32, 32, 32, 32, 16]),
+        (160, [1], [32, 32, 32, 32, 32]),
+        (100, [1] * 8, [13, 13, 13, 13, 13, 13, 13, 9]),
+        (100, [2] * 8, [5] * 8 + [9] * 6 + [6]),
+        (20, [2], [7, 13]),
+        (1, [2, 2], [1]),
+        (0, [2], []),
+        (3, [], [3]),
+    ],
+)
+def test_how_blocks_are_divided(items: int, threads: list[int], sizes: list[int]) -> None:
+    workers = {f"tcp://{i}": {"nthreads": count} for i, count in enumerate(threads)}
+    found = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": workers})
+    tasks = device.divide_tasks(range(items), found)
+    assert [len(task) for task in tasks] == sizes
+    assert [item for task in tasks for item in task] == list(range(items))
 
 
 def test_groups_of_blocks_are_those_that_runs_are_merged_into() -> None:

@@ -28,7 +28,8 @@ def on_device(text: bytes, spec: FeatureSpec = SPEC, limit: int = LIMIT):
     device = SimulatedDevice()
     buffer = device.pinned(len(text) + 1)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return parse_on_device(device, device.upload(pad_text(buffer, len(text))), spec, limit)
+    rows = parse_on_device(device, device.upload(pad_text(buffer, len(text))), spec, limit)
+    return None if rows.malformed[0] else rows
 
 
 def check(text: bytes, spec: FeatureSpec = SPEC) -> None:

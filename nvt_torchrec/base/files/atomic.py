@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -56,7 +57,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         OutputError: The directory cannot be written, or the disk is full.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    # A worker of a cluster may still write a file for a run that was interrupted, while another of
+    # its threads writes it for the run that goes on: the thread is what makes the names differ.
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 POOL_SHARE = 0.7
 #: The share of a GPU's memory from which on Dask spills to the host.
 SPILL_SHARE = 0.8
+#: How many tasks a worker with a GPU does at once, unless NVTabular's operators run: while the last
+#: blocks of one are written and synced, blocks of the other are on the card.
+TASKS_PER_GPU = 2
 #: Time limits: to reach a running scheduler;
 CONNECT_SECONDS = 10
 #: to start a worker, which takes seconds, on a busy machine a minute;
@@ -63,7 +66,7 @@ def cluster(
     Raises:
         SettingsError: No scheduler answers at the address, it has no workers, they do not see
             the shared directory, some of them have no GPU or the GPU of another, or frames need
-            one where there is none.
+            one where there is none, or workers of one thread.
     """
     if not scheduler:
         with local_cluster(workers, work / DASK, frames) as client:
@@ -114,6 +117,13 @@ def _check_workers(client: Client, name: str, shared: Path, frames: bool) -> boo
             "start them with `dask cuda worker`, which gives each GPU of a host one worker",
         )
     if frames and all_have_gpus:
+        threads = max(client.nthreads().values())
+        if threads > 1:
+            raise SettingsError(
+                f"{name}: a worker has {threads} threads, and --engine nvtabular needs one for "
+                "each GPU",
+                "start them with `dask cuda worker --nthreads 1`; more are for the other engines",
+            )
         hosts = {"this machine": gpu_count(), "the scheduler's host": scheduler_gpus}
         for host, num_gpus in hosts.items():
             if not num_gpus:
@@ -149,7 +159,9 @@ def local_cluster(workers: int | None, directory: Path, frames: bool = False) ->
         import nvt_torchrec.nvt_compat  # noqa: F401  # workers then import it, too
     options = {
         "n_workers": workers or gpus or count_cores(),
-        "threads_per_worker": 1,
+        # NVTabular's operators keep frames and vocabularies of cuDF, which are not made for two
+        # threads.
+        "threads_per_worker": TASKS_PER_GPU if gpus and not frames else 1,
         "local_directory": str(directory),
         "dashboard_address": "127.0.0.1:0",  # 8787 may be taken by another run
         "scheduler_kwargs": {"dashboard": False},

@@ -40,7 +40,7 @@ def read_lineage(bundle: Path) -> str:
         BadInputError: The bundle is missing, or a file is missing or damaged.
         SchemaError: The bundle has an unsupported version.
     """
-    from nvt_torchrec.formats.day_names import days_text
+    from nvt_torchrec.formats.day_names import format_days
     from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
     from nvt_torchrec.workflows.description import inspect
     from nvt_torchrec.workflows.inspection import generations_table
@@ -51,7 +51,7 @@ def read_lineage(bundle: Path) -> str:
     size = sum(file.bytes for file in description.files.values())
     checkpoint = (
         f"{record.digest[:12]}, {record.steps} steps, {record.samples} samples, "
-        f"generation {record.generation}, days {days_text(record.days or ())}"
+        f"generation {record.generation}, days {format_days(record.days or ())}"
     )
     if record.continued_from:
         checkpoint += f", continued from {record.continued_from[:12]}"

@@ -202,7 +202,7 @@ def _choose_strings(reads: list[Read], values: list) -> list[str]:
         elif isinstance(value, str):
             text = value
         else:
-            text = RAW_TYPES[reads[0].raw].log_text(value)
+            text = RAW_TYPES[reads[0].raw].to_log_text(value)
         if text and _is_accepted(reads, text):
             texts.append(text)
     return texts
@@ -211,7 +211,7 @@ def _choose_strings(reads: list[Read], values: list) -> list[str]:
 def _is_accepted(reads: list[Read], text: str) -> bool:
     """Return True if every read of a column parses the string as a value that is not missing."""
     try:
-        return all(RAW_TYPES[read.raw].from_log_text(text) is not None for read in reads)
+        return all(RAW_TYPES[read.raw].parse_log_text(text) is not None for read in reads)
     except ValueError:
         return False
 
@@ -245,7 +245,7 @@ def _find_typical_numbers(
         kind = RAW_TYPES[column.raw]
         normalized = center[j] + scale[j] * np.array(_DEVIATIONS)
         # Mean and standard deviation belong to transformed values: undo the transform.
-        numbers = spec.get_transform(column).x(normalized, np)
+        numbers = spec.get_transform(column).invert(normalized, np)
         if kind.is_whole:
             numbers = np.rint(numbers)
         source = plan.reads[plan.dense[j][0]].source

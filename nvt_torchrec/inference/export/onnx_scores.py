@@ -174,6 +174,6 @@ class Scores(nn.Module):
         filled = torch.where(x.isnan(), self.fill, x).unbind(1)
         transformed = []
         for transform, column in zip(self.transforms, filled, strict=True):
-            transformed.append(transform.y(column, torch))
+            transformed.append(transform.apply(column, torch))
         # The workflow normalizes in float64 too; the model takes float32.
         return ((torch.stack(transformed, 1) - self.center) / self.scale).to(torch.float32)

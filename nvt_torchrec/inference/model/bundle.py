@@ -42,7 +42,7 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.table_files import table_files
+from nvt_torchrec.formats.table_files import list_table_files
 from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
@@ -148,7 +148,7 @@ def _is_made_from(
     # Adding a day may change the files of events, tables and vectors without changing the
     # workflow's digest, which only covers the files that encode columns.
     vectors = select_vectors(workflow.files) if bundle.model.dense_vectors else {}
-    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
+    for name in (*list_event_files(workflow.spec), *list_table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
             return False

@@ -225,7 +225,7 @@ class ServingModel:
         begins = torch.from_numpy(ids.offsets[:, :-1].astype(np.int64)).to(self.device)
         sums = self.table.sum_bags(rows, begins.view(-1)).view(*begins.shape, -1)
         if ids.count > num_columns:
-            counts = torch.from_numpy(ids.lengths_from(num_columns).clip(1))
+            counts = torch.from_numpy(ids.get_lengths(num_columns).clip(1))
             sums[num_columns:] /= counts.to(sums).unsqueeze(2)
         return sums.transpose(0, 1)
 

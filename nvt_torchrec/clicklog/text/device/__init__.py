@@ -18,7 +18,10 @@ _NEWLINE = 10
 
 @dataclasses.dataclass(frozen=True)
 class RawDeviceRows:
-    """``n`` rows on a card, of a text without malformed lines: the columns of ``RawRows``.
+    """``n`` lines of a text, parsed on a card: the columns of ``RawRows``.
+
+    Kernels may still write them, so that all but the number of lines must be read on the same
+    stream.
 
     Attributes:
         label: uint8 [n], 0 or 1.
@@ -27,6 +30,8 @@ class RawDeviceRows:
         missing: uint64 [2, n], bit j set where dense column j (in the first row) or categorical
             column j (in the second one) is missing.
         ends: int64 [n], the offset of each line's newline in the text.
+        malformed: int32 [1], not 0 if a line is malformed, or longer than the limit; what the
+            columns hold is then undefined.
     """
 
     label: DeviceArray
@@ -34,6 +39,7 @@ class RawDeviceRows:
     categorical: DeviceArray
     missing: DeviceArray
     ends: DeviceArray
+    malformed: DeviceArray
 
     def __len__(self) -> int:
         return self.ends.shape[0]
@@ -55,17 +61,17 @@ def pad_text(text: np.ndarray, size: int) -> np.ndarray:
 
 def parse_on_device(
     device: Device, text: DeviceArray, spec: FeatureSpec, limit: int
-) -> RawDeviceRows | None:
-    """Parse whole lines that begin with the label.
+) -> RawDeviceRows:
+    """Parse whole lines that begin with the label; wait for their number alone.
+
+    The caller has time for the host's part of the work before it asks whether a line is malformed,
+    which waits until the card has parsed them.
 
     Args:
         device: The card.
         text: uint8 [bytes] on the card, ending with a newline, or empty; see :func:`pad_text`.
         spec: The columns, in order; its ``is_criteo_format`` is true.
         limit: How many bytes a line may have, without its newline.
-
-    Returns:
-        The rows; None if a line is malformed or longer than the limit.
     """
     from nvt_torchrec.clicklog.text.device import parse_kernels as kernels
 
@@ -76,7 +82,7 @@ def parse_on_device(
     counts = arrays.empty(spans, np.int64)
     device.launch(kernels.count_line_ends, spans, text, counts)
     lines_until = arrays.cumsum(counts)
-    lines = int(lines_until[-1]) if spans else 0
+    lines = int(device.download(lines_until[-1:])[0]) if spans else 0
     ends = arrays.empty(lines, np.int64)
     rows = RawDeviceRows(
         label=arrays.empty(lines, np.uint8),
@@ -84,11 +90,11 @@ def parse_on_device(
         categorical=arrays.empty((len(spec.categorical), lines), np.uint32),
         missing=arrays.empty((2, lines), np.uint64),
         ends=ends,
+        malformed=arrays.zeros(1, np.int32),
     )
-    malformed = arrays.zeros(1, np.int32)
     device.launch(kernels.write_line_ends, spans, text, lines_until, ends)
     device.launch(
         kernels.parse_lines, lines, text, ends, limit,
-        rows.label, rows.dense, rows.categorical, rows.missing, malformed,
+        rows.label, rows.dense, rows.categorical, rows.missing, rows.malformed,
     )  # fmt: skip
-    return None if int(malformed[0]) else rows
+    return rows

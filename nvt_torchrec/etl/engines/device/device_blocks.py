@@ -1,7 +1,17 @@
 """What is done with a block of a log in Criteo's format on a card: count it, or encode it.
 
-A block goes through the card on a lane, a thread with a stream and a pinned buffer of its own. With
-:data:`LANES` of them, one block is read while others are copied, parsed, encoded and written.
+A block goes through the card on a lane, a stream and a pinned buffer of its own. With :data:`LANES`
+of them, one block is read while others are copied, parsed and encoded. A thread holds a lane for as
+long as it needs the buffer or the card, and no longer: what the host does alone (moments, blocks
+with malformed lines, tables, writing) it does without one, so that the next block has the lane.
+What the host keeps of a block is then in the host's memory, so that the lanes bound the card's.
+
+A wait for the card costs a round trip, in which a lane does nothing, so that a block has few: each
+result is copied with others, and counts stay on the card until those of a group of blocks are
+merged.
+
+It has run on a card (docs/gpu.md), but not since host work was taken out of the lanes and the
+counts of all vocabularies are merged in one pass.
 
 Moments are computed on the host, from the dense columns that the card has parsed: their last bits
 depend on the order of additions, so the cpu engine's function adds up the same pieces. That takes
@@ -13,15 +23,17 @@ nothing else of size is copied while fitting. Counts are those of the host
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
-from nvt_torchrec.base.device import Device
+from nvt_torchrec.base.device import Device, DeviceArray
 from nvt_torchrec.base.files.atomic import Written
 from nvt_torchrec.clicklog.readers.lines import read_into
 from nvt_torchrec.clicklog.readers.log_format import Block
@@ -32,18 +44,20 @@ from nvt_torchrec.etl.engines.runs import SortedRun
 from nvt_torchrec.etl.units import counting
 from nvt_torchrec.etl.units.counting import Counts, compute_moments, has_moments, merge_moments
 from nvt_torchrec.etl.units.unit_plan import Unit
-from nvt_torchrec.etl.units.writing import Encoded, LostRowsError, UnitResult, write_units
+from nvt_torchrec.etl.units.writing import LostRowsError, UnitResult, write_units
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
-from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.compiled import CompiledWorkflow, EncodedRows, to_table
 from nvt_torchrec.workflows.compiled.device import DeviceEncoded, DeviceWorkflow, count_missing
 
 log = logging.getLogger(__name__)
 
-#: Blocks on their way through a card at once: one is read, one copied, one computed, one written.
+#: Blocks on their way through a card at once: one is read, one copied, one computed, one copied
+#: back.
 LANES = 4
+#: By how many bits the number of a vocabulary is shifted to be a key with a value, which has 32.
+_VALUE_BITS = np.uint64(32)
 
 
 def _pinned_bytes(block_bytes: int) -> int:
@@ -97,10 +111,12 @@ class Card:
         # a longer line would change the pieces of which moments are computed
         limit = min(spec.input.line_limit, counting.PIECE_BYTES - 1)
         rows = parse_on_device(self.device, self.device.upload(text), spec, limit)
-        if rows is None:
+        # The card parses meanwhile. The text is the lane's, so that it must be counted before the
+        # lane is free.
+        lines = count_newlines(_view_read_only(text))
+        if self.device.download(rows.malformed)[0]:
             log.debug("parsing %s:%d again on the host", block.source, block.begin)
             return None
-        lines = count_newlines(_view_read_only(text))
         if len(rows) != lines:
             raise LostRowsError(
                 f"{block.source}, bytes {block.begin} to {block.end}: {lines} lines, but the GPU "
@@ -116,10 +132,56 @@ def _view_read_only(text: np.ndarray) -> np.ndarray:
     return text
 
 
+class DeviceCounts(NamedTuple):
+    """Distinct values of all vocabularies, and how often each occurred, on a card.
+
+    Attributes:
+        keys: uint64 [n] in ascending order: the number of the vocabulary in the upper 32 bits, the
+            value in the lower ones.
+        counts: int64 [n]. That of the value 0 may be 0, where all zeros stand for missing values.
+    """
+
+    keys: DeviceArray
+    counts: DeviceArray
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRun:
+    """What was counted in a block, as in :class:`SortedRun`, but its counts are on a card.
+
+    Attributes:
+        rows: See :class:`SortedRun`.
+        nulls: See :class:`SortedRun`.
+        moments: float64 [dense columns, 4].
+        counts: The counts of all vocabularies.
+    """
+
+    rows: int
+    nulls: np.ndarray
+    moments: np.ndarray
+    counts: DeviceCounts
+
+
+class _CountedRows(NamedTuple):
+    """What a card makes of a block; all but the counts is in the host's memory.
+
+    Attributes:
+        rows: The number of rows.
+        nulls: See :class:`SortedRun`.
+        counts: The counts of all vocabularies.
+        pieces: The dense columns of which moments are computed, see :func:`_copy_pieces`.
+    """
+
+    rows: int
+    nulls: np.ndarray
+    counts: DeviceCounts
+    pieces: list[RawRows]
+
+
 def count_values(
     device: Device, rows: RawDeviceRows, vocabularies: np.ndarray, absent: np.ndarray
-) -> list[Counts]:
-    """Count the values of all vocabularies, by one sort of ``number of the vocabulary, value``.
+) -> DeviceCounts:
+    """Count the values of all vocabularies, by one sort.
 
     A sort for each would be too small for a card, and wait for it several times.
 
@@ -128,81 +190,93 @@ def count_values(
         rows: The rows.
         vocabularies: The number of each column's vocabulary; -1 where nothing is counted.
         absent: By vocabulary, how many zeros stand for missing values and are not counted.
-
-    Returns:
-        The counts by vocabulary.
     """
     arrays = device.arrays
     counted = np.flatnonzero(vocabularies >= 0)
-    # The upper 32 bits are the vocabulary, the lower ones the value.
-    high = device.upload(vocabularies[counted].astype(np.uint64) << np.uint64(32))
+    high = device.upload(vocabularies[counted].astype(np.uint64) << _VALUE_BITS)
     keys = rows.categorical[device.upload(counted)].astype(np.uint64) | high[:, np.newaxis]
-    values, counts = arrays.unique(keys.reshape(-1), return_counts=True)
+    keys, counts = arrays.unique(keys.reshape(-1), return_counts=True)
     counts = counts.astype(np.int64)
-    starts = np.arange(len(absent) + 1, dtype=np.uint64) << np.uint64(32)
-    cuts = device.download(arrays.searchsorted(values, device.upload(starts)))
-    begins = cuts[:-1].copy()
-    # Zeros for missing values are the first value of their vocabulary. Where no others are left,
-    # the value is dropped.
     with_missing = np.intersect1d(np.flatnonzero(absent), vocabularies[counted])
     if len(with_missing):
-        zeros = device.upload(begins[with_missing])
-        counts[zeros] -= device.upload(absent[with_missing])
-        begins[with_missing] += device.download(counts[zeros]) == 0
-    counts_of_vocabularies = []
-    for begin, end in zip(begins, cuts[1:], strict=True):
-        values_of_vocabulary = values[begin:end].astype(np.uint32)
-        counts_of_vocabularies.append(Counts(values_of_vocabulary, counts[begin:end]))
-    return counts_of_vocabularies
+        zeros = device.upload(with_missing.astype(np.uint64) << _VALUE_BITS)
+        # A count that becomes 0 stays until the counts are on the host: to see which ones do, the
+        # host would have to wait.
+        counts[arrays.searchsorted(keys, zeros)] -= device.upload(absent[with_missing])
+    return DeviceCounts(keys, counts)
 
 
-def merge_on_device(device: Device, several: Sequence[Counts]) -> Counts:
-    """Add up counts, at least one."""
-    arrays = device.arrays
-    filled = [counts for counts in several if len(counts.values)]
-    if not filled:
+def merge_on_device(device: Device, several: Sequence[DeviceCounts]) -> DeviceCounts:
+    """Add up counts, at least one, of all vocabularies by one sort."""
+    if len(several) == 1:
         return several[0]
-    if len(filled) == 1:
-        return filled[0]
-    values = arrays.concatenate([counts.values for counts in filled])
-    order = arrays.argsort(values)
-    values = values[order]
-    sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in filled])[order])
-    # The count of a value is the sum up to its last occurrence less that of the value before.
-    is_last = arrays.concatenate([values[1:] != values[:-1], arrays.ones(1, np.bool_)])
+    arrays = device.arrays
+    keys = arrays.concatenate([counts.keys for counts in several])
+    if not len(keys):
+        return several[0]
+    order = arrays.argsort(keys)
+    keys = keys[order]
+    sums = arrays.cumsum(arrays.concatenate([counts.counts for counts in several])[order])
+    # The count of a key is the sum up to its last occurrence less that of the key before.
+    is_last = arrays.concatenate([keys[1:] != keys[:-1], arrays.ones(1, np.bool_)])
     last = arrays.flatnonzero(is_last)
     counts = sums[last].copy()
     counts[1:] -= sums[last[:-1]]
-    return Counts(values[last], counts)
+    return DeviceCounts(keys[last], counts)
 
 
-def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> SortedRun:
+def count_block(card: Card, block: Block, spec: FeatureSpec, *, max_bad_rows: int) -> DeviceRun:
     """Count the categories of a block, and compute the moments of its dense columns.
-
-    Returns:
-        The counts, with arrays of the card.
 
     Raises:
         BadRowError: A row is malformed, unless they are rejected.
         BadInputError: The block cannot be read.
     """
-    device = card.device
+    counted = _count_on_card(card, block, spec)
+    if counted is None:
+        return _upload_run(card, host.count_block(block, spec, max_bad_rows))
+    moments = [np.zeros((len(spec.dense), 4))]
+    for piece in counted.pieces:
+        moments.append(compute_moments(piece, spec))
+    return DeviceRun(counted.rows, counted.nulls, merge_moments(moments), counted.counts)
+
+
+def _count_on_card(card: Card, block: Block, spec: FeatureSpec) -> _CountedRows | None:
+    """Do the card's part of :func:`count_block`; None if the host must parse the block."""
     with card.lane() as lane:
         rows = card.parse(lane, block, spec)
         if rows is None:
-            run = host.count_block(block, spec, max_bad_rows)
-            uploaded = []
-            for counts in run.counts:
-                uploaded.append(Counts(device.upload(counts.values), device.upload(counts.counts)))
-            counted = SortedRun(run.rows, run.nulls, run.moments, uploaded)
-        else:
-            counted = count_rows(device, rows, block, spec)
+            return None
+        nulls, counts = count_rows(card.device, rows, spec)
+        pieces = _copy_pieces(card.device, rows, block) if has_moments(spec) else []
+        card.device.synchronize()  # other streams read the counts
+        return _CountedRows(len(rows), nulls, counts, pieces)
+
+
+def _upload_run(card: Card, run: SortedRun) -> DeviceRun:
+    """Copy what the host counted in a block to the card, where it is merged with others."""
+    keys, counts = [], []
+    for number, of_vocabulary in enumerate(run.counts):
+        high = np.uint64(number) << _VALUE_BITS
+        keys.append(of_vocabulary.values.astype(np.uint64) | high)
+        counts.append(of_vocabulary.counts)
+    device = card.device
+    with card.lane():
+        uploaded = DeviceCounts(*(device.upload(np.concatenate(part)) for part in (keys, counts)))
         device.synchronize()  # other streams read the counts
-    return counted
+    (moments,) = run.moments
+    return DeviceRun(run.rows, run.nulls, moments, uploaded)
 
 
-def count_rows(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec) -> SortedRun:
-    """Count parsed rows of a block, on the current stream."""
+def count_rows(
+    device: Device, rows: RawDeviceRows, spec: FeatureSpec
+) -> tuple[np.ndarray, DeviceCounts]:
+    """Count the categories of parsed rows, on the current stream.
+
+    Returns:
+        By vocabulary, the rows in which a column was missing, as in :class:`SortedRun`; and the
+        counts.
+    """
     numbers = {name: number for number, name in enumerate(spec.vocabularies)}
     vocabularies = np.array([numbers[column.vocabulary_name] for column in spec.categorical], int)
     missing = count_missing(device, rows.missing[1], len(vocabularies))
@@ -210,30 +284,22 @@ def count_rows(device: Device, rows: RawDeviceRows, block: Block, spec: FeatureS
     np.add.at(nulls, vocabularies, missing)
     # Where the id is a hash there is nothing to count.
     is_hashed = [bool(column.hash_buckets) for column in spec.categorical]
-    counts = count_values(device, rows, np.where(is_hashed, -1, vocabularies), nulls)
-    return SortedRun(
-        rows=len(rows),
-        nulls=nulls,
-        moments=_compute_moments(device, rows, block, spec)[np.newaxis],
-        counts=counts,
-    )
+    return nulls, count_values(device, rows, np.where(is_hashed, -1, vocabularies), nulls)
 
 
-def _compute_moments(
-    device: Device, rows: RawDeviceRows, block: Block, spec: FeatureSpec
-) -> np.ndarray:
-    """Compute the moments as :func:`etl.engines.host.count_block` does: float64 [dense, 4]."""
-    moments = [np.zeros((len(spec.dense), 4))]
-    if has_moments(spec):
-        dense, missing = device.download(rows.dense), device.download(rows.missing)
-        # A piece ends with the last whole line before a multiple of its size.
-        read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
-        cuts = device.download(device.arrays.searchsorted(rows.ends, device.upload(read)))
-        for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
-            labels = np.empty((0, end - begin), np.uint8)
-            piece = _raw_rows(labels, dense[:, begin:end], missing[:, begin:end])
-            moments.append(compute_moments(piece, spec))
-    return merge_moments(moments)
+def _copy_pieces(device: Device, rows: RawDeviceRows, block: Block) -> list[RawRows]:
+    """Copy dense columns to the host, in the pieces of :func:`etl.engines.host.count_block`.
+
+    A piece ends with the last whole line before a multiple of its size.
+    """
+    read = np.arange(counting.PIECE_BYTES, block.end - block.begin, counting.PIECE_BYTES)
+    cuts = device.arrays.searchsorted(rows.ends, device.upload(read))
+    dense, missing, cuts = device.download_all([rows.dense, rows.missing, cuts])
+    pieces = []
+    for begin, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]):
+        labels = np.empty((0, end - begin), np.uint8)
+        pieces.append(_raw_rows(labels, dense[:, begin:end], missing[:, begin:end]))
+    return pieces
 
 
 def _raw_rows(
@@ -254,19 +320,25 @@ def _raw_rows(
     )
 
 
-def merge_runs(card: Card, runs: list[SortedRun]) -> SortedRun:
+def merge_runs(card: Card, runs: list[DeviceRun]) -> SortedRun:
     """Merge the counts of consecutive blocks on the card, and copy them to the host."""
     device = card.device
+    starts = np.arange(len(runs[0].nulls) + 1, dtype=np.uint64) << _VALUE_BITS
     with card.lane():
-        counts = []
-        for counts_of_vocabulary in zip(*(run.counts for run in runs), strict=True):
-            merged = merge_on_device(device, counts_of_vocabulary)
-            counts.append(Counts(device.download(merged.values), device.download(merged.counts)))
+        merged = merge_on_device(device, [run.counts for run in runs])
+        cuts = device.arrays.searchsorted(merged.keys, device.upload(starts))
+        values = merged.keys.astype(np.uint32)  # the lower 32 bits
+        values, counts, cuts = device.download_all([values, merged.counts, cuts])
+    counts_of_vocabularies = []
+    for begin, end in itertools.pairwise(cuts.tolist()):
+        if begin < end and not counts[begin]:  # all zeros stood for missing values
+            begin += 1
+        counts_of_vocabularies.append(Counts(values[begin:end], counts[begin:end]))
     return SortedRun(
         rows=sum(run.rows for run in runs),
         nulls=np.sum([run.nulls for run in runs], axis=0),
-        moments=np.concatenate([run.moments for run in runs]),
-        counts=counts,
+        moments=np.array([run.moments for run in runs]),
+        counts=counts_of_vocabularies,
     )
 
 
@@ -296,22 +368,32 @@ def encode_unit(
         BadInputError: The block cannot be read.
         OutputError: The part cannot be written.
     """
-    with card.lane() as lane:
-        rows = card.parse(lane, unit.block, workflow.spec)
-        if rows is not None:
-            codes = workflow.transform(rows.dense, rows.categorical, rows.missing)
-            raw_rows, encoded = copy_encoded(card.device, rows, codes, workflow.schema)
-    if rows is None:
+    copied = _encode_on_card(card, unit.block, workflow)
+    if copied is None:
         return host.encode_block((unit,), on_host, work, max_bad_rows=max_bad_rows)
-    return write_units([unit], [raw_rows], lambda _: encoded, work)
+    raw_rows, encoded = copied
+    table = to_table(encoded, workflow.schema)
+    return write_units([unit], [raw_rows], lambda _: (table, encoded.oov), work)
+
+
+def _encode_on_card(
+    card: Card, block: Block, workflow: DeviceWorkflow
+) -> tuple[RawRows, EncodedRows] | None:
+    """Do the card's part of :func:`encode_unit`; None if the host must parse the block."""
+    with card.lane() as lane:
+        rows = card.parse(lane, block, workflow.spec)
+        if rows is None:
+            return None
+        codes = workflow.transform(rows.dense, rows.categorical, rows.missing)
+        return copy_encoded(card.device, rows, codes)
 
 
 def copy_encoded(
-    device: Device, rows: RawDeviceRows, encoded: DeviceEncoded, schema: TableSchema
-) -> tuple[RawRows, Encoded]:
-    """Copy parsed rows to the host, and what ``write_units`` writes for them."""
+    device: Device, rows: RawDeviceRows, encoded: DeviceEncoded
+) -> tuple[RawRows, EncodedRows]:
+    """Copy parsed rows and what they were encoded to, to the host; wait once."""
     arrays = (rows.label, rows.missing, encoded.dense, encoded.ids)
-    label, missing, dense, ids = map(device.download, arrays)
+    label, missing, dense, ids = device.download_all(arrays)
     labels = label[np.newaxis]
     on_host = EncodedRows(labels.astype(np.float32), dense, Ids(ids), encoded.null, encoded.oov)
-    return _raw_rows(labels, dense, missing, ids), (to_table(on_host, schema), encoded.oov)
+    return _raw_rows(labels, dense, missing, ids), on_host

@@ -1,8 +1,12 @@
 """Count and encode blocks on the cards of a Dask cluster's workers, for logs in Criteo's format.
 
 A task is many blocks, of which a worker has several in flight
-(:mod:`etl.engines.device.device_blocks`). Vocabularies and rows are those of the host, bit by bit.
-All of it has run on one H200 (docs/gpu.md), not yet on several cards.
+(:mod:`etl.engines.device.device_blocks`). A worker with two threads does two tasks at once, which
+share the card, its lanes and the workflow: while one waits for its last blocks to be written and
+synced, the other fills the lanes. Vocabularies and rows are those of the host, bit by bit, however
+the blocks are divided among tasks: runs are added up in the order of their blocks.
+
+One task at a time has run on one H200 (docs/gpu.md); neither two nor several cards have.
 """
 
 from __future__ import annotations
@@ -50,9 +54,9 @@ from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_by
 log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
-#: Threads of a worker. There are more than lanes, because not all work of a block needs the card.
+#: Threads of a task. There are more than lanes, because not all work of a block needs the card.
 LANE_THREADS = 2 * LANES
-#: Blocks of a task at most. The lanes run dry at its end, for as long as a few blocks take.
+#: Blocks of a task at most. At its end it leaves lanes free for as long as a few blocks take.
 TASK_BLOCKS = 4 * FAN_IN
 #: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
 VOCABULARY_SHARE = 0.6
@@ -79,10 +83,24 @@ def has_room(workflow_path: Path, client: Client) -> bool:
 
 
 def divide_tasks(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
-    """Divide items among tasks: large ones, but at least one for each worker."""
-    processes = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-    size = max(1, min(TASK_BLOCKS, -(-len(items) // processes)))
-    return [list(items[begin : begin + size]) for begin in range(0, len(items), size)]
+    """Divide items among tasks: large ones, but at least one for each thread of the workers.
+
+    Tasks that share a card share its lanes evenly. If all were of one size, those that begin
+    together would end together, and the lanes would run dry between them. So the first task of each
+    worker is half as large, and from then on one of two is in its middle when the other ends.
+    """
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    threads = sum(worker["nthreads"] for worker in workers)
+    small_tasks = len(workers) if threads > len(workers) else 0
+    half_tasks = max(1, 2 * threads - small_tasks)
+    size = max(1, min(TASK_BLOCKS, -(-2 * len(items) // half_tasks)))
+    tasks: list[list[_Item]] = []
+    begin = 0
+    while begin < len(items):
+        end = begin + (-(-size // 2) if len(tasks) < small_tasks else size)
+        tasks.append(list(items[begin:end]))
+        begin = end
+    return tasks
 
 
 def _group_neighbours(indices: Iterable[int]) -> Iterator[list[int]]:
@@ -133,12 +151,14 @@ def encode_units(units: list[Unit], *, job: Job, workflow: tuple[str, str]) -> l
         return list(itertools.chain.from_iterable(encoded))
 
 
-_starting = threading.Lock()
+#: Held while something is made that the tasks of this process share. Two may begin at once, and
+#: lru_cache would then make two of it: tables that fit the card once need not fit it twice.
+_making = threading.Lock()
 
 
 def worker_card() -> Card:
     """Return the card of this process; pinned memory and streams are made once."""
-    with _starting:
+    with _making:
         return _get_card(make_device())
 
 
@@ -153,12 +173,17 @@ def _get_card(device: Device) -> Card:
     return Card(device)
 
 
-@functools.lru_cache(maxsize=1)
 def load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     """Load a workflow and copy it to the card; keep the last one loaded.
 
     See :func:`etl.engines.workers._load_once`.
     """
+    with _making:
+        return _load(device, path, digest)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     workflow = compiled.load(path)
     return DeviceWorkflow(device, workflow), workflow
 
