@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from benchmarks.inference import main
-from benchmarks.serving import make_requests, start
+from benchmarks.serving import make_requests, start_server
 from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.predictor import Predictor
@@ -59,7 +59,7 @@ def test_requests_of_a_server(small_bundle: Path) -> None:
     predictor = Predictor.load(small_bundle)
     requests = make_requests(predictor, ROWS)
     command = [sys.executable, "-m", "inference", "serve", "--port", 0, "--bundle", small_bundle]
-    with start(command) as server:
+    with start_server(command) as server:
         answers = dict(server.ask(requests, len(requests)))
         server.measure(requests, 2 * len(requests))
         resident, own = server.memory_mb

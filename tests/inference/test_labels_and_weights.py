@@ -17,7 +17,7 @@ import tritonclient.http
 from sklearn import metrics as sklearn
 
 import benchmarks.inference
-from benchmarks.inference import first_rows
+from benchmarks.inference import read_first_rows
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.__main__ import main
@@ -166,7 +166,7 @@ def test_both_labels_in_python(both: Path, log: Log) -> None:
     predictor = Predictor.load(both)
     assert predictor.labels == BOTH
     np.testing.assert_allclose(predictor.predict(log.day), expected, atol=1e-6)
-    rows = first_rows(str(log.day), predictor.spec, 200)
+    rows = read_first_rows(str(log.day), predictor.spec, 200)
     np.testing.assert_allclose(predictor.predict(rows), expected, atol=1e-6)
     np.testing.assert_allclose(predictor.predict(rows[:1]), expected[:1], atol=1e-6)
     assert predictor.predict([]).shape == (0, 2)
@@ -200,7 +200,7 @@ def test_both_labels_in_bulk(both: Path, log: Log, tmp_path: Path, capsys) -> No
 def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> None:
     """As JSON, by Triton's client and in the metrics; a bundle of one label is not followed."""
     predictor = Predictor.load(both)
-    rows = first_rows(str(log.day), predictor.spec, 60)
+    rows = read_first_rows(str(log.day), predictor.spec, 60)
     expected = dict(zip(BOTH, predictor.predict(rows).T, strict=True))
     served = tmp_path / "served"
     assert publish(both, served).before is None
@@ -271,7 +271,7 @@ def test_both_labels_exported(both: Path, log: Log, tmp_path: Path, capsys, tabl
     names = [output.name for output in session.get_outputs()]
     assert names == ["probability_liked", "probability_bought"]
     assert all(f'name: "{name}"' in outputs for name in names)
-    rows = first_rows(str(log.day), predictor.spec, 60)
+    rows = read_first_rows(str(log.day), predictor.spec, 60)
     for count in (1, 60):
         given = to_tensors(list_inputs(predictor.spec), rows[:count])
         scores = np.stack(session.run(names, given), 1)

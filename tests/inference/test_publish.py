@@ -253,7 +253,7 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
                 change()
     (served / "current").unlink()
     publish(bundles[1], served)  # somebody removed the link
-    with pytest.raises(SchemaError, match="served bundle.s: cat_1 has another position"):
+    with pytest.raises(SchemaError, match="bundle's: cat_1 has another position"):
         publish(make_bundle(tmp_path / "narrow", columns=1), served)
     (served / "current").unlink()
     for target in (bundles[0], "bundles/..", "bundles/day-1"):

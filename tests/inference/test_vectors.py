@@ -33,7 +33,7 @@ from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.trial import try_bundle
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
-from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
+from nvt_torchrec.inference.server.protocol import describe_model, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.config import OwnModel
 from nvt_torchrec.models.contract import Columns
@@ -338,7 +338,7 @@ def test_vectors_as_tensors(shop: VectorShop) -> None:
     complete = to_tensors(every, shop.complete(rows)) | {"time": tensors["time"]}
     assert np.isnan(complete["text"]).any()  # a missing one
     np.testing.assert_allclose(ask(shop, request_of(complete), parse_tensors), expected, rtol=1e-6)
-    inputs = {tensor["name"]: tensor for tensor in metadata(shop.predictor)["inputs"]}
+    inputs = {tensor["name"]: tensor for tensor in describe_model(shop.predictor)["inputs"]}
     assert inputs["text"] == {"name": "text", "datatype": "FP32", "shape": [-1, 3]}
 
     one = tensors | {"text": np.array([TEXT], np.float32)}
