@@ -136,7 +136,9 @@ def encode(
     ids, known = _encode_categorical(graph, description, path, spec, raw)
     _check_hexadecimal(graph, spec, raw, ids)
 
-    singles, lists, lengths = [], [], []
+    singles = []
+    lists = []
+    lengths = []
     for category in spec.categorical:
         if not category.multi_hot:
             singles.append(ids[category.name])
