@@ -31,9 +31,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, find_python, make_case_system, make_etl_system
+from benchmarks.etl.systems import make_case_system, make_etl_system, make_parquet_system
 from benchmarks.harness import (
     Metric,
     System,
@@ -245,13 +246,11 @@ def _make_ours(root: Path, rows: int, case: str) -> System:
 def _make_peer(root: Path, name: str, case: str) -> System:
     """Return DuckDB or Polars, with or without events."""
     output = root / f"{name}.parquet"
-    program = Path(__file__).with_name("events_peers.py")
     window = WINDOW_DAYS * 86_400 if case == EVENTS else 0
-    command = [find_python("events"), program, name, root / "log.csv", output, window]
+    arguments = [name, root / "log.csv", output, window]
+    system = make_parquet_system(name, case, "events_peers.py", output, arguments)
 
     def result() -> dict[str, float]:
-        import pyarrow.parquet as pq
-
         footer = pq.read_metadata(output)
         size = 0
         for j in range(footer.num_columns):
@@ -260,14 +259,7 @@ def _make_peer(root: Path, name: str, case: str) -> System:
                     size += footer.row_group(i).column(j).total_compressed_size
         return {"rows": footer.num_rows, "mb": size / 1e6}
 
-    return System(
-        name,
-        case,
-        [str(part) for part in command],
-        prepare=lambda: build_environment("events"),
-        before=lambda: output.unlink(missing_ok=True),
-        result=result,
-    )
+    return dataclasses.replace(system, result=result)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, build_environment, find_python, make_case_system
+from benchmarks.etl.systems import CASE_METRICS, make_case_system, make_parquet_system
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import draw_log, write_csv
@@ -106,23 +106,9 @@ def _make_ours(root: Path, case: str, per_positive: int) -> System:
 def _make_polars(root: Path, case: str, per_positive: int) -> System:
     """Return Polars, with or without negatives."""
     output = root / "polars.parquet"
-    program = Path(__file__).with_name("negatives_peer.py")
     drawn = per_positive if case == DRAWN else 0
-    command = [find_python("events"), program, root / "log.csv", output, drawn]
-
-    def result() -> dict[str, float]:
-        import pyarrow.parquet as pq
-
-        return {"rows": pq.read_metadata(output).num_rows}
-
-    return System(
-        "polars",
-        case,
-        [str(part) for part in command],
-        prepare=lambda: build_environment("events"),
-        before=lambda: output.unlink(missing_ok=True),
-        result=result,
-    )
+    arguments = [root / "log.csv", output, drawn]
+    return make_parquet_system("polars", case, "negatives_peer.py", output, arguments)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, build_environment, find_python, make_case_system
+from benchmarks.etl.systems import CASE_METRICS, make_case_system, make_parquet_system
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import SECONDS, draw_labels, draw_log, draw_prices, write_csv
@@ -193,21 +193,8 @@ def _make_ours(root: Path, case: str) -> System:
 def _make_peer(root: Path, name: str, case: str) -> System:
     """Return DuckDB or Polars, with or without tables."""
     output = root / f"{name}.parquet"
-    program = Path(__file__).with_name("tables_peers.py")
     task = "join" if case == TABLES else "copy"
-    command = [find_python("events"), program, name, root, output, task]
-
-    def result() -> dict[str, float]:
-        return {"rows": pq.read_metadata(output).num_rows}
-
-    return System(
-        name,
-        case,
-        [str(part) for part in command],
-        prepare=lambda: build_environment("events"),
-        before=lambda: output.unlink(missing_ok=True),
-        result=result,
-    )
+    return make_parquet_system(name, case, "tables_peers.py", output, [name, root, output, task])
 
 
 if __name__ == "__main__":

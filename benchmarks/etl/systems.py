@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
 from benchmarks.etl.verify import list_parts
@@ -169,6 +171,32 @@ def make_case_system(case: str, output: Path, *flags: Any, name: str = "ours") -
         run_etl("run", *flags, "--output_path", output)
 
     return dataclasses.replace(system, case=case, prepare=prepare)
+
+
+def make_parquet_system(
+    name: str, case: str, program: str, output: Path, arguments: Sequence[Any]
+) -> System:
+    """Make a system that runs a program of ``benchmarks`` with DuckDB and Polars installed.
+
+    Args:
+        name: The name of the system.
+        case: The case.
+        program: The name of the program's file.
+        output: The parquet file that the program writes.
+        arguments: The arguments of the program.
+    """
+
+    def result() -> dict[str, Any]:
+        return {"rows": pq.read_metadata(output).num_rows}
+
+    return System(
+        name,
+        case,
+        [str(part) for part in (find_python("events"), HERE.parent / program, *arguments)],
+        prepare=lambda: build_environment("events"),
+        before=lambda: output.unlink(missing_ok=True),
+        result=result,
+    )
 
 
 def make_peer_system(
