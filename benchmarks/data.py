@@ -128,7 +128,10 @@ def write_rows(
 def list_npy_files(directory: Path) -> list[list[str]]:
     """List the files of each kind of :data:`NPY_KINDS`, in the order of their rows."""
     count = len(list(directory.glob("*_dense.npy")))
-    return [[str(directory / f"{i}_{kind}.npy") for i in range(count)] for kind in NPY_KINDS]
+    files = []
+    for kind in NPY_KINDS:
+        files.append([str(directory / f"{i}_{kind}.npy") for i in range(count)])
+    return files
 
 
 def _draw_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:

@@ -29,7 +29,7 @@ def main():
     args = parser.parse_args()
     files = sorted(glob.glob(f"{args.input}/day_*"), key=lambda f: int(f.rsplit("_", 1)[1]))
 
-    def dataset(paths):
+    def make_dataset(paths):
         return nvt.Dataset(
             paths,
             engine="csv",
@@ -50,10 +50,10 @@ def main():
     dense = dense >> ops.Normalize(out_dtype=np.float32)
     label = ["label"] >> ops.LambdaOp(lambda c: c.astype("float32"), dtype=np.float32)
     workflow = nvt.Workflow(label + dense + categorical)
-    train = dataset(files[:-1])
+    train = make_dataset(files[:-1])
     workflow.fit(train)
     workflow.save(os.path.join(args.output, "workflow"))
-    for name, rows in (("train", train), ("last_day", dataset(files[-1:]))):
+    for name, rows in (("train", train), ("last_day", make_dataset(files[-1:]))):
         workflow.transform(rows).to_parquet(
             os.path.join(args.output, name), dtypes=dict.fromkeys(CATEGORICAL, np.int32)
         )

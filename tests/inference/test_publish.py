@@ -13,7 +13,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import locked, read_json
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.model.bundle import compute_bundle_digest, make_bundle_name
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import rollback
 from tests.forks import seen_by
@@ -52,7 +52,7 @@ def served(tmp_path: Path) -> Path:
 
 
 def _name(bundle: Path) -> str:
-    return bundle_name(bundle_digest(bundle))
+    return make_bundle_name(compute_bundle_digest(bundle))
 
 
 def _current(served: Path) -> str:
