@@ -245,7 +245,7 @@ def check_same_interface(
     if labels[0] != labels[1] and any(len(names) > 1 for names in labels):
         raise SchemaError(
             f"{new_name} predicts {', '.join(labels[1])}, but the served bundle "
-            f"{', '.join(labels[0])}",
+            f"predicts {', '.join(labels[0])}",
             "answers would have another form: serve it at another address, from a separate "
             "directory",
         )
