@@ -243,7 +243,7 @@ def describe_added(table: Table, case: str, plain: str) -> list[str]:
         case: The case.
         plain: The case with which it is compared.
     """
-    lines = ["", f"time that the case {case!r} adds:"]
+    lines = ["", f"added by {case}:"]
     for name in dict.fromkeys(system for system, _ in table.runs):
         wall = _subtract(table.values(name, case, "wall_s"), table.values(name, plain, "wall_s"))
         cpu = _subtract(table.values(name, case, "cpu_s"), table.values(name, plain, "cpu_s"))

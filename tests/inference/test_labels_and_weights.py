@@ -227,7 +227,7 @@ def test_both_labels_served(both: Path, bought, log: Log, tmp_path: Path) -> Non
             total = server.metric(f'inference_probability_sum_total{{label="{label}"}}')
             assert total == pytest.approx(3 * values.sum(), rel=1e-5)
         assert server.predict(rows=[]) == {"liked": [], "bought": []}
-    with pytest.raises(SchemaError, match=r"predicts bought, but the served bundle predicts liked, bought"):
+    with pytest.raises(SchemaError, match="the served bundle predicts liked, bought"):
         publish(bought.bundle, served)
 
 
