@@ -39,8 +39,8 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference import named_tensors as tensors
 from nvt_torchrec.inference.commands.model import ModelSettings
-from nvt_torchrec.inference.model.torch_threads import threads_for
-from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
+from nvt_torchrec.inference.model.torch_threads import limit_threads
+from nvt_torchrec.inference.predictor import Predictor, make_input_spec, name_by_label
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.workflow_frames import to_frame
 
@@ -90,7 +90,7 @@ def _run(argv: list[str] | None) -> None:
     parser = Parser(prog="python -m benchmarks.inference", description=__doc__)
     model, settings = parse(parser, argv, ModelSettings, BenchmarkSettings)
     predictor = model.load()
-    spec = input_spec(predictor.spec, settings.input)
+    spec = make_input_spec(predictor.spec, settings.input)
     rows = first_rows(settings.input, spec, max(*settings.batch_sizes, _MIN_READ_ROWS))
     stock = None
     if model.workflow and model.checkpoint:
@@ -287,7 +287,7 @@ def open_onnx(file: Path, rows: int) -> InferenceSession:
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
-    with threads_for(rows):
+    with limit_threads(rows):
         options.intra_op_num_threads = torch.get_num_threads()
     return InferenceSession(file, options)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from nvt_torchrec.clicklog.readers.log_format import Block, read_block_chunks
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
-from nvt_torchrec.formats.rows import RawRows, add_missing, empty_mask
+from nvt_torchrec.formats.rows import RawRows, add_missing, make_empty_mask
 from tests.workflows.random_specs import Oracle, raw_rows
 
 CRITEO = load_spec()
@@ -92,7 +92,7 @@ def _parse(rows: list[list[str]], spec: FeatureSpec) -> RawRows:
     """Parse integers and hexadecimal numbers; empty fields are missing."""
     label, *fields = np.array(rows, object).T if rows else np.empty((len(spec.columns), 0), object)
     dense, categorical = fields[: len(spec.dense)], fields[len(spec.dense) :]
-    missing = [empty_mask(len(columns), len(rows)) for columns in (dense, categorical)]
+    missing = [make_empty_mask(len(columns), len(rows)) for columns in (dense, categorical)]
     for mask, columns in zip(missing, (dense, categorical), strict=True):
         for j, column in enumerate(columns):
             add_missing(mask, j, column == "")

@@ -8,6 +8,7 @@ suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from importlib import metadata
@@ -58,6 +59,7 @@ class UnsupportedStackError(ClickLogError, ImportError):
     """Installed packages outside the supported table."""
 
 
+@functools.cache  # to read and parse a package's metadata takes milliseconds
 def installed_version(name: str) -> str | None:
     """Return the version of an installed package, or None, without importing it."""
     try:

@@ -29,7 +29,7 @@ from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule
 from nvt_torchrec.formats.feature_spec.split import Split
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec, make_spec
-from nvt_torchrec.formats.splits import RowRule, cuts_of_hash
+from nvt_torchrec.formats.splits import RowRule, compute_hash_cuts
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
@@ -193,9 +193,10 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
     )
     made = guess(split=fit.shares)
     spec = make_spec(tomllib.loads(made.text), str(folder.spec))
-    if made.close:
+    if made.label_candidates:
         raise SettingsError(
-            f"column {' or '.join(made.close)} could be the label", "name it: fit(X, label=…)"
+            f"column {' or '.join(made.label_candidates)} could be the label",
+            "name it: fit(X, label=…)",
         )
     labels = read_labels(table, _drop_choice(spec), spec.label)
     _check_classes(labels)
@@ -204,7 +205,7 @@ def _guess(table: pa.Table, folder: FitFolder, fit: FitSettings) -> FeatureSpec:
         made = guess(split={**fit.shares, "seed": seed})
         spec = make_spec(tomllib.loads(made.text), str(folder.spec))
     write_text(folder.spec, made.text)
-    log.info("wrote %s\n%s", folder.spec, made.says)
+    log.info("wrote %s\n%s", folder.spec, made.notes)
     if made.unread:
         lines = [f"{name}: {reason}" for name, reason in made.unread.items()]
         if len(lines) > _MAX_SHOWN:
@@ -262,7 +263,7 @@ def choose_seed(labels: np.ndarray, split: Split) -> int:
         The seed. If no seed gives each split rows of both labels, it is the one with the most
         splits that have rows, and among these with the most labels in splits.
     """
-    cuts = cuts_of_hash(split.valid, split.test)
+    cuts = compute_hash_cuts(split.valid, split.test)
     rows = np.arange(len(labels))
     best_seed, best_score = 0, (-1, -1)
     for seed in range(min(_MAX_SEEDS, 1 + _MAX_HASHED // len(rows))):

@@ -1,4 +1,4 @@
-"""Raw click log → fitted, saved NVTabular Workflow + parquet. Knows no torch."""
+"""Raw click log → fitted, saved NVTabular Workflow + parquet. Does not import torch."""
 
 from nvt_torchrec.base.links import follow_link
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # first: Ctrl-C ends slow imports with one line
 
 # isort: split
 import gc
@@ -11,7 +11,7 @@ import os
 from nvt_torchrec.base.errors import end_process, run_command
 from nvt_torchrec.base.subcommands import run_subcommand
 
-#: Subcommand → its module and its help.
+#: Subcommand → its module and its one-line help.
 COMMANDS = {
     "synthesize": (
         "nvt_torchrec.etl.commands.synthesize",
@@ -24,7 +24,7 @@ COMMANDS = {
     ),
     "extend": (
         "nvt_torchrec.etl.commands.extend",
-        "add new days to a finished output; no id changes",
+        "add new days to a finished output; existing ids stay the same",
     ),
     "check": (
         "nvt_torchrec.etl.commands.check",
@@ -39,10 +39,11 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status."""
-    # Before Arrow is loaded: its own allocator keeps what was freed, tens of MB for each thread.
+    """Run a subcommand; return the exit status."""
+    # Set before Arrow is loaded: its own allocator keeps tens of MB of freed memory per thread.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    # Imports make many objects, of which none is garbage: looking for some takes 0.1 s.
+    # Imports create many objects and no garbage; with the default threshold, looking for garbage
+    # takes 0.1 s.
     gc.set_threshold(100_000)
     return run_command(lambda: run_subcommand("python -m etl", __doc__, COMMANDS, argv))
 

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# As measured on an H200 with 16 cores (docs/gpu.md).
-#: Bytes that a GPU fits and transforms in a second.
+# Measured on an H200 with 16 cores (docs/gpu.md).
+#: Bytes that one GPU fits and transforms per second.
 _GPU_BYTES_PER_SECOND = 0.80e9
-#: Bytes that a core of the host fits and transforms in a second.
+#: Bytes that one core of the host fits and transforms per second.
 _CORE_BYTES_PER_SECOND = 0.03e9
-#: How long the GPUs' workers need to start, to import cuDF and to compile.
+#: Seconds until the GPU workers have started, imported cuDF and compiled.
 _GPU_START_SECONDS = 30
 
 
 def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings:
-    """Replace the engine ``auto`` by one of the engines, and log which one and why.
+    """Replace the engine ``auto`` by a specific one, and log which one and why.
 
-    GPUs are taken for logs that they encode in less time than the CPU's cores.
+    GPUs are chosen if they are estimated to encode the log faster than the CPU's cores.
 
     Args:
         settings: The settings of the run.
@@ -45,14 +45,16 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
         return settings
     gpus = 0 if settings.scheduler else gpu_count()
     if settings.scheduler:
-        engine, reason = "dask", "there is a --scheduler"
+        engine, reason = "dask", "--scheduler is set"
     elif gpus and supports(settings.spec):
         num_bytes = sum(day.size for day in days)
         on_gpus = _GPU_START_SECONDS + num_bytes / (gpus * _GPU_BYTES_PER_SECOND)
         on_cores = num_bytes / (count_cores() * _CORE_BYTES_PER_SECOND)
         engine = "dask" if on_gpus < on_cores else "cpu"
         log_size = f"{num_bytes / 1e9:.1f} GB"
-        reason = f"{log_size} take about {on_gpus:.0f} s on GPUs ({gpus}), {on_cores:.0f} s without"
+        reason = (
+            f"{log_size} take about {on_gpus:.0f} s on {gpus} GPU(s), {on_cores:.0f} s on the CPU"
+        )
     elif gpus:
         engine, reason = "cpu", "GPUs encode logs in Criteo's format only"
     else:
@@ -62,7 +64,7 @@ def choose_engine(settings: EtlSettings, days: Sequence[DayFile]) -> EtlSettings
 
 
 def _check_operators(spec: FeatureSpec) -> None:
-    """Refuse what NVTabular has no operator for. Raises :class:`SettingsError`."""
+    """Raise :class:`SettingsError` if the spec needs an operator that NVTabular does not have."""
     block = ""
     if spec.events is not None:
         block = "[events]"
@@ -87,7 +89,8 @@ def start_engine(settings: EtlSettings, work: Path, max_bad_rows: int) -> Iterat
         work: The directory of its state.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
     """
-    # compiles loops on import, which may take half a minute: only once the input was checked
+    # Importing this compiles kernels, which may take half a minute: do it only now that the input
+    # has been checked.
     from nvt_torchrec.etl.engines.engine import Job
 
     job = Job(settings.spec, work, max_bad_rows, settings.threads, settings.strict_gpu)
@@ -96,7 +99,7 @@ def start_engine(settings: EtlSettings, work: Path, max_bad_rows: int) -> Iterat
 
         yield Threads(job)
         return
-    # Dask takes seconds to import: not for the cpu engine, nor for --help
+    # Dask takes seconds to import, which the cpu engine and --help must not pay.
     from nvt_torchrec.etl.engines.cluster import cluster
 
     frames = settings.engine == "nvtabular"

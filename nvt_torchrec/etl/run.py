@@ -1,4 +1,4 @@
-"""A run of the ETL, from the days of a log to a finished output directory."""
+"""Run the ETL, from the days of a log to a finished output directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def run(settings: EtlSettings) -> Manifest:
     Raises:
         BadInputError: An input file is missing, empty or damaged.
         BadRowError: A row is malformed; the message names file, line, column and value.
-        OutputError: The output directory holds something else, or cannot be written.
+        OutputError: The output directory is the output of other settings or files, holds something
+            else, or cannot be written.
     """
     spec = settings.spec
     table_paths = parse_paths(settings.table)
@@ -73,11 +74,12 @@ def run(settings: EtlSettings) -> Manifest:
 
 
 def _run(stages: Stages, days: list[DayFile]) -> Manifest:
+    """Do the stages of a run in a claimed output directory."""
     from nvt_torchrec.etl.units.part_files import write_descriptions
     from nvt_torchrec.workflows.description import inspect
 
-    settings, work, paths = stages.settings, stages.work, stages.target
-    spec, splits = settings.spec, paths.splits
+    spec = stages.settings.spec
+    paths = stages.target
     plan = stages.read(days)
     _log_plan(plan, spec)
     plan = stages.divide(plan)
@@ -93,19 +95,19 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
     description = inspect(paths.workflow)
     with stages.timer("describe"):
         results, names = number_parts(results)
-        with output.name_errors(splits):
-            move_parts(work / output.PARTS, splits, names)
-            link_histories([work / output.EVENTS], splits)
+        with output.name_errors(paths.splits):
+            move_parts(stages.work / output.PARTS, paths.splits, names)
+            link_histories([stages.work / output.EVENTS], paths.splits)
             for vector in spec.vectors:
-                link_vectors(paths.workflow / IN_WORKFLOW, splits / VECTORS, vector.name)
-        written = check_rows(results, splits)
-        write_descriptions(splits, list(names.values()), description.table_schema)
+                link_vectors(paths.workflow / IN_WORKFLOW, paths.splits / VECTORS, vector.name)
+        written = check_rows(results, paths.splits)
+        write_descriptions(paths.splits, list(names.values()), description.table_schema)
     stages.check_inputs(days)
     manifest = make_manifest(stages.record, days, results, written, description, split=rule)
     for digest, count in Counter(file.digest for file in manifest.inputs).items():
         if count > 1:
-            same = [file.path for file in manifest.inputs if file.digest == digest]
-            log.warning("warning: %s have the same content", ", ".join(same))
+            copies = [file.path for file in manifest.inputs if file.digest == digest]
+            log.warning("warning: %s have the same content", ", ".join(copies))
     manifest = stages.finish(manifest, description, plan, manifest["rows"]["in"])
     output.release(paths.root)
     log.info("wrote %s", paths.manifest)
@@ -113,7 +115,7 @@ def _run(stages: Stages, days: list[DayFile]) -> Manifest:
 
 
 def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDescription:
-    """Write the workflow and, unless it is NVTabular's, its state for extensions."""
+    """Write the workflow and, unless NVTabular fitted it, its state for extensions."""
     from nvt_torchrec.workflows.extend_workflow import write_base_state
     from nvt_torchrec.workflows.writer import write_workflow
 
@@ -131,6 +133,7 @@ def _write_fitted(stages: Stages, fitted: Fitted, plan: UnitPlan) -> WorkflowDes
 
 
 def _log_plan(plan: UnitPlan, spec: FeatureSpec) -> None:
+    """Log the days and the size of each split."""
     if spec.split.by not in ("days", "files"):
         log.info("%.1f MB, divided by %s", plan.text_bytes() / 1e6, spec.split.by)
         return

@@ -15,16 +15,16 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
 ENGINES = ("auto", "cpu", "dask")
-#: NVTabular's own operators cannot extend what they fitted.
+#: Engines of a run; NVTabular's own operators cannot extend what they fitted.
 RUN_ENGINES = (*ENGINES, "nvtabular")
 ON_BAD_ROWS = ("error", "quarantine")
-#: Positions in a block are 32-bit integers, and its last line may have 1 GiB.
+#: Offsets within a block are 32-bit integers, and its last line may add up to 1 GiB.
 MAX_BLOCK_MB = 1023
-#: The heading of the flags that a run and an extension have in common.
+#: Heading in --help for the flags that a run and an extension share.
 _READING = "how days are read"
 
 
-#: Declares the number of threads of a command.
+#: Declares the flag for the number of threads of a command.
 threads_flag = functools.partial(
     flag, "number of threads (default: one per core)", count_cores, minimum=1
 )
@@ -32,7 +32,7 @@ threads_flag = functools.partial(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadSettings(Settings):
-    """How days are read, and where: what a run and an extension have in common.
+    """The settings that a run and an extension share: how days are read, and where.
 
     Raises:
         SettingsError: A value is not allowed, or settings contradict each other.
@@ -48,11 +48,11 @@ class ReadSettings(Settings):
         metavar="ADDRESS", group=_READING
     )
     table: tuple[str, ...] = flag(
-        "where the files of tables and sources of the spec are, if not in the log's directory", (),
+        "paths of the spec's tables and event sources that are not in the log's directory", (),
         metavar="NAME=PATH,…", group=_READING
     )
     label_path: tuple[str, ...] = flag(
-        "where the files of labels of the spec are, if not in the directory of the log", (),
+        "paths of the spec's label files that are not in the log's directory", (),
         metavar="NAME=PATH,…", group=_READING
     )
     on_bad_rows: str = flag(
@@ -60,12 +60,12 @@ class ReadSettings(Settings):
         "error", choices=ON_BAD_ROWS, group=_READING
     )
     max_bad_fraction: float = flag(
-        "with --on_bad_rows quarantine, stop if more than this share of all rows (of the day that "
-        "is added) is malformed", 0.01, minimum=0, maximum=1, group=_READING
+        "with --on_bad_rows quarantine, stop if more than this share of the rows read is malformed",
+        0.01, minimum=0, maximum=1, group=_READING
     )
     strict_gpu: bool = flag(
-        "end with an error if a GPU counts or encodes the first block differently from the CPU; by "
-        "default a warning says so, and the CPU goes on", False, group=_READING
+        "stop with an error if a GPU counts or encodes the first block differently from the CPU; "
+        "by default, warn and continue on the CPU", False, group=_READING
     )
     # fmt: on
 
@@ -81,7 +81,7 @@ class ReadSettings(Settings):
 
 
 def _check_output_and_engine(settings: EtlSettings | ExtendSettings) -> None:
-    """Make the output path absolute, and check that the engine may have a scheduler."""
+    """Make the output path absolute; raise SettingsError if the engine cannot use a scheduler."""
     # A Dask worker on another machine may have another working directory.
     object.__setattr__(settings, "output_path", settings.output_path.absolute())
     if settings.engine == "cpu" and settings.scheduler:
@@ -101,24 +101,24 @@ class EtlSettings(ReadSettings):
 
     # fmt: off
     input_path: str = flag(
-        "directory of day_0, day_1 … or of other numbered or dated files, a glob, or one file; "
+        "directory of day_0, day_1 … or of other numbered or dated files; or a glob, or one file; "
         "local or URL", metavar="RAW"
     )
-    output_path: Parsed[Path] = flag("local directory, absent or empty", metavar="OUT")
+    output_path: Parsed[Path] = flag("local directory to write, new or empty", metavar="OUT")
     spec: Parsed[FeatureSpec] = flag(
-        "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
+        "feature spec: a file, or the name of a built-in one (default: Criteo's log)", load_spec,
         parse=load_spec, metavar="TOML"
     )
     days: Parsed[frozenset[int] | None] = flag(
-        "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 "
-        "(default: all, which must have no gap)", None, parse=parse_days, metavar="LIST"
+        "use only these days, for example 0-3,7 or 2024-10-28..2024-10-31 "
+        "(default: all, without gaps)", None, parse=parse_days, metavar="LIST"
     )
-    limit_rows: int | None = flag("use the first N rows of each day only", None, minimum=1)
+    limit_rows: int | None = flag("use only the first N rows of each day", None, minimum=1)
     block_mb: int = flag("MiB of text per unit of work", 64, minimum=1, maximum=MAX_BLOCK_MB)
     engine: str = flag(
         "cpu: threads of this machine; dask: workers of a cluster, on their GPUs if they have any, "
         "with the same result; nvtabular: NVTabular's own operators on such workers, whose output "
-        "cannot be extended; auto: dask with a --scheduler, or where GPUs take less time, else cpu",
+        "cannot be extended; auto: dask with a --scheduler or if GPUs are faster, else cpu",
         "auto", choices=RUN_ENGINES
     )
     resume: bool = flag(
@@ -132,7 +132,7 @@ class EtlSettings(ReadSettings):
         _check_output_and_engine(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready form, without settings that cannot change the result."""
+        """Return a JSON-ready form of the settings that can change the result."""
         return {
             "spec": self.spec.to_dict(),
             "days": None if self.days is None else sorted(self.days),
@@ -154,27 +154,27 @@ class ExtendSettings(ReadSettings):
     # fmt: off
     output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
     input_path: str = flag(
-        "the new day, a file named day_24, or by another number or a date; or a directory, whose "
-        "days that are newer than those in OUT are all added; local or URL", "", metavar="RAW"
+        "the new day: a file such as day_24, named by its number or date; or a directory, of which "
+        "all days newer than those in OUT are added; local or URL", "", metavar="RAW"
     )
     undo: bool = flag(
-        "go back to the generation before the newest one, which is kept in OUT/.previous", False,
+        "go back to the previous generation, which is kept in OUT/.previous", False,
         excludes=("input_path", "resume")
     )
     days: frozenset[int] | None = flag(
-        "add these days only, for example 24-26; days that are not named may be missing", None,
+        "add only these days, for example 24-26; unlisted days may be missing", None,
         parse=parse_days, metavar="LIST"
     )
     allow_repeated_day: bool = flag(
-        "add a day although its file is a copy of that of an earlier day", False
+        "add a day even if its file is a copy of an earlier day's file", False
     )
     max_rows_factor: float = flag(
-        "refuse a day with more than X times the rows of the largest day before it, or with X "
-        "times fewer than the smallest", 5.0, minimum=1, maximum=float("inf")
+        "refuse a day with more than X times the rows of the largest earlier day, or with less "
+        "than 1/X of the rows of the smallest", 5.0, minimum=1, maximum=float("inf")
     )
     keep_days: int | None = flag(
-        "of the days for training, keep the parquet of the newest N only; ids stay (default: "
-        "keep all)", None, minimum=2, metavar="N"
+        "keep the parquet of only the newest N training days; ids do not change (default: keep "
+        "all)", None, minimum=2, metavar="N"
     )
     block_mb: int | None = flag(
         "MiB of text per unit of work (default: as in the run)", None, minimum=1,
@@ -184,8 +184,8 @@ class ExtendSettings(ReadSettings):
         "as in `python -m etl run`: cpu, dask, or auto", "auto", choices=ENGINES
     )
     resume: bool = flag(
-        "without --input_path, finish putting a new generation in place, if that was interrupted; "
-        "otherwise not needed: the same command continues", False, excludes=("restart",)
+        "without --input_path: finish putting a new generation in place after an interruption; "
+        "with it, not needed: the same command continues", False, excludes=("restart",)
     )
     restart: bool = flag("discard the day that an interrupted extension was adding", False)
     json: bool = flag("print generation, days and rows as JSON, for programs", False)
@@ -198,11 +198,12 @@ class ExtendSettings(ReadSettings):
             raise SettingsError("--input_path is missing", "pass the new day, or its directory")
 
     def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
-        """Return the settings by which a day is read: these, and those of the run before."""
+        """Return the settings for reading a day: these, completed by those of the original run."""
         shared = {}
         for field in dataclasses.fields(EtlSettings):
-            is_own = field.name in ("days", "block_mb", "resume", "restart")
-            if hasattr(self, field.name) and not is_own:
+            # These mean something else for an extension, or have their own defaults in a run.
+            differs = field.name in ("days", "block_mb", "resume", "restart")
+            if hasattr(self, field.name) and not differs:
                 shared[field.name] = getattr(self, field.name)
         block_mb = self.block_mb or block_mb
         return EtlSettings(spec=spec, limit_rows=limit_rows, block_mb=block_mb, **shared)

@@ -17,36 +17,43 @@ log = logging.getLogger(__name__)
 
 
 class StageTimer:
-    """Measures and logs the seconds of each stage, and how many of them compiled loops."""
+    """Measures and logs the seconds of each stage, and how many of them compiled kernels."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, name: str, engine: Engine | None = None) -> Iterator[None]:
-        """Measure a stage; log how long it took.
+        """Measure a stage, and log how long it took.
 
-        What ``engine`` compares with the host meanwhile is a stage of its own.
+        The time in which ``engine`` compares the GPU with the host is booked as the stage
+        ``compare``, not as part of this one.
         """
-        begin, compiled = time.perf_counter(), compile_seconds()
-        compared = engine.compare_seconds if engine else 0.0
+        begin = time.perf_counter()
+        compile_begin = compile_seconds()
+        compare_begin = engine.compare_seconds if engine else 0.0
         yield
-        compared = engine.compare_seconds - compared if engine else 0.0
+        compared = engine.compare_seconds - compare_begin if engine else 0.0
         self.seconds[name] = round(time.perf_counter() - begin - compared, 3)
         if compared:
-            whole = self.seconds.get("compare", 0.0) + compared
-            self.seconds["compare"] = round(whole, 3)
+            total = self.seconds.get("compare", 0.0) + compared
+            self.seconds["compare"] = round(total, 3)
             log.info("compared with the host, kernels compiled: %.1f s", compared)
-        compiled = compile_seconds() - compiled
-        words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
-        log.info("%s: %.1f s%s", name, self.seconds[name], words)
+        compiled = compile_seconds() - compile_begin
+        if compiled >= 0.1:
+            seconds = self.seconds[name]
+            log.info("%s: %.1f s, %.1f s of it compiling", name, seconds, compiled)
+        else:
+            log.info("%s: %.1f s", name, self.seconds[name])
 
     def timings(self, *, resumed: bool, rows: int, text_bytes: int) -> dict[str, Any]:
-        """Return what ``timings.json`` holds: seconds by stage, and speeds unless it resumed.
+        """Return the content of ``timings.json``: seconds by stage, and speeds.
+
+        The speeds are None if the run was resumed, as the seconds are only those of this process.
 
         Args:
             resumed: Whether an earlier process did a part of the work.
-            rows: The rows read.
+            rows: The number of rows read.
             text_bytes: Their size as text.
         """
         work = sum(self.seconds.get(name, 0.0) for name in ("events", "fit", "transform"))

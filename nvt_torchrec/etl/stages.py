@@ -1,6 +1,6 @@
 """The stages that `etl run` and `etl extend` share: read, divide, count, encode, finish.
 
-Each stage continues where an earlier process stopped.
+Each stage continues where an interrupted process stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bad rows of a block that are always described: of few rows the share is known soon.
+#: Bad rows of a block that never end a run at once. Small logs are read to their end anyway, before
+#: the share of bad rows is checked.
 _MIN_REJECTED = 10_000
 
 
@@ -59,15 +60,17 @@ class Stages:
     """The stages of a run, or of the extension by a day.
 
     Attributes:
-        settings: How rows are read, and the engine.
-        record: What the result depends on, see :func:`etl.state.run_record.plan_record`.
-        work: The directory of the state.
-        target: Where the workflow, its state for extensions and the descriptions are written.
-        before: Of an extension, the output that is extended.
-        tables: The files of the tables that columns are joined from, and of sources of events.
-        labels: The files of the labels that are from other files than the log.
-        resumed: Whether an earlier process began.
-        timer: Times the stages.
+        settings: The engine, and how rows are read.
+        record: Everything that the result depends on; see
+            :func:`etl.state.run_record.plan_record`.
+        work: The directory of the run's state.
+        target: The output, to which the workflow, its state for extensions, and the descriptions
+            are written.
+        before: The output that is extended; None for a run.
+        tables: The files of the joined tables and of the event sources.
+        labels: The files of the labels that come from other files than the log.
+        timer: Measures the stages.
+        resumed: Whether an earlier process began this work.
     """
 
     settings: EtlSettings
@@ -86,9 +89,10 @@ class Stages:
         )
 
     def _max_bad_rows(self, plan: UnitPlan) -> int:
-        """Return how many bad rows of a block are left out: so many that no more can be accepted.
+        """Return how many bad rows of a block may be left out; 0 if one bad row is an error.
 
-        0 if a bad row is an error.
+        More bad rows in one block than this exceed the accepted share of all rows, whatever the
+        other blocks hold, so the run can end at once.
         """
         if not self.settings.reject:
             return 0
@@ -115,14 +119,16 @@ class Stages:
         if settings.spec.joined_tables:
             self._beside.store_tables(plan)
         if settings.spec.event_sources:
-            self._beside.store_sources(self._earlier.record.newest if self._earlier else None)
+            self._beside.store_sources(
+                self._earlier_days.record.newest if self._earlier_days else None
+            )
         if settings.spec.events or self.earlier_labels:
             return self._bound_times(plan)
         return plan
 
     @functools.cached_property
     def earlier_labels(self) -> EarlierLabels | None:
-        """What is kept of the clicks of the days before; None of a run."""
+        """The state that earlier days keep of their clicks; None for a run."""
         if self.before is None or not self.settings.spec.label_files:
             return None
         from nvt_torchrec.etl.labels.label_state import EarlierLabels
@@ -130,10 +136,11 @@ class Stages:
         return EarlierLabels.read(self.before.extension, self.settings.spec)
 
     def _bound_times(self, plan: UnitPlan) -> UnitPlan:
-        """Return the plan in whose blocks rows are malformed whose time cannot be right.
+        """Return the plan with bounds on the times of rows; rows outside them are malformed.
 
-        They are those that are older than the days before and, where malformed rows are left out,
-        those that are long after all others; else these are reported later.
+        The lower bound is the end of the earlier days. There is an upper bound only if malformed
+        rows are left out: it excludes the few rows that come long after all others. Otherwise such
+        rows are reported later, by :func:`etl.events.late_rows`.
         """
         from nvt_torchrec.etl.events.late_rows import read_end
 
@@ -141,11 +148,13 @@ class Stages:
         time_type = RAW_TYPES["time"]
         first = int(time_type.minimum)
         again: frozenset[str] = frozenset()
-        if self.earlier_labels:  # rows until then are written, also of days that are read again
+        if self.earlier_labels:
+            # All rows up to the cut are written, also those of files that are read again because
+            # some of their rows waited for clicks.
             first = self.earlier_labels.record.cut + 1
             again = frozenset(self.earlier_labels.record.waiting)
-        elif self._earlier:
-            first = self._earlier.record.newest
+        elif self._earlier_days:
+            first = self._earlier_days.record.newest
         end = None
         if settings.reject and settings.spec.events:
             with self.timer("times"), rows_bar("times", plan) as bar:
@@ -158,7 +167,10 @@ class Stages:
         return plan.bound_times(first, end, again=again)
 
     def divide(self, plan: UnitPlan) -> UnitPlan:
-        """Return the plan with what the division of rows needs; nothing is read by days."""
+        """Return the plan with the data that the division of rows needs.
+
+        A split by days needs none, so it reads nothing.
+        """
         spec = self.settings.spec
         if spec.split.by == "days":
             return plan
@@ -175,18 +187,18 @@ class Stages:
             )
 
     def _sum_up_events(self, engine: Engine, plan: UnitPlan, counted: list[Block]) -> None:
-        """Count blocks, and make what happened before each row, see :mod:`etl.events`."""
+        """Count blocks, and compute what happened before each row; see :mod:`etl.events`."""
         from nvt_torchrec.etl.events.prepare import prepare
 
         spec = self.settings.spec
         with show_progress("events", 2 * plan.estimated_rows()) as bar:
             engine.count(counted, bar.update)
-            release_memory()  # blocks are large, and most of what is made of them is freed by now
+            release_memory()  # most of the memory that counting took is free by now
             prepare(
                 plan,
                 spec,
                 self.work,
-                earlier=self._earlier,
+                earlier=self._earlier_days,
                 map_tasks=engine.map_tasks,
                 max_bad_rows=self._max_bad_rows(plan),
                 report=bar.update,
@@ -198,12 +210,12 @@ class Stages:
         counted: str | None,
         write_workflow: Callable[[Engine, Report], WorkflowDescription],
     ) -> list[UnitResult]:
-        """Make the workflow, encode all units with it, and reject malformed rows.
+        """Make the workflow, encode all units with it, and store the rejected rows.
 
         Args:
             plan: The units.
-            counted: The split whose rows are counted; None for all.
-            write_workflow: Fits or extends a workflow and writes it, and its state, to ``target``.
+            counted: The split whose rows are counted; None for all splits.
+            write_workflow: Fits or extends a workflow, and writes it and its state to ``target``.
 
         Returns:
             The results of all units, in the order of the plan.
@@ -211,26 +223,27 @@ class Stages:
         results = read_results(self.work, plan.units)
         done = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in done]
-        whole = self._is_whole()
+        has_workflow = self._has_workflow()
         if self.settings.spec.negatives:
             self._beside.prepare_negatives(plan, self._max_bad_rows(plan))
         if self.resumed:
-            state = "counted" if whole else "not counted"
+            state = "counted" if has_workflow else "not counted"
             log.info("%s; %d of %d parts are written", state, len(done), len(plan.units))
         with contextlib.ExitStack() as stack:
-            if missing or not whole:
+            if missing or not has_workflow:
                 with self.timer("start workers"):
                     started = stack.enter_context(
                         start_engine(self.settings, self.work, self._max_bad_rows(plan))
                     )
-            if not whole and self.settings.spec.events:
+            if not has_workflow and self.settings.spec.events:
                 blocks = plan.train_blocks if counted == "train" else plan.blocks
                 with self.timer("events", started):
                     self._sum_up_events(started, plan, blocks)
-            if not whole:
+            if not has_workflow:
                 with self.timer("fit", started), rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
-                # the counts of a large log take as much room as its parts: delete them meanwhile
+                # The counts of a large log take as much disk space as its parts: delete them while
+                # the parts are written.
                 deleting = stack.enter_context(ThreadPoolExecutor(1, "delete"))
                 deleting.submit(shutil.rmtree, self.work / output.FIT, ignore_errors=True)
             if missing:
@@ -256,7 +269,7 @@ class Stages:
         return results
 
     def _keep_labels(self, results: list[UnitResult]) -> None:
-        """Write what further days need of the labels from other files."""
+        """Write the label state that later days need."""
         from nvt_torchrec.etl.labels.prepare_labels import keep_labels, keep_rejected_clicks
 
         waiting: Counter[str] = Counter()
@@ -274,6 +287,17 @@ class Stages:
         *,
         parts: bool,
     ) -> None:
+        """Write the workflow and the state of its events and negatives to ``target``.
+
+        Args:
+            started: The engine.
+            report: Called with the number of rows read since the last call.
+            write_workflow: See :meth:`count_and_encode`.
+            parts: Whether some units were encoded already; then the workflow must be the same one.
+
+        Raises:
+            OutputError: It is another workflow than the one that encoded them.
+        """
         with output.name_errors(self.target.root):
             for directory in (self.target.workflow, self.target.extension):
                 shutil.rmtree(directory, ignore_errors=True)
@@ -289,40 +313,40 @@ class Stages:
                 keep_negatives(self.work, self.target.extension)
         if parts and before not in (None, description.digest):
             raise OutputError(
-                f"{self.target.workflow}: counted again, it has digest {description.digest}; the "
-                f"finished parts were encoded with {before}",
-                "discard them and begin again with --restart",
+                f"{self.target.workflow}: counting the log again gave a workflow with digest "
+                f"{description.digest}, but the finished parts were encoded with {before}",
+                "discard the parts and begin again with --restart",
             )
         write_json(self.work / output.FITTED_FILE, {"digest": description.digest})
 
     def _write_events(self, started: Engine, description: WorkflowDescription) -> None:
         from nvt_torchrec.etl.events.prepare import write_kept
 
-        earlier = self._earlier.files if self._earlier else None
+        earlier = self._earlier_days.files if self._earlier_days else None
         write_kept(self.work, description, self.target.extension, earlier, started.map_tasks)
 
     @functools.cached_property
-    def _earlier(self) -> EarlierDays | None:
-        """The events of the days before; None of a run."""
+    def _earlier_days(self) -> EarlierDays | None:
+        """The events of the earlier days; None for a run."""
         if self.before is None:
             return None
         from nvt_torchrec.etl.events.earlier_days import EarlierDays
         from nvt_torchrec.workflows import compiled
 
-        # Its events of histories are read as well.
+        # Verify the workflow's files first: EarlierDays reads the history events from them.
         compiled.load(self.before.workflow, verify=True)
         return EarlierDays.read(self.before.extension, self.settings.spec, self.before.workflow)
 
     def _recorded_digest(self) -> str | None:
-        """Return the digest of the workflow that was made; None if there is none."""
+        """Return the recorded digest of the finished workflow; None without a readable record."""
         file = self.work / output.FITTED_FILE
         try:
             return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
         except (BadInputError, KeyError):
             return None
 
-    def _is_whole(self) -> bool:
-        """Return whether the workflow is the one recorded, and it and its state are whole."""
+    def _has_workflow(self) -> bool:
+        """Return True if the recorded workflow exists, and it and its state are intact."""
         from nvt_torchrec.etl.events.earlier_days import EarlierDays
         from nvt_torchrec.etl.negatives.prepare_negatives import check_stored
         from nvt_torchrec.workflows import compiled
@@ -346,10 +370,10 @@ class Stages:
         return True
 
     def check_inputs(self, days: list[DayFile]) -> None:
-        """Check that the inputs, each found again, are what they were at the beginning.
+        """Look up the input files again, and check that they did not change during the run.
 
         Raises:
-            OutputError: They were changed.
+            OutputError: A file was changed.
         """
         found: list[DayFile] = []
         for day in days:
@@ -364,13 +388,16 @@ class Stages:
     def finish(
         self, manifest: Manifest, description: WorkflowDescription, plan: UnitPlan, rows: int
     ) -> Manifest:
-        """Write timings, report and, last, the manifest; return it with its ``described``.
+        """Write the timings, the report and, last, the manifest.
 
         Args:
-            manifest: The manifest to write, but for these digests.
-            description: Of the workflow.
+            manifest: The manifest without its ``described``, the digests of described files.
+            description: The description of the workflow.
             plan: The units.
-            rows: Rows read by this run or extension, malformed ones included.
+            rows: The number of rows read by this run or extension, including malformed ones.
+
+        Returns:
+            The manifest as written.
         """
         from nvt_torchrec.etl.finish.report import write_report
 
@@ -378,7 +405,7 @@ class Stages:
         write_json(self.target.timings, timings)
         write_report(self.target.report, manifest, description)
         before = Manifest.read(self.before.manifest).described if self.before else {}
-        manifest = dataclasses.replace(manifest, described=self.target.describing(before))
+        manifest = dataclasses.replace(manifest, described=self.target.list_described(before))
         manifest.write(self.target.manifest)
         warnings = one_label_splits(manifest["splits"])
         if warnings:

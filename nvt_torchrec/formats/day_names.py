@@ -50,40 +50,40 @@ class DayName:
     number: int
     digits: int = 0
 
-    def other(self, number: int) -> str:
+    def format_name(self, number: int) -> str:
         """Return how a file of another number would be called, without its ending."""
         if self.kind == "date":
             return str(to_date(number))
         return f"{self.prefix}{number:0{self.digits}d}"
 
-    def flag(self, numbers: Iterable[int]) -> str:
+    def format_flag(self, numbers: Iterable[int]) -> str:
         """Return numbers as ``--days`` takes them."""
         if self.kind == "date":
-            return ",".join(self.other(number) for number in sorted(numbers))
+            return ",".join(self.format_name(number) for number in sorted(numbers))
         return ",".join(str(number) for number in sorted(numbers))
 
 
-def name_of(path: str) -> DayName | None:
+def parse_day_name(path: str) -> DayName | None:
     """Return what a path says: by its last name, or by a directory such as ``date=2024-10-30``."""
     *directories, name = re.split(r"[/\\]", path)
     parsed = _parse(name)
     if directories and (parsed is None or parsed.kind != "day"):
-        return partition_name(directories[-1]) or parsed
+        return parse_partition_name(directories[-1]) or parsed
     return parsed
 
 
-def day_title(path: str) -> str:
+def format_day_title(path: str) -> str:
     """Return how the user knows the day of a file, by its path; "" for files of other names."""
-    name = name_of(path)
+    name = parse_day_name(path)
     if name is None or name.kind == "day":
         return ""
     if name.kind == "date":
-        return name.other(name.number)
+        return name.format_name(name.number)
     is_partition = name.prefix.endswith("=")  # its directory tells the day
     return "/".join(path.split("/")[-2:] if is_partition else path.split("/")[-1:])
 
 
-def partition_name(directory: str) -> DayName | None:
+def parse_partition_name(directory: str) -> DayName | None:
     """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
     match = _PARTITION.fullmatch(directory)
     if match is None:
@@ -94,7 +94,7 @@ def partition_name(directory: str) -> DayName | None:
     return dataclasses.replace(parsed, prefix=f"{match[1]}=")
 
 
-def data_endings() -> str:
+def make_endings_pattern() -> str:
     """Return the endings of names of files with rows, without the dot, as a regular expression."""
     endings = [*_TEXT_ENDINGS]
     for file_format in INPUT_FORMATS.values():
@@ -104,7 +104,7 @@ def data_endings() -> str:
 
 def _parse(name: str) -> DayName | None:
     """Return what a name says; None if it has neither number nor date."""
-    endings = _ENDINGS.format(data_endings())
+    endings = _ENDINGS.format(make_endings_pattern())
     match = re.fullmatch(_DAY + endings, name)
     if match:
         return DayName("day", "day_", int(match[1]))
@@ -135,7 +135,7 @@ def to_date(number: int) -> datetime.date:
     return _EPOCH + datetime.timedelta(days=number)
 
 
-def day_text(number: int) -> str:
+def format_day(number: int) -> str:
     """Return a day as text: a date if it is from 10,000 on, 1997.
 
     For a workflow, which keeps the numbers of days alone.
@@ -143,7 +143,7 @@ def day_text(number: int) -> str:
     return str(to_date(number)) if _FIRST_DATE <= number <= _LAST_DATE else str(number)
 
 
-def days_text(days: Sequence[int]) -> str:
+def format_days(days: Sequence[int]) -> str:
     """Return days as ``0-3, 7`` or ``2024-10-28..2024-10-31``."""
     runs: list[list[int]] = []
     for day in days:
@@ -153,10 +153,10 @@ def days_text(days: Sequence[int]) -> str:
             runs.append([day, day])
     texts = []
     for first, last in runs:
-        text = day_text(first)
+        text = format_day(first)
         if last > first:
             dash = ".." if "-" in text else "-"  # dates have dashes
-            text += f"{dash}{day_text(last)}"
+            text += f"{dash}{format_day(last)}"
         texts.append(text)
     return ", ".join(texts)
 
@@ -205,7 +205,7 @@ def _parse_day(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\s*\d+\s*", text) else None
 
 
-def natural_order(path: str) -> list[tuple[int, int | str]]:
+def make_natural_key(path: str) -> list[tuple[int, int | str]]:
     """Return a key that sorts ``part-2`` before ``part-10``."""
     key: list[tuple[int, int | str]] = []
     for run in re.findall(r"\d+|\D+", path):

@@ -66,7 +66,7 @@ class EtlOutput:
         """
         return [part for part in Manifest.read(self.manifest).files if part.split == split]
 
-    def describing(self, before: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
+    def list_described(self, before: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """Return the entries for the manifest's ``described``.
 
         Args:
@@ -82,7 +82,7 @@ class EtlOutput:
         entries = {}
         for path in files:
             name = str(path.relative_to(self.root))
-            if _is_of_store(name) and name in before:
+            if _is_store_file(name) and name in before:
                 entries[name] = before[name]
             else:
                 entries[name] = FileEntry.from_file(path)
@@ -114,7 +114,7 @@ class EtlOutput:
             if not name.startswith(below):
                 continue
             sized[name] = entry
-            if stores or not _is_of_store(name):
+            if stores or not _is_store_file(name):
                 read[name] = entry
         check_sizes(self.root, sized, remedy)
         check_digests(self.root, read, remedy)
@@ -150,7 +150,7 @@ class EtlOutput:
             )
 
 
-def _is_of_store(name: str) -> bool:
+def _is_store_file(name: str) -> bool:
     """Return whether a file of an output is one of a store, which never changes."""
     return any(store in name for store in _STORES)
 

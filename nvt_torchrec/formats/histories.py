@@ -107,7 +107,7 @@ class HistoryStore:
     """The events of all keys of a history, mapped from files.
 
     Opening it reads no events: types, lengths and ends are checked, and whoever reads events checks
-    what is read, as :meth:`newest` does.
+    what is read, as :meth:`read_newest` does.
 
     Args:
         directory: That of the splits.
@@ -169,7 +169,7 @@ class HistoryStore:
         for array in self._mapped:
             array.check()
 
-    def newest(self, key: int, events: int, maximum: int) -> list[np.ndarray]:
+    def read_newest(self, key: int, events: int, maximum: int) -> list[np.ndarray]:
         """Return the newest of a row's events, oldest first: int32 [n] for each column.
 
         Args:

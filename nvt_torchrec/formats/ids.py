@@ -61,7 +61,7 @@ class Ids:
 
         All ids of the columns before are kept.
         """
-        if self.offsets is None or self.lengths_from(first).max(initial=0) <= maximum:
+        if self.offsets is None or self.get_lengths(first).max(initial=0) <= maximum:
             return self
         lengths = self.lengths
         lengths[first:] = np.minimum(lengths[first:], maximum)
@@ -109,9 +109,9 @@ class Ids:
     @property
     def lengths(self) -> np.ndarray:
         """How many ids each row has: [columns, n]."""
-        return self.lengths_from(0)
+        return self.get_lengths(0)
 
-    def lengths_from(self, first: int) -> np.ndarray:
+    def get_lengths(self, first: int) -> np.ndarray:
         """Return how many ids each row has in the columns from ``first`` on."""
         if self.offsets is None:
             return np.ones_like(self.values[first:])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.files.artifact import FileEntry, Format
-from nvt_torchrec.formats.day_names import day_title
+from nvt_torchrec.formats.day_names import format_day_title
 
 FORMAT = Format("", 4, "the ETL's manifest", digest_key="blake2b")
 _AGAIN = "copy the manifest again, or run the ETL again"
@@ -151,7 +151,7 @@ class Manifest(_ByKey):
     @property
     def day_titles(self) -> dict[int, str]:
         """How the user knows each day: a date, the name of a file, or a number."""
-        return {file.day: day_title(file.path) or str(file.day) for file in self.inputs}
+        return {file.day: format_day_title(file.path) or str(file.day) for file in self.inputs}
 
     @property
     def split_text(self) -> str:

@@ -54,7 +54,7 @@ UNLIMITED = sys.maxsize
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
 
 
-def flat_values(values: CategoryValues) -> np.ndarray | pa.StringArray:
+def get_flat_values(values: CategoryValues) -> np.ndarray | pa.StringArray:
     """Return the values of a column, of lists those of all rows."""
     return values.values if isinstance(values, Jagged) else values
 
@@ -221,14 +221,14 @@ def count_bytes(rows: RawRows) -> int:
     return total
 
 
-def mask_words(columns: int) -> int:
+def count_mask_words(columns: int) -> int:
     """Return the number of words of a mask for so many columns."""
     return max(1, -(-columns // WORD_BITS))
 
 
-def empty_mask(columns: int, rows: int) -> np.ndarray:
+def make_empty_mask(columns: int, rows: int) -> np.ndarray:
     """Return a mask in which no value is missing."""
-    return np.zeros((mask_words(columns), rows), np.uint64)
+    return np.zeros((count_mask_words(columns), rows), np.uint64)
 
 
 def get_bit(column: int) -> np.uint64:
@@ -257,24 +257,24 @@ def set_missing(mask: np.ndarray, column: int, absent: np.ndarray) -> None:
     add_missing(mask, column, absent)
 
 
-def mask_of_rows(bits: list[int], columns: int) -> np.ndarray:
+def make_mask(bits: list[int], columns: int) -> np.ndarray:
     """Return the mask of integers that have bit j set where column j of a row is missing."""
     if columns <= WORD_BITS:
         return np.array(bits, np.uint64)[np.newaxis]
     full = 2**WORD_BITS - 1
     words = []
-    for word in range(mask_words(columns)):
+    for word in range(count_mask_words(columns)):
         words.append([row >> (WORD_BITS * word) & full for row in bits])
     return np.array(words, np.uint64)
 
 
-def dense_dtype(spec: FeatureSpec) -> type:
+def get_dense_dtype(spec: FeatureSpec) -> type:
     """Return the dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
     dtypes = {RAW_TYPES[column.raw].dtype for column in spec.dense}
     return np.int32 if dtypes <= {"int32"} else np.float64
 
 
-def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
+def make_empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
     plan = spec.read_plan(label=label)
     columns: list[Any] = []
@@ -283,10 +283,10 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         columns.append(Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values)
     return RawRows(
         labels=np.empty((len(spec.labels) if label else 0, 0), np.uint8),
-        dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
-        dense_missing=empty_mask(len(spec.dense), 0),
+        dense=np.empty((len(spec.dense), 0), get_dense_dtype(spec)),
+        dense_missing=make_empty_mask(len(spec.dense), 0),
         categorical=np.stack(columns) if spec.is_criteo_format else columns,
-        categorical_missing=empty_mask(len(spec.categorical), 0),
+        categorical_missing=make_empty_mask(len(spec.categorical), 0),
         line=np.empty(0, np.int64),
         lines=0,
         weight=np.empty(0, np.float32) if label and spec.weight else None,

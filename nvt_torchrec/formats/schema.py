@@ -204,7 +204,7 @@ class TableSchema:
                 properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
             properties["embedding_sizes"] = {
                 "cardinality": size,
-                "dimension": embedding_dimension(size),
+                "dimension": suggest_embedding_dimension(size),
             }
             features.append(feature)
         for history in self.histories:
@@ -374,6 +374,6 @@ def check_vocabularies(
             )
 
 
-def embedding_dimension(size: int) -> int:
+def suggest_embedding_dimension(size: int) -> int:
     """Return the embedding dimension that NVTabular suggests (its ``_emb_sz_rule``)."""
     return min(max(16, round(1.6 * size**0.56)), 512)

@@ -59,7 +59,7 @@ class RowRule:
         return chosen
 
 
-def cuts_of_hash(valid: float, test: float) -> tuple[int, ...]:
+def compute_hash_cuts(valid: float, test: float) -> tuple[int, ...]:
     """Return the cuts of a 64-bit hash for shares of the rows; without ``test``, one cut."""
     # fractions, because float64 has 53 bits where a cut has 64
     before_test = 1 - Fraction(test)

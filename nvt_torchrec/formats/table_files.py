@@ -38,7 +38,7 @@ KEYS = "keys.npy"
 STARTS = "starts.npy"
 
 
-def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype]:
+def list_column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype]:
     """Return the dtypes of a column's arrays, by the names of their files."""
     kinds: dict[str, type] = {"values": np.float64, "missing": np.uint8}
     if isinstance(column, CategoricalColumn):
@@ -52,25 +52,25 @@ def column_arrays(column: DenseColumn | CategoricalColumn) -> dict[str, np.dtype
     return {f"{column.name}.{kind}.npy": np.dtype(dtype) for kind, dtype in kinds.items()}
 
 
-def table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
+def list_table_arrays(spec: FeatureSpec, table: str) -> dict[str, np.dtype]:
     """Return the dtypes of all arrays of a table, by the names of their files."""
     arrays: dict[str, np.dtype] = {KEYS: np.dtype(np.int64)}
     (rule,) = (rule for rule in spec.tables if rule.name == table)
     if rule.valid_from:
         arrays[STARTS] = np.dtype(np.int64)
     for column in spec.table_columns(table):
-        arrays |= column_arrays(column)
+        arrays |= list_column_arrays(column)
     for vector in spec.table_vectors(table):
         arrays[f"{vector.name}.missing.npy"] = np.dtype(np.uint8)
         arrays[f"{vector.name}.codes.npy"] = np.dtype(np.int32)
     return arrays
 
 
-def table_files(spec: FeatureSpec) -> list[str]:
+def list_table_files(spec: FeatureSpec) -> list[str]:
     """Return the files of all tables of a workflow, relative to it."""
     files = []
     for rule in spec.joined_tables:
-        for name in table_arrays(spec, rule.name):
+        for name in list_table_arrays(spec, rule.name):
             files.append(f"{DIRECTORY}/{rule.name}/{name}")
     return files
 
@@ -84,5 +84,5 @@ def link_table(spec: FeatureSpec, name: str, source: Path, target: Path) -> None
         OSError: A file is missing, or the file system has no hard links.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for file in table_arrays(spec, name):
+    for file in list_table_arrays(spec, name):
         os.link(source / file, target / file)

@@ -281,7 +281,7 @@ class VectorStores:
         return out
 
 
-def vector_files(name: str, files: Iterable[str]) -> list[str]:
+def list_vector_files(name: str, files: Iterable[str]) -> list[str]:
     """Return the files of a vector's parts among those of a workflow, relative to it.
 
     Args:

@@ -46,8 +46,8 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.formats.table_files import table_files
-from nvt_torchrec.formats.vectors import IN_WORKFLOW, select_vectors, vector_files
+from nvt_torchrec.formats.table_files import list_table_files
+from nvt_torchrec.formats.vectors import IN_WORKFLOW, list_vector_files, select_vectors
 from nvt_torchrec.formats.vocabularies import (
     COPY_AGAIN,
     Generation,
@@ -339,5 +339,5 @@ class _Metadata:
             names.add(f"{directory}/unique.{vocabulary}.parquet")
             names.add(f"{directory}/meta.{vocabulary}.parquet")
         for vector in self.spec.vectors:
-            names |= {*vector_files(vector.name, self.files)}
-        return names | {*table_files(self.spec)}
+            names |= {*list_vector_files(vector.name, self.files)}
+        return names | {*list_table_files(self.spec)}

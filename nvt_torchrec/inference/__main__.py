@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # first: makes Ctrl-C print one line, no traceback
 
 # isort: split
 import sys
@@ -10,23 +10,29 @@ import sys
 from nvt_torchrec.base.errors import run_command
 from nvt_torchrec.base.subcommands import run_subcommand
 
-#: Subcommand → its module and its help.
+#: Subcommand → (module, help text).
 COMMANDS = {
-    "predict": ("nvt_torchrec.inference.commands.predict", "score raw rows; writes parquet"),
+    "predict": (
+        "nvt_torchrec.inference.commands.predict",
+        "score raw rows and write the probabilities as parquet",
+    ),
     "bundle": (
         "nvt_torchrec.inference.commands.bundle",
-        "make one directory of a workflow and a checkpoint, for deployment",
+        "pack a workflow and a checkpoint into one directory for deployment",
     ),
     "publish": (
         "nvt_torchrec.inference.commands.publish",
-        "replace the bundle that is served, or roll back to the one before",
+        "replace the served bundle, or roll back to the previous one",
     ),
     "lineage": (
         "nvt_torchrec.inference.commands.lineage",
         "show where a bundle comes from: checkpoint, workflow generation, days, settings",
     ),
     "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
-    "export": ("nvt_torchrec.inference.commands.export", "export a bundle as ONNX, or for Triton"),
+    "export": (
+        "nvt_torchrec.inference.commands.export",
+        "export a bundle as an ONNX file or as a model repository for Triton",
+    ),
 }
 
 

@@ -1,9 +1,9 @@
 """Score files of any size, in threads and in bounded memory.
 
-The input is cut into pieces of some megabytes. Each thread parses, encodes and scores whole pieces,
-mostly without the interpreter lock, and the scores are put back in the order of the rows. Memory is
-bounded by the pieces in work and those that are written together. Scores do not depend on the
-number of threads.
+The input is cut into pieces of a few megabytes. Each thread parses, encodes and scores whole
+pieces, mostly without the interpreter lock, and the scores are put back into the order of the rows.
+Memory is bounded by the pieces in progress and the pieces that are written together. Scores do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -30,24 +30,30 @@ from nvt_torchrec.clicklog.readers.log_format import UnparsedRows, get_format
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.field_checks import did_you_mean
 from nvt_torchrec.formats.rows import RawRows
-from nvt_torchrec.inference.model.torch_threads import one_thread
-from nvt_torchrec.inference.predictor import Predictor, input_spec, name_by_label
+from nvt_torchrec.inference.model.torch_threads import use_one_thread
+from nvt_torchrec.inference.predictor import Predictor, make_input_spec, name_by_label
 from nvt_torchrec.models.metrics import ByLabel, Metrics, compute_metrics
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the input that a thread takes at once.
+#: The bytes of the input that a thread takes at once.
 PIECE_BYTES = 4 << 20
-#: How many pieces are written together.
+#: The number of pieces that are written together.
 PART_PIECES = 128
 _ROW_GROUP_ROWS = 1 << 20
-#: Rows of a piece with their scores, and lines about its rejected rows.
+#: The scored rows of a piece, and the lines that describe its rejected rows.
 Result: TypeAlias = tuple[pa.Table, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """Result of :func:`predict_file`: rows scored, rows rejected and the file with the rejected."""
+    """Result of :func:`predict_file`.
+
+    Attributes:
+        rows: The number of scored rows.
+        rejected: The number of rejected rows.
+        rejected_file: The file with the rejected rows; it exists if there are any.
+    """
 
     rows: int
     rejected: int
@@ -68,36 +74,37 @@ def predict_file(
 ) -> Scored:
     """Score a raw log, with or without labels, in bounded memory.
 
-    The output has a row for each row of the input, in its order: ``row`` int64 (from 0, without
-    the header), ``id_columns``, ``probability`` float32, and, if the input has them, ``label``
-    uint8, the one that the model predicts, and ``weight`` float32. A model of several labels gives
-    ``probability_NAME`` and ``label_NAME`` of each.
+    The output has a row for each row of the input, in the same order, with the columns ``row``
+    int64 (from 0, without the header), ``id_columns``, ``probability`` float32 and, if the input
+    has them, ``label`` uint8 (the label that the model predicts) and ``weight`` float32. A model of
+    several labels gives ``probability_NAME`` and ``label_NAME`` for each label.
 
     Args:
         predictor: The workflow and the model.
         input_path: Tab- or comma-separated text or JSON lines, also compressed, or parquet; local
             or remote.
-        output_path: Parquet file, which appears when it is complete.
-        file_format: Format of the input, see :func:`.predictor.input_spec`.
-        id_columns: Columns of the input to copy.
+        output_path: The parquet file to write. It appears only when it is complete.
+        file_format: The input's format, a key of ``INPUT_FORMATS``; None to choose it as
+            :func:`.predictor.make_input_spec` does.
+        id_columns: The columns of the input to copy to the output.
         reject: Write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
         need_label: Refuse an input without labels.
-        workers: Number of threads; None for the number of cores.
-        piece_bytes: Bytes of the input in a piece.
+        workers: The number of threads; None for the number of cores.
+        piece_bytes: The approximate size of a piece of the input.
 
     Raises:
         BadInputError, BadRowError: The input is missing or malformed.
         SchemaError: An id column, or the label, is missing.
         OutputError: The output exists or cannot be written.
     """
-    spec = input_spec(predictor.spec, input_path, file_format)
-    pieces = read_to_score(spec, input_path, piece_bytes)
+    spec = make_input_spec(predictor.spec, input_path, file_format)
+    pieces = read_pieces(spec, input_path, piece_bytes)
     with name_fitted_spec():
         first = next(pieces, None)
     if first is None:
-        raise BadInputError(f"{input_path}: no rows", "pass a file with rows to score")
+        raise BadInputError(f"{input_path} has no rows", "pass a file with rows to score")
     if need_label and not first.label:
-        raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
+        raise SchemaError(f"{input_path} has no column {spec.label}", "leave --evaluate out")
     _check_id_columns(id_columns, first, predictor.labels)
     pieces = itertools.chain([first], pieces)
     workers = workers or count_cores()
@@ -114,24 +121,24 @@ def predict_file(
         results = map_in_order(work, pieces, workers, "predict")
         rows, rejected = _write(output_path, rejected_file, results)
     if rejected:
-        log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
+        log.warning("%s: %d malformed rows were moved to %s", input_path, rejected, rejected_file)
     return Scored(rows, rejected, rejected_file)
 
 
-def read_to_score(spec: FeatureSpec, path: str, piece_bytes: int) -> Iterator[UnparsedRows]:
-    """Read a file to score in pieces; its rows have no labels where these are in other files.
+def read_pieces(spec: FeatureSpec, path: str, piece_bytes: int) -> Iterator[UnparsedRows]:
+    """Read a file to score in pieces; skip its label column if labels come from separate files.
 
     Args:
-        spec: See :func:`input_spec`.
+        spec: The spec of the file, from :func:`make_input_spec`.
         path: The file.
-        piece_bytes: About how large a piece is.
+        piece_bytes: The approximate size of a piece.
     """
     for piece in get_format(spec).stream(path, piece_bytes):
         yield piece.drop_label() if spec.label_files else piece
 
 
 def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple[str, ...]) -> None:
-    """Check the names of columns to copy.
+    """Check the names of the columns to copy.
 
     Args:
         names: The names.
@@ -139,15 +146,15 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
         labels: The labels that the model predicts.
 
     Raises:
-        SchemaError: The file has no such column.
-        SettingsError: A name occurs twice, or is in the output anyway.
+        SchemaError: The file has no such column, or several.
+        SettingsError: A name is listed twice, or is a column of the output anyway.
     """
-    taken = ["row", *name_by_label("probability", labels), *name_by_label("label", labels)]
+    output_names = ["row", *name_by_label("probability", labels), *name_by_label("label", labels)]
     if first.spec.weight:
-        taken.append("weight")
+        output_names.append("weight")
     available = list(first.names()) if names else []
     for name in names:
-        if name in taken or names.count(name) > 1:
+        if name in output_names or names.count(name) > 1:
             raise SettingsError(
                 f"--id_columns {','.join(names)}: {name!r} is in the output already", "leave it out"
             )
@@ -160,13 +167,13 @@ def _check_id_columns(names: tuple[str, ...], first: UnparsedRows, labels: tuple
 
 
 def _write(output: Path, rejected_file: Path, results: Iterator[Result]) -> tuple[int, int]:
-    """Write the results, some pieces at a time; rejected rows go to a file of their own, if any.
+    """Write the results, several pieces at a time; write rejected rows to a separate file.
 
     Returns:
-        The number of rows, and the number of rejected ones.
+        The number of rows, and the number of rejected rows.
     """
-    # Both files are opened by the first piece that needs them: it has the schema of the output, and
-    # a run without malformed rows leaves no file for them.
+    # Both files are opened when the first piece needs them: the output's schema is known only then,
+    # and a run without malformed rows shall leave no file for them.
     writer = rejected_rows = None
     num_rows = num_rejected = 0
     with contextlib.ExitStack() as stack:
@@ -199,12 +206,12 @@ def _score(
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     if id_columns:
         columns.update(piece.columns(id_columns, rows.line))
-    with one_thread():  # pieces are scored in parallel already
+    with use_one_thread():  # other threads score other pieces at the same time
         scores = predictor.predict_rows(rows, piece.first)
     for name, values in zip(name_by_label("probability", predictor.labels), scores.T, strict=True):
         columns[name] = to_arrow(values)
-    # A file without labels has none here.
-    labels = predictor.labels_of(rows)
+    # Not strict: a file without labels gives no label columns.
+    labels = predictor.select_labels(rows)
     for name, values in zip(name_by_label("label", predictor.labels), labels, strict=False):
         columns[name] = to_arrow(values)
     if rows.weight is not None:
@@ -213,7 +220,7 @@ def _score(
 
 
 def _describe_rejected(piece: UnparsedRows, rows: RawRows) -> bytes:
-    """Return a line for each malformed row: its line (from 1), the reason and its text."""
+    """Return a line for each malformed row: its line number (from 1), the reason and its text."""
     lines = []
     for bad in rows.bad:
         reason = say_fitted(bad.reason).encode()
@@ -225,22 +232,22 @@ def _describe_rejected(piece: UnparsedRows, rows: RawRows) -> bytes:
 def measure_probabilities(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Metrics:
-    """Return the metrics of probabilities float32 [n], labels [n] and perhaps weights [n]."""
-    # Probabilities are float32, which rounds those near 0 and 1 to them, and logits of these would
-    # be infinite. So they are clipped to the smallest and the largest float32 in between.
+    """Return the metrics of probabilities float32 [n], labels [n] and optional weights [n]."""
+    # A float32 probability near 0 or 1 is rounded to 0 or 1, whose logit would be infinite. So
+    # probabilities are clipped: the limits are about the smallest and the largest float32 between.
     x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
     return compute_metrics(np.log(x) - np.log1p(-x), labels, weights)
 
 
 def evaluate_file(path: Path, labels: tuple[str, ...], *, weighted: bool = False) -> ByLabel:
-    """Return the metrics by label of a file that :func:`predict_file` wrote.
+    """Return the metrics of each label, from a file that :func:`predict_file` wrote.
 
-    It takes 60 bytes of memory a row.
+    This takes 60 bytes of memory per row.
 
     Args:
         path: The file.
-        labels: The labels that its model predicts.
-        weighted: Whether its rows have weights.
+        labels: The labels that the model predicts.
+        weighted: True if the rows have weights.
     """
     metrics: ByLabel = {}
     score_names = name_by_label("probability", labels)

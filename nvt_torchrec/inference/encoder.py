@@ -1,4 +1,4 @@
-"""Encode raw rows with a saved workflow: dense values and ids, as a model takes them."""
+"""Encode raw rows with a saved workflow into the dense values and ids that a model takes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 #: From this number of rows on, reading column by column is faster than row by row: 64 rows of
-#: Criteo's columns take 0.6 ms row by row and 1.0 ms by column, 256 rows 2.3 and 1.8.
+#: Criteo's columns take 0.6 ms row by row and 1.0 ms by column; 256 rows take 2.3 and 1.8 ms.
 MANY_ROWS = 128
-#: How many readers are kept, of rows that hold some columns of tables themselves.
+#: The most readers that are cached, one for each set of table columns that rows hold themselves.
 _MAX_READERS = 16
 _NO_COLUMNS: frozenset[str] = frozenset()
 
 
 class Encoder:
-    """Encodes raw rows as the ETL encoded those for the training. Made by :meth:`load`.
+    """Encodes raw rows as the ETL encoded the training rows. Create it with :meth:`load`.
 
     Thread-safe.
 
@@ -55,19 +55,21 @@ class Encoder:
         reads = drop_tables(spec).read_plan(label=False).reads
         self._reads = [*reads, *self._vector_fields.reads]
         self._event_fields = EventFields(spec, workflow.histories)
-        # By column of a table: the fields of a row that it is read from if the row holds it itself.
+        # Rows may hold columns of tables themselves. Column or vector of a table → the fields from
+        # which it is then read.
         self._table_sources: dict[str, set[str]] = {}
         for column in spec.features:
             if column.table:
                 self._table_sources[column.name] = {*(column.reading.sources or (column.name,))}
         for vector in spec.vectors:
             self._table_sources[vector.name] = {vector.name}
-        # The readers by the columns of tables that rows hold themselves. A functools.cache of
-        # _find_reader would refer to this object, and so keep its files open until a collection.
+        # The readers, by the columns of tables that rows hold themselves. functools.cache on
+        # _find_reader would create a reference cycle, which keeps this object's files open until
+        # the garbage collector runs.
         self._readers = {_NO_COLUMNS: RowReader(spec, workflow.histories)}
 
     def _find_reader(self, own: frozenset[str]) -> RowReader:
-        """Return the reader of rows that hold the columns ``own`` of tables themselves."""
+        """Return the reader of rows that themselves hold the columns ``own`` of tables."""
         reader = self._readers.get(own)
         if reader is None:
             reader = RowReader(drop_tables(self.workflow.row_spec, own), self.workflow.histories)
@@ -80,12 +82,12 @@ class Encoder:
         """Open a saved workflow: ``OUT/workflow``, or ``BUNDLE/workflow``.
 
         Args:
-            path: Its directory.
+            path: The workflow's directory.
             check: Compare its arrays with their checksums.
 
         Raises:
-            BadInputError: There is no workflow, or a file is missing or damaged.
-            SchemaError: Its compiled form is another workflow's, or another version's.
+            BadInputError: ``path`` is not a workflow, or a file is missing or damaged.
+            SchemaError: Its compiled form belongs to another workflow or another version.
         """
         workflow = compiled.load(path, verify=check)
         encoder = cls(workflow.take_histories(workflow.schema.histories))
@@ -93,7 +95,7 @@ class Encoder:
         return encoder
 
     def __reduce__(self) -> tuple[Callable[..., Encoder], tuple]:
-        """Return what a copy is made of: its files, which are opened again, if it was loaded."""
+        """Pickle a loaded encoder as the path of its files, which the copy opens again."""
         if not self._is_loaded:
             return type(self), (self.workflow,)
         return _open_again, (self.workflow.path, self.workflow.digest)
@@ -104,10 +106,11 @@ class Encoder:
         return self.workflow.spec
 
     def encode(self, rows: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """Return what the loader's batches hold of the same rows, on the CPU.
+        """Encode rows as in the loader's batches, on the CPU.
 
         Args:
-            rows: As in :meth:`inference.predictor.Predictor.predict`, but no path.
+            rows: As in :meth:`inference.predictor.Predictor.predict`, except that a path is not
+                accepted.
 
         Returns:
             Float32 [rows, dense columns]; the ids as a KeyedJaggedTensor, int32, with the
@@ -123,7 +126,7 @@ class Encoder:
         if self.workflow.vectors is not None:
             names = ", ".join(vector.name for vector in self.spec.vectors)
             raise SchemaError(
-                f"rows with the vectors {names}, which encode() does not return",
+                f"the workflow has vectors ({names}), which encode() does not return",
                 "call encode_with_vectors(), which returns (dense, ids, dense_vectors)",
             )
         return self._to_tensors(self.workflow.transform(self.read(rows)), jagged_tensor)
@@ -131,10 +134,10 @@ class Encoder:
     def encode_with_vectors(
         self, rows: Any
     ) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
-        """Return what :meth:`encode` does, and the vectors of a workflow that has some.
+        """Encode rows as :meth:`encode` does, and add their vectors.
 
-        They are ``dense_vectors`` of the loader's batches, float32 [rows, sum of (width + 1)]:
-        :mod:`formats.vectors`.
+        The vectors are ``dense_vectors`` of the loader's batches, float32 [rows, sum of (width +
+        1)]; without vectors in the workflow, [rows, 0].
 
         Raises:
             SchemaError, InvalidRowError, UnsupportedStackError: As :meth:`encode`.
@@ -150,7 +153,7 @@ class Encoder:
     def _to_tensors(
         self, encoded: EncodedRows, jagged_tensor: type[KeyedJaggedTensor]
     ) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """Return what :meth:`encode` returns."""
+        """Convert encoded rows to the result of :meth:`encode`."""
         sparse = make_untraced(
             jagged_tensor,
             list(self.workflow.row_spec.categorical_names),
@@ -161,12 +164,12 @@ class Encoder:
         return torch.from_numpy(np.ascontiguousarray(encoded.dense.T)), sparse
 
     def read(self, rows: Any, shared: Mapping[str, Any] | None = None) -> RawRows:
-        """Convert rows in memory to typed columns; see :meth:`encode`.
+        """Convert rows in memory to typed columns.
 
         Args:
-            rows: The rows.
-            shared: Fields of all rows that have none of their own, such as the user of a request,
-                whose rows are candidates. They are read once.
+            rows: The rows, as in :meth:`encode`.
+            shared: Fields that all rows share, such as the user of a request whose rows are
+                candidates. They are read once. A row's own field takes precedence.
         """
         try:
             workflow = self.workflow
@@ -186,7 +189,7 @@ class Encoder:
             raise add_remedy(error, self.spec) from None
 
     def _find_own_columns(self, fields: RowFields) -> frozenset[str]:
-        """Return the columns of tables whose values the rows hold themselves."""
+        """Return the columns of tables that the rows hold themselves."""
         if not self._table_sources:
             return _NO_COLUMNS
         given = fields.names
@@ -196,33 +199,33 @@ class Encoder:
         """Add the vectors that rows hold themselves.
 
         Args:
-            read: The rows, with the numbers of the vectors that they found in tables.
+            read: The rows, with the row numbers of the vectors that were looked up in tables.
             fields: Their fields.
-            spec: By which they were read; it has the vectors that rows do not hold.
+            spec: The spec by which they were read; its vectors are those that were looked up.
         """
-        every = self.spec.vectors
-        numbers = np.full((len(every), len(read)), NO_VECTOR, np.int32)
+        vectors = self.spec.vectors
+        numbers = np.full((len(vectors), len(read)), NO_VECTOR, np.int32)
         if read.vector_rows is not None:
             looked_up = [vector.name for vector in spec.vectors]
-            for j, vector in enumerate(every):
+            for j, vector in enumerate(vectors):
                 if vector.name in looked_up:
                     numbers[j] = read.vector_rows[looked_up.index(vector.name)]
         given = self._vector_fields.read(fields)
         return dataclasses.replace(read, vector_rows=numbers, given_vectors=given)
 
     def _add_aggregates(self, read: RawRows, fields: RowFields) -> RawRows:
-        """Add the aggregates to rows: the caller's values, or those of the workflow's own state."""
+        """Add the aggregates: the caller's values, or else those of the workflow's event state."""
         if self.workflow.events is None or read.groups is None:
             return read
         values, is_given = self._event_fields.read_aggregates(fields)
         if not is_given.all():
-            known = self.workflow.events.values(read.groups, read.times)
-            values = np.where(is_given, values, known) if is_given.any() else known
+            stored = self.workflow.events.values(read.groups, read.times)
+            values = np.where(is_given, values, stored) if is_given.any() else stored
         return add_aggregates(read, self.spec, values)
 
 
 def _import_jagged_tensor() -> type[KeyedJaggedTensor]:
-    """Return TorchRec's class. Raises UnsupportedStackError if it is not installed."""
+    """Import TorchRec's KeyedJaggedTensor. Raises UnsupportedStackError if it is not installed."""
     return import_name("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor")
 
 
@@ -236,7 +239,7 @@ def check_same_digest(before: str, now: str, path: Path) -> None:
     """Check that a copy, as in another process, opens the same files as the original.
 
     Raises:
-        SchemaError: Other files have taken their place.
+        SchemaError: The files have been replaced since.
     """
     if before != now:
         raise SchemaError(

@@ -1,9 +1,10 @@
 """Raw rows as named tensors: the inputs of ``model.onnx`` and of the Open Inference Protocol.
 
-Each column of the log that is read is a tensor [rows] of its name: strings as in the log, int64, or
-float64. Missing values are "", :data:`MISSING` and NaN. A column of lists is a tensor [rows, length
-of the longest] with anything after the end of a list, and their lengths are a tensor int64 [rows].
-A vector is a tensor float32 [rows, width], a row of NaN where it is missing.
+Each column of the log that is read becomes a tensor [rows] with the column's name: strings as in
+the log, int64, or float64, in which "", :data:`MISSING` and NaN represent missing values. A
+multi-hot column becomes two tensors: its values [rows, length of the longest list], arbitrary after
+the end of a list, and the lengths of its lists, int64 [rows]. A vector becomes a tensor float32
+[rows, width], with a row of NaN where it is missing.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_tables
 
-#: The name of the model that is served, by Triton and by our server.
+#: The name of the served model, in Triton and in our server.
 MODEL_NAME = "click_probability"
-#: The name of its output; of several labels, see :func:`inference.predictor.name_by_label`.
+#: The name of its output. With several labels, :func:`inference.predictor.name_by_label` adds the
+#: label.
 OUTPUT = "probability"
-#: Represents a missing integer.
+#: The integer that represents a missing value.
 MISSING = -(2**63)
-#: By kind, the value that represents a missing one.
-MISSING_OF: dict[str, Any] = {
+#: Kind of tensor → the value that represents a missing one.
+MISSING_VALUES: dict[str, Any] = {
     "string": "",
     "int64": MISSING,
     "float64": np.nan,
     "float32": np.nan,
 }
-#: By kind, the NumPy type of tensors; from the widest to the narrowest.
+#: Kind of tensor → NumPy type, from the widest kind to the narrowest.
 DTYPES: dict[str, Any] = {
     "string": object,
     "int64": np.int64,
@@ -48,9 +50,9 @@ class Input:
 
     Attributes:
         name: The name of the column, and of the tensor.
-        kind: "string", "int64" or "float64"; of vectors "float32".
-        multi_hot: Whether values are lists.
-        width: The numbers in a vector; 0 for a column of the log.
+        kind: "string", "int64" or "float64"; "float32" for vectors.
+        multi_hot: True if values are lists.
+        width: The number of elements of a vector; 0 for a column of the log.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Input:
 
     @property
     def tensors(self) -> dict[str, tuple[str, int]]:
-        """The kind and the rank of its tensors, by name."""
+        """The kind and the rank of each of its tensors, by name."""
         if self.width:
             return {self.name: (self.kind, 2)}
         if not self.multi_hot:
@@ -68,7 +70,7 @@ class Input:
         return {self.name: (self.kind, 2), self.lengths: ("int64", 1)}
 
     def second_size(self, name: str) -> int:
-        """Return the second size of one of its tensors as clients see it; -1 if it may be any."""
+        """Return the size of a tensor's second dimension as clients see it; -1 if it may vary."""
         _, rank = self.tensors[name]
         if self.width:
             return self.width
@@ -76,7 +78,7 @@ class Input:
 
     @property
     def lengths(self) -> str:
-        """The name of the lengths of lists."""
+        """The name of the tensor of list lengths."""
         return f"{self.name}.length"
 
 
@@ -88,7 +90,7 @@ def get_tensor_type(read: Read) -> str:
 
 
 def list_inputs(spec: FeatureSpec) -> list[Input]:
-    """Return the columns of the log. One that is read in several ways has the widest kind."""
+    """Return the columns of the log; a column that is read in several ways gets the widest kind."""
     inputs = []
     for name in spec.sources(label=False):
         reads = [read for read in spec.read_plan(label=False).reads if read.source == name]
@@ -103,16 +105,17 @@ def list_vector_inputs(spec: FeatureSpec) -> list[Input]:
     return [Input(vector.name, "float32", width=vector.width) for vector in spec.vectors]
 
 
-def inputs_without_tables(spec: FeatureSpec) -> list[Input]:
-    """Return what a program without tables needs: columns, also those of tables, and vectors."""
+def list_inputs_without_tables(spec: FeatureSpec) -> list[Input]:
+    """Return the inputs of a program without tables: columns of the log and of tables, vectors."""
     return [*list_inputs(drop_tables(spec)), *list_vector_inputs(spec)]
 
 
 def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Convert rows whose values are as in the log, None where they are missing."""
+    """Convert rows with values as in the log, None where missing, to tensors."""
     tensors = {}
     for column in inputs:
-        missing, dtype = MISSING_OF[column.kind], DTYPES[column.kind]
+        missing = MISSING_VALUES[column.kind]
+        dtype = DTYPES[column.kind]
         values = [row[column.name] for row in rows]
         if column.width:
             absent = [missing] * column.width
@@ -132,10 +135,10 @@ def to_tensors(inputs: list[Input], rows: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` takes.
+    """Convert tensors to columns that :meth:`inference.predictor.Predictor.predict` accepts.
 
     Raises:
-        ValueError: A list is longer than its tensor.
+        ValueError: The length of a list is negative or exceeds the width of its tensor.
     """
     columns: dict[str, Any] = {}
     for column in inputs:
@@ -147,7 +150,7 @@ def to_columns(inputs: list[Input], tensors: Mapping[str, np.ndarray]) -> dict[s
         elif column.multi_hot:
             lengths = tensors[column.lengths]
             if ((lengths < 0) | (lengths > values.shape[1])).any():
-                raise ValueError(f"{column.lengths} is not in 0 to {values.shape[1]}")
+                raise ValueError(f"{column.lengths} has a value outside 0 to {values.shape[1]}")
             rows = zip(values.tolist(), lengths.tolist(), strict=True)
             columns[column.name] = [items[:length] for items, length in rows]
         elif column.kind == "int64" and (values == MISSING).any():

@@ -1,77 +1,35 @@
-"""Read a few rows that are dicts, as in JSON, into typed columns: a loop over each row's values.
-
-A parser for each column is made once for a spec. What a value means is decided elsewhere: by its
-raw type (:mod:`formats.feature_spec.raw_types`) and, in columns that are read by rules, by
-:mod:`clicklog.in_memory.python_values`. The parsers here are only shorter ways for the values that
-such columns usually have, texts and numbers.
-"""
+"""Read a few rows that are dicts, as in JSON, into typed columns: a loop over each row's values."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import datetime
-import functools
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nvt_torchrec.clicklog.in_memory.frames import check_lengths
-from nvt_torchrec.clicklog.in_memory.python_values import (
-    has_rules,
-    parse_by_rules,
-    read_as_text,
-)
+from nvt_torchrec.clicklog.in_memory.python_values import read_as_text
 from nvt_torchrec.clicklog.in_memory.row_fields import get_inner
-from nvt_torchrec.clicklog.in_memory.value_errors import NOT_A_LIST, InvalidRowError, no_such_key
+from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError, no_such_key
 from nvt_torchrec.clicklog.text.assemble import feature, hash_keys, times_of_rows
 from nvt_torchrec.clicklog.text.convert import Converted
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.feature_spec.raw_types.base import (
-    EMPTY_ITEM,
-    MESSAGES,
-    is_missing,
-    parse_number,
-)
-from nvt_torchrec.formats.feature_spec.raw_types.time import (
-    EPOCHS,
-    ISO,
-    PLAIN_ISO,
-    to_microseconds,
-)
-from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.flat_columns import FlatColumns
 from nvt_torchrec.formats.histories import StoredHistory
-from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, dense_dtype, mask_of_rows
-
-#: The characters that ``trim`` removes.
-_SPACES = " \t"
-#: By raw type, a test of the texts that most numbers have, and the function that converts these
-#: texts exactly as Arrow does.
-_PLAIN_TEXTS: dict[str, tuple[Any, Callable[[str], int | float]]] = {
-    "hex32": (re.compile("[0-9a-fA-F]{1,8}").fullmatch, functools.partial(int, base=16)),
-    "int32": (re.compile("-?[0-9]{1,15}").fullmatch, int),
-    "int": (re.compile("-?[0-9]{1,15}").fullmatch, int),
-    "time": (re.compile("-?[0-9]{1,15}").fullmatch, int),
-    "float": (re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?").fullmatch, float),
-}
-_NO_PLAIN_TEXTS: tuple[Any, Callable[[str], int | float]] = re.compile("(?!)").match, float
-#: Returns a value as the column holds it, None where it is missing; raises ValueError.
-Parse: TypeAlias = Callable[[Any], Any]
+from nvt_torchrec.formats.rows import Jagged, RawRows, add_missing, get_dense_dtype, make_mask
+from nvt_torchrec.inference.value_parsers import Parse, make_parser
 
 
 class Field(NamedTuple):
-    """A value of each row.
+    """A value to read from each row.
 
     Attributes:
         name: The column of the log, or OBJECT.FIELD.
-        parse: Its parser.
+        parse: The column's parser.
         bit: The bit of the column in masks of missing values.
-        placeholder: What stands where the value is missing.
-        optional: Whether rows may lack it: it is missing then.
+        placeholder: The value to store where the row's value is missing.
+        optional: True if rows may lack the key; the value is then missing.
     """
 
     name: str
@@ -82,11 +40,11 @@ class Field(NamedTuple):
 
 
 class RowReader:
-    """Reads rows that are dicts, of any spec; see :meth:`read`.
+    """Reads rows that are dicts, with the columns of any spec.
 
     Args:
         spec: The columns.
-        histories: The histories, whose lists are among the columns of ``spec``. Rows may lack them.
+        histories: The histories whose lists are among the columns of ``spec``. Rows may lack them.
 
     Attributes:
         spec: The columns.
@@ -101,16 +59,17 @@ class RowReader:
             optional.update(history.features)
 
         def make_field(index: int, column: int) -> Field:
-            """Return the field of a read, whose missing values have the bit of a column."""
+            """Return the field of read ``index``; its missing values set the bit of ``column``."""
             read = plan.reads[index]
             placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
-            may_lack = read.source in optional
-            return Field(read.source, parsers[index], 1 << column, placeholder, may_lack)
+            is_optional = read.source in optional
+            return Field(read.source, parsers[index], 1 << column, placeholder, is_optional)
 
-        self.spec, self._plan = spec, plan
-        self._dtype = dense_dtype(spec)
-        # Dense columns that are a value of the row, and those that are computed from values.
-        # Aggregates and columns of tables are neither: they are added to rows that were read.
+        self.spec = spec
+        self._plan = plan
+        self._dtype = get_dense_dtype(spec)
+        # Dense columns are either a value of the row or derived from values. Aggregates and columns
+        # of tables are skipped: they are added after the rows have been read.
         self._dense: dict[int, Field] = {}
         self._derived_dense: list[int] = []
         for j, column in enumerate(spec.dense):
@@ -121,7 +80,8 @@ class RowReader:
             else:
                 self._dense[j] = make_field(plan.dense[j][0], j)
         self._dense_index = np.array([*self._dense], np.int64)
-        # Likewise the categorical columns, and the placeholders of those of tables.
+        # Categorical columns are also a value of the row or derived. Columns of tables get
+        # placeholders until the tables are joined.
         self._categorical: dict[int, Field] = {}
         self._derived: list[int] = []
         self._joined: dict[int, Any] = {}
@@ -133,31 +93,32 @@ class RowReader:
             else:
                 self._categorical[j] = make_field(plan.categorical[j][0], j)
         # The values from which columns, keys and times are computed, by their index in the plan.
-        reads_to_keep = [plan.dense[j] for j in self._derived_dense]
-        reads_to_keep += [plan.categorical[j] for j in self._derived]
-        reads_to_keep += [*plan.groups, *plan.tables, plan.times]
+        source_indices = [plan.dense[j] for j in self._derived_dense]
+        source_indices += [plan.categorical[j] for j in self._derived]
+        source_indices += [*plan.groups, *plan.tables, plan.times]
         if plan.join_time is not None:
-            reads_to_keep.append((plan.join_time,))
+            source_indices.append((plan.join_time,))
         self._sources: dict[int, Field] = {}
-        for indices in reads_to_keep:
+        for indices in source_indices:
             for index in indices:
                 if index not in self._sources:
                     self._sources[index] = make_field(index, len(self._sources))
-        # The columns of histories that have several, whose lists must be of one length.
+        # Histories with several columns, whose lists must be equally long in each row: the index of
+        # each column, by name.
         names = spec.categorical_names
-        self._several_lists: list[dict[str, int]] = []
+        self._joint_lists: list[dict[str, int]] = []
         for history in histories:
             if len(history.columns) > 1:
-                self._several_lists.append({name: names.index(name) for name in history.features})
+                self._joint_lists.append({name: names.index(name) for name in history.features})
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
-        """Return typed columns of the rows; ignore further keys, such as the label.
+        """Return typed columns of the rows; ignore additional keys, such as the label.
 
         Raises:
             MissingColumnError: A row lacks a column.
             InvalidRowError: A column cannot hold a value.
         """
-        count, spec = len(rows), self.spec
+        count = len(rows)
         sources = self._read_sources(rows)
         dense, dense_missing = self._read_dense(rows, sources)
         categorical, bits = self._read_categorical(rows, sources)
@@ -171,7 +132,7 @@ class RowReader:
             dense=dense,
             dense_missing=dense_missing,
             categorical=categorical,
-            categorical_missing=mask_of_rows(bits, len(spec.categorical)),
+            categorical_missing=make_mask(bits, len(self.spec.categorical)),
             line=np.arange(count),
             lines=count,
             times=times,
@@ -183,15 +144,17 @@ class RowReader:
     def _read_dense(
         self, rows: Sequence[Mapping[str, Any]], sources: Mapping[int, Converted]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dense columns [columns, n], and the mask of their missing values."""
-        count, spec = len(rows), self.spec
+        """Return the dense columns [columns, rows], and the mask of their missing values."""
+        count = len(rows)
+        spec = self.spec
         values, bits = _read_fields(rows, self._dense.values())
         dense: np.ndarray = np.array(values, self._dtype).reshape(count, len(self._dense)).T
-        if len(self._dense) < len(spec.dense):  # others are computed
-            read = dense
+        if len(self._dense) < len(spec.dense):
+            # Make room for the derived columns, below, and those that are added later.
+            given = dense
             dense = np.zeros((len(spec.dense), count), self._dtype)
-            dense[self._dense_index] = read
-        missing = mask_of_rows(bits, len(spec.dense))
+            dense[self._dense_index] = given
+        missing = make_mask(bits, len(spec.dense))
         for j in self._derived_dense:
             column_sources = [sources[index] for index in self._plan.dense[j]]
             dense[j], is_absent = feature(spec.dense[j], column_sources)
@@ -202,13 +165,14 @@ class RowReader:
         self, rows: Sequence[Mapping[str, Any]], sources: Mapping[int, Converted]
     ) -> tuple[np.ndarray | FlatColumns, list[int]]:
         """Return the categorical columns, and for each row the bits of its missing values."""
-        count, spec = len(rows), self.spec
+        count = len(rows)
+        spec = self.spec
         flat, bits = _read_fields(rows, self._categorical.values())
         if spec.is_criteo_format:
             return np.array(flat, np.uint32).reshape(count, len(spec.categorical)).T, bits
         columns: dict[int, list] = {}
         for k, j in enumerate(self._categorical):
-            columns[j] = flat[k :: len(self._categorical)]  # they lie row by row
+            columns[j] = flat[k :: len(self._categorical)]  # `flat` is stored row by row
         for j in self._derived:
             column_sources = [sources[index] for index in self._plan.categorical[j]]
             derived, is_absent = feature(spec.categorical[j], column_sources)
@@ -217,18 +181,18 @@ class RowReader:
             bits = [row | int(absent) << j for row, absent in zip(bits, is_absent, strict=True)]
         for j, placeholder in self._joined.items():
             columns[j] = [placeholder] * count
-        in_order = [columns[j] for j in range(len(spec.categorical))]
-        categorical = FlatColumns(spec.categorical, in_order, bits)
+        ordered_columns = [columns[j] for j in range(len(spec.categorical))]
+        categorical = FlatColumns(spec.categorical, ordered_columns, bits)
         self._check_histories(categorical)
         return categorical, bits
 
     def _check_histories(self, columns: FlatColumns) -> None:
-        """Check that the lists of a history are of one length. Raises InvalidRowError."""
-        for features in self._several_lists:
+        """Check that each row's lists of a history are equally long. Raises InvalidRowError."""
+        for features in self._joint_lists:
             check_lengths({name: columns.lengths[index] for name, index in features.items()})
 
     def _read_sources(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Converted]:
-        """Return the values from which columns and keys are computed, by index in the plan."""
+        """Read the values from which columns, keys and times are computed, by index in the plan."""
         flat, bits = _read_fields(rows, self._sources.values())
         converted = {}
         for k, index in enumerate(self._sources):
@@ -241,16 +205,16 @@ class RowReader:
 def _hash(
     keys: Iterable[Sequence[int]], sources: Mapping[int, Converted], count: int
 ) -> np.ndarray | None:
-    """Return the hashes of the keys of rows, int64 [keys, rows]; None without any key."""
+    """Hash the keys of rows, int64 [keys, rows]; return None if there are no keys."""
     return hash_keys([[sources[index].parts for index in key] for key in keys], count)
 
 
 def _read_fields(
     rows: Sequence[Mapping[str, Any]], fields: Collection[Field]
 ) -> tuple[list, list[int]]:
-    """Return the values row by row, and for each row the bits of the missing ones.
+    """Return the values row by row, and for each row the bits of its missing values.
 
-    This is the loop in which most of the time goes that a row takes before the model.
+    A row spends most of its time before the model in this loop.
 
     Raises:
         MissingColumnError: A row lacks a column.
@@ -279,123 +243,10 @@ def _read_fields(
 
 
 def _find_inner(row: Mapping[str, Any], name: str, index: int, *, optional: bool) -> Any:
-    """Return the field of an object in a row; None for an optional one that the row lacks."""
+    """Return the OBJECT.FIELD of a row; None if the row lacks it and it is optional."""
     outer, _, inner = name.partition(".")
     if inner and outer in row:
         return get_inner(row[outer], outer, inner, row=index)
     if not optional:
         raise no_such_key(index, name)
     return None
-
-
-def make_parser(read: Read, *, text: bool) -> Parse:
-    """Return the parser of a column.
-
-    Args:
-        read: How it is read.
-        text: Whether strings are read as fields of a text file, even if ``read`` has no rules.
-    """
-    kind = RAW_TYPES[read.raw]
-    parse: Parse = kind.from_python
-    if text or has_rules(read):
-        single = dataclasses.replace(read, multi_hot=False)
-        parse = _make_text_parser(single) if kind.is_text else _make_number_parser(single)
-    return _make_list_parser(parse) if read.multi_hot else parse
-
-
-def _trim_nulls(read: Read) -> set[str]:
-    """Return the texts that stand for a missing value, as they are once they are trimmed."""
-    return {text.strip(_SPACES) if read.trim else text for text in read.nulls}
-
-
-def _make_text_parser(read: Read) -> Parse:
-    """Return the parser of a column of text that is read by rules."""
-    from_python = RAW_TYPES[read.raw].from_python
-    nulls = _trim_nulls(read)
-
-    def parse(value: Any) -> Any:
-        if type(value) is not str:
-            return None if value is None else parse_by_rules(value, read)
-        if read.trim:
-            value = value.strip(_SPACES)
-        return None if value in nulls else from_python(value)
-
-    return parse
-
-
-def _make_number_parser(read: Read) -> Parse:
-    """Return the parser of a column of numbers or times that is read by rules."""
-    take_number = RAW_TYPES[read.raw].from_python
-    if read.raw == "time":
-        if read.time_format == ISO:
-            return _make_iso_parser(read)
-        if read.time_format not in EPOCHS:
-            return lambda value: None if value is None else parse_by_rules(value, read)
-        take_number = functools.partial(_to_microseconds, read=read)
-    null_texts = _trim_nulls(read)
-    null_numbers = {parse_number(text) for text in read.nulls}
-    is_plain, to_number = _PLAIN_TEXTS.get(read.raw, _NO_PLAIN_TEXTS)
-    if read.raw == "float" and read.decimal != ".":
-        is_plain, to_number = _NO_PLAIN_TEXTS
-
-    def parse(value: Any) -> Any:
-        if value is None:
-            return None
-        if type(value) is str:
-            text = value.strip(_SPACES) if read.trim else value
-            if not text or text in null_texts:
-                return None
-            if is_plain(text):
-                return take_number(to_number(text))
-        elif type(value) is int or type(value) is float:
-            number = take_number(value)
-            return None if value in null_numbers else number
-        return parse_by_rules(value, read)
-
-    return parse
-
-
-def _make_iso_parser(read: Read) -> Parse:
-    """Return the parser of a column of times in ISO 8601."""
-    null_texts = _trim_nulls(read)
-    is_plain = re.compile(PLAIN_ISO).fullmatch
-
-    def parse(value: Any) -> Any:
-        if value is None:
-            return None
-        if type(value) is str:
-            text = value.strip(_SPACES) if read.trim else value
-            if not text or text in null_texts:
-                return None
-            if is_plain(text):
-                # Of a time that is none, such as the 30th of February, the rules say what is wrong.
-                with contextlib.suppress(ValueError):
-                    return to_microseconds(datetime.datetime.fromisoformat(text))
-        return parse_by_rules(value, read)
-
-    return parse
-
-
-def _to_microseconds(number: int | float, read: Read) -> int:
-    """Return the time of a number of a time format. Raises ValueError."""
-    if isinstance(number, int):
-        time = number * EPOCHS[read.time_format]
-        if RAW_TYPES["time"].contains(time):
-            return time
-    return parse_by_rules(number, read)  # a fraction, or beyond the limits
-
-
-def _make_list_parser(parse_item: Parse) -> Parse:
-    """Return the parser of a column of lists; an empty list is a missing value."""
-
-    def parse(value: Any) -> list | None:
-        if is_missing(value):
-            return None
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise ValueError(NOT_A_LIST)
-        items = [parse_item(item) for item in value]
-        if None in items:
-            raise ValueError(MESSAGES[EMPTY_ITEM])
-        return items or None
-
-    return parse

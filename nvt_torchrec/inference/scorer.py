@@ -13,23 +13,23 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.vectors import count_inputs
-from nvt_torchrec.inference.predictor import Predictor, as_documented, check_finite
+from nvt_torchrec.inference.predictor import Predictor, check_finite, squeeze_single_label
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-#: The ids of each column, and how many of them each row has: [columns, rows].
-_Given: TypeAlias = tuple[list[np.ndarray], np.ndarray]
+#: The ids of each column, and the number of ids in each row, [columns, rows].
+_SplitIds: TypeAlias = tuple[list[np.ndarray], np.ndarray]
 _ENCODE = "encode the rows with the workflow that the model was trained with"
 
 
 class Scorer:
     """Scores encoded rows, as :class:`inference.predictor.Predictor` scores raw ones.
 
-    Made by :meth:`load`. Thread-safe.
+    Create it with :meth:`load`. Thread-safe.
 
     Attributes:
-        schema: The columns, in order, and the rows of their tables.
+        schema: The columns, in order, and the sizes of their tables.
         labels: The names of the labels whose probabilities it predicts.
     """
 
@@ -44,59 +44,59 @@ class Scorer:
         return cls(Predictor.load(path, checkpoint, **options))
 
     def __reduce__(self) -> tuple[type[Scorer], tuple]:
-        """Return what a copy is made of: its predictor, which says how that is copied."""
+        """Pickle the scorer as its predictor."""
         return type(self), (self._predictor,)
 
     def predict(
         self, dense: Any, ids: KeyedJaggedTensor | Any, dense_vectors: Any = None
     ) -> NDArray[np.float32]:
-        """Return the probabilities of a click, float32 [rows]; of several labels [rows, labels].
+        """Return the probabilities of a click, float32 [rows]; [rows, labels] of several labels.
 
         Args:
             dense: Normalized values [rows, dense columns], a tensor or an array.
-            ids: A KeyedJaggedTensor that has the categorical columns among its keys; or integers
-                [rows, categorical columns], in the schema's order: a tensor, an array, or lists of
-                them, in which a list stands for the ids of a list column. After them there may be
-                the columns of the model's histories, as in the batches of the training.
-            dense_vectors: The vectors of a model that takes some, a tensor or an array [rows, sum
-                of (width + 1)], as :meth:`inference.encoder.Encoder.encode_with_vectors` and the
-                batches of the training have them.
+            ids: A KeyedJaggedTensor whose keys include the categorical columns; or integers [rows,
+                categorical columns], in the schema's order: a tensor, an array, or nested lists, in
+                which the ids of a multi-hot column are a list. The columns of the model's histories
+                may follow, as in training batches.
+            dense_vectors: For a model with vectors, a tensor or an array [rows, sum of (width +
+                1)], as in training batches and in the result of
+                :meth:`inference.encoder.Encoder.encode_with_vectors`.
 
         Raises:
             SchemaError: A column is missing, or there are more or fewer than in the schema.
-            InvalidRowError: An id is outside of its table, a value of a vector or a probability is
+            InvalidRowError: An id is outside its table, or a value of a vector or a probability is
                 not finite.
         """
         schema = self.schema
-        # A KeyedJaggedTensor, recognized without importing TorchRec.
+        # Only a KeyedJaggedTensor has this method; isinstance would need an import of TorchRec.
         is_batch = callable(getattr(ids, "lengths", None))
         split = _split_batch if is_batch else _split_rows
         columns, lengths = split(ids, schema.categorical, self._predictor.workflow.optional)
         table_sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
         features = self._predictor.model.config.features
         checked = []
-        # The last features are histories, whose columns may be left out.
-        for (name, column), values_of_column, counts in zip(
+        # Not strict: the last features are histories, whose columns may be left out.
+        for (name, column), column_ids, counts in zip(
             features.items(), columns, lengths, strict=False
         ):
-            checked.append(_check_ids(name, table_sizes[column], values_of_column, counts))
-        given = Ids.from_lengths(checked, lengths)
+            checked.append(_check_ids(name, table_sizes[column], column_ids, counts))
+        encoded = Ids.from_lengths(checked, lengths)
         values = np.array(_to_array(dense).T, np.float32, order="C")
-        if values.shape != (len(schema.dense), len(given)):
+        if values.shape != (len(schema.dense), len(encoded)):
             raise SchemaError(
-                f"dense values of shape {list(values.T.shape)} with ids of {len(given)} rows",
+                f"dense values of shape {list(values.T.shape)} with ids of {len(encoded)} rows",
                 f"pass {len(schema.dense)} dense values for each row",
             )
-        vectors = self._check_vectors(dense_vectors, len(given))
-        scores = self._predictor.predict_encoded(values, given, vectors)
+        vectors = self._check_vectors(dense_vectors, len(encoded))
+        scores = self._predictor.predict_encoded(values, encoded, vectors)
         check_finite(scores)
-        return as_documented(scores)
+        return squeeze_single_label(scores)
 
     def _check_vectors(self, values: Any, num_rows: int) -> np.ndarray | None:
-        """Return the vectors of rows, float32 [rows, inputs]; None for a model that takes none.
+        """Check the vectors; return them as float32 [rows, inputs], or None if the model has none.
 
         Raises:
-            SchemaError: There are none, more or fewer.
+            SchemaError: The vectors are missing, or have another shape than the model takes.
             InvalidRowError: A value is not finite.
         """
         vectors = self._predictor.model.config.dense_vectors
@@ -105,12 +105,14 @@ class Scorer:
         remedy = f"pass the {num_inputs} inputs of {names} for each row"
         if values is None:
             if vectors:
-                raise SchemaError("no dense_vectors, which the model takes", remedy)
+                raise SchemaError("no dense_vectors, which the model needs", remedy)
             return None
         array = np.array(_to_array(values), np.float32, order="C")
         if array.shape != (num_rows, num_inputs):
-            what = f"dense_vectors of shape {list(array.shape)} with ids of {num_rows} rows"
-            raise SchemaError(what, remedy if vectors else "leave it out: the model takes none")
+            raise SchemaError(
+                f"dense_vectors of shape {list(array.shape)} with ids of {num_rows} rows",
+                remedy if vectors else "leave dense_vectors out: the model has no vectors",
+            )
         is_finite = np.isfinite(array)
         if not is_finite.all():
             row, column = np.argwhere(~is_finite)[0]
@@ -121,35 +123,36 @@ class Scorer:
 
 
 def _to_array(values: Any) -> np.ndarray:
-    """Return a tensor or an array as an array on the host."""
+    """Convert a tensor on any device, or an array, to an array."""
     return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def _split_batch(
     ids: KeyedJaggedTensor, names: tuple[str, ...], optional: tuple[str, ...]
-) -> _Given:
-    """Return the columns of a KeyedJaggedTensor. Raises SchemaError if it lacks one."""
+) -> _SplitIds:
+    """Split a KeyedJaggedTensor into columns. Raises SchemaError if it lacks one."""
     keys = ids.keys()
     if set(optional) & set(keys):
         names += optional
     missing = sorted(set(names) - set(keys))
     if missing:
         raise SchemaError(f"the ids have no column {', '.join(missing)}", _ENCODE)
-    # Not ids[name]: it copies the lengths and offsets of each column, and PyTorch logs about it.
+    # ids[name] would copy the lengths and offsets of each column and make PyTorch log a message.
     lengths = _to_array(ids.lengths()).reshape(len(keys), -1)
     columns = np.split(_to_array(ids.values()), lengths.sum(1).cumsum()[:-1])
     indices = [keys.index(name) for name in names]
     return [columns[index] for index in indices], lengths[indices]
 
 
-def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> _Given:
-    """Return the columns of ids [rows, columns]. Raises SchemaError if their number is wrong."""
+def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> _SplitIds:
+    """Split ids [rows, columns] into columns. Raises SchemaError if their number is wrong."""
     array = np.array(ids, object) if isinstance(ids, list | tuple) else _to_array(ids)
     if array.shape[1:2] not in ((len(names),), (len(names + optional),)):
         raise SchemaError(f"ids of shape {list(array.shape)}", f"pass [rows, {len(names)}]")
     if array.dtype != object:
         return list(array.T), np.ones_like(array.T)
-    columns, lengths = [], []
+    columns = []
+    lengths = []
     for cells in array.swapaxes(0, 1):
         items: list[Any] = []
         counts = []
@@ -157,24 +160,24 @@ def _split_rows(ids: Any, names: tuple[str, ...], optional: tuple[str, ...]) -> 
             cell_ids = cell if isinstance(cell, list | np.ndarray) else [cell]
             items += list(cell_ids)
             counts.append(len(cell_ids))
-        # Without ids NumPy would choose float64.
+        # For an empty list NumPy would choose float64.
         columns.append(np.array(items) if items else np.empty(0, np.int64))
         lengths.append(counts)
     return columns, np.array(lengths)
 
 
 def _check_ids(name: str, size: int, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids of a column as int64.
+    """Check the ids of a column; return them as int64.
 
     Args:
         name: The column.
-        size: The rows of its table.
+        size: The number of rows of its table.
         values: The ids of all rows.
-        lengths: How many of them each row has.
+        lengths: The number of ids in each row.
 
     Raises:
-        SchemaError: They are not integers.
-        InvalidRowError: An id is outside of the table.
+        SchemaError: The ids are not integers.
+        InvalidRowError: An id is outside the table.
     """
     if values.dtype.kind not in "iu":
         raise SchemaError(f"column {name}: ids of type {values.dtype}", "pass integers")
@@ -182,6 +185,6 @@ def _check_ids(name: str, size: int, values: np.ndarray, lengths: np.ndarray) ->
     if is_outside.any():
         index = int(is_outside.argmax())
         row = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
-        reason = f"id {values[index]} is outside of its table of {size} rows"
+        reason = f"id {values[index]} is outside its table of {size} rows"
         raise InvalidRowError(row, name, reason, _ENCODE)
     return values.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Training batches from the parquet that the ETL writes: one stream of batches per rank.
+"""Load training batches from the parquet files of the ETL, one stream of batches per rank.
 
-:class:`KJTLoader` is imported on first use, because it needs torch and TorchRec, which take 4 to
-13 seconds to import; :mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.dataset` do without them.
+:class:`KJTLoader` is imported on first use, because importing torch and TorchRec takes 4 to
+13 seconds. :mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.dataset` do not need them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One epoch of one rank: a background thread builds blocks, and batches are views of them."""
+"""Run one epoch of one rank: a background thread builds blocks, and batches are views of them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowGroupSlice, ShardReader
 from nvt_torchrec.nvt_loader.plan import Plan
 
-#: The remedy for an error of the device while libcudf decodes, such as too little memory.
+#: The remedy for a device error while libcudf decodes, such as insufficient memory.
 _DEVICE_REMEDY = (
-    "let the CPU decode: cpu_decoding=True, --cpu_decoding of train_torchrec.py; or give libcudf "
-    "less memory by loader_memory, --loader_memory"
+    "decode on the CPU with cpu_decoding=True (--cpu_decoding of train_torchrec.py), or let "
+    "libcudf take less memory with a smaller loader_memory (--loader_memory)"
 )
 
 
 @dataclasses.dataclass
 class Position:
-    """How far an epoch has got.
+    """The progress of an iterator.
 
     Attributes:
         epoch: The epoch, counted from 0.
-        step: Steps of the epoch drawn so far, including those before a resume.
+        step: The number of steps of the epoch drawn so far, including those before a resume.
         first: The step at which this iterator began.
-        rows: Rows of this rank that this iterator has delivered.
+        rows: The number of this rank's rows that this iterator has delivered.
     """
 
     epoch: int
@@ -49,7 +49,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The order of the rows of one rank, as far as the plan does not determine it.
+    """The settings that, together with the plan, determine the order of one rank's rows.
 
     Attributes:
         shuffle: One of :data:`nvt_loader.plan.SHUFFLES`.
@@ -73,7 +73,7 @@ def produce_blocks(
     budget: Budget,
     fall_back: Callable[[str], object],
 ) -> Iterator[tuple[slice, LoaderBlock]]:
-    """Build the blocks of one rank from step ``position.first`` to the epoch's end.
+    """Build the blocks of one rank from step ``position.first`` to the end of the epoch.
 
     Args:
         dataset: The data.
@@ -83,10 +83,10 @@ def produce_blocks(
         order: The order of the rows.
         budget: The sizes of blocks and decoded chunks.
         fall_back: Called with the reason if the device's first block differs from the CPU's; it may
-            raise.
+            raise an error.
 
     Yields:
-        The steps of the block to draw (not those before ``position.first``), and the block.
+        The steps of the block to draw (without those before ``position.first``), and the block.
     """
     if position.first >= plan.steps:
         return
@@ -96,99 +96,111 @@ def produce_blocks(
         return
     blocks = epoch.build_blocks(builder, epoch.open_readers(builder))
     if dataset.vectors is not None:
-        blocks = add_vectors(dataset, blocks, builder.tensors)
+        blocks = add_vectors(dataset, blocks, builder.allocate_tensors)
     if dataset.stores:
-        blocks = add_events(dataset, blocks, builder.tensors)
+        blocks = add_events(dataset, blocks, builder.allocate_tensors)
     yield from blocks
 
 
 def _compare_first_block(
     epoch: _RankEpoch, builder: CpuBuilder, host: CpuBuilder, fall_back: Callable[[str], object]
 ) -> Iterator[tuple[slice, LoaderBlock]]:
-    """Build the first block on the host and once more on the device, and compare the two.
+    """Build the first block on both the host and the device, and compare the two.
 
-    If they differ, ``fall_back`` is called with the difference, and the host builds the other
-    blocks, too.
+    If they differ, call ``fall_back`` with the difference and build all other blocks on the host.
     """
     host_blocks = epoch.build_blocks(host, epoch.open_readers(host))
     readers = epoch.open_readers(builder)
-    # The device decodes while the host builds the first block, which the caller gets at once.
+    # The device decodes while the host builds the first block, which the caller gets without
+    # waiting for the device.
     epoch.read_ahead(builder, readers)
     device_blocks = epoch.build_blocks(builder, readers)
     first = next(host_blocks)
     yield first
-    next_on_device = functools.partial(_next_arrays, device_blocks)
-    why = difference(next_on_device, _next_arrays(iter([first])))
-    if why:
-        fall_back(why)
-    rest = host_blocks if why else device_blocks
-    # Without these names nothing holds the row groups of the other one any more.
-    del first, readers, host_blocks, device_blocks, next_on_device
+    read_next_on_device = functools.partial(_read_next_arrays, device_blocks)
+    reason = difference(read_next_on_device, _read_next_arrays(iter([first])))
+    if reason:
+        fall_back(reason)
+    rest = host_blocks if reason else device_blocks
+    # Release the unused iterator and the row groups that it holds.
+    del first, readers, host_blocks, device_blocks, read_next_on_device
     yield from rest
 
 
-def _next_arrays(blocks: Iterator[tuple[slice, LoaderBlock]]) -> dict[str, np.ndarray]:
-    """Return the arrays of the next block."""
+def _read_next_arrays(blocks: Iterator[tuple[slice, LoaderBlock]]) -> dict[str, np.ndarray]:
+    """Return the tensors of the next block as arrays, by name."""
     _, block = next(blocks)
     return {name: tensor.cpu().numpy() for name, tensor in block.tensors.items()}
 
 
 class _RankEpoch:
-    """The rows of an epoch that one rank gets: where they are read, in which order, in blocks."""
+    """The rows of an epoch that one rank gets: their location, order and division into blocks."""
 
     def __init__(
         self, dataset: Dataset, plan: Plan, position: Position, order: Order, budget: Budget
     ) -> None:
-        self._dataset, self._plan, self._order, self._budget = dataset, plan, order, budget
-        self._epoch, self._first = position.epoch, position.first
+        self._dataset = dataset
+        self._plan = plan
+        self._order = order
+        self._budget = budget
+        self._epoch = position.epoch
+        self._first = position.first
         self._batch = plan.global_batch // order.world_size
-        shuffle, seed, epoch = order.shuffle != "none", order.seed, position.epoch
+        shuffle = order.shuffle != "none"
+        seed = order.seed
+        epoch = position.epoch
         rows = dataset.rows
-        self._groups = planning.epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
-        self._starts = planning.stream_starts(rows, self._groups)
+        self._groups = planning.order_row_groups(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
+        self._starts = planning.find_stream_starts(rows, self._groups)
         remainder = planning.find_remainder(plan, shuffle=shuffle, seed=seed, epoch=epoch)
         self._assigned = planning.assign_rows(plan, self._starts, remainder)
-        self._spans = plan.spans(order.rank, order.world_size)
+        self._spans = plan.list_spans(order.rank, order.world_size)
         self._extents = list(_divide_steps(plan, order.shuffle, self._first, self._batch, budget))
 
     def open_readers(self, builder: CpuBuilder) -> list[ShardReader]:
-        """Return readers of this rank's virtual shards, from the first block on."""
+        """Return a reader of each of this rank's virtual shards, positioned at the first block."""
         begin = self._extents[0][1] if self._extents else self._plan.full_steps
         readers = []
         for span in self._spans:
-            ranges = self._assigned.shard_ranges(span.shard, begin * span.width)
+            ranges = self._assigned.list_shard_ranges(span.shard, begin * span.width)
             readers.append(self._open_reader(ranges, builder.decode))
         return readers
 
     def read_ahead(self, builder: CpuBuilder, readers: list[ShardReader]) -> None:
-        """Begin to read the rows of the first blocks."""
-        builder.read_ahead(self._sources(readers), self._sizes(0, 1 + READ_AHEAD))
+        """Start to read the rows of the first blocks."""
+        builder.read_ahead(self._list_sources(readers), self._count_steps(0, 1 + READ_AHEAD))
 
     def build_blocks(
         self, builder: CpuBuilder, readers: list[ShardReader]
     ) -> Iterator[tuple[slice, LoaderBlock]]:
-        """Build the blocks of full steps from the rows of readers, and the last, smaller step."""
-        plan, order = self._plan, self._order
+        """Build the blocks of the full steps from the rows of readers, then the last, smaller step.
+
+        Yields:
+            The steps of the block to draw, and the block.
+        """
+        plan = self._plan
+        order = self._order
         for number, (window, begin, end) in enumerate(self._extents):
-            following = self._sizes(number + 1, READ_AHEAD)
-            sources = self._sources(readers, window, end - begin)
+            following = self._count_steps(number + 1, READ_AHEAD)
+            sources = self._list_sources(readers, window, end - begin)
             drawn = slice(max(self._first - begin, 0), plan.steps - begin)
             yield drawn, builder.build(end - begin, self._batch, sources, following)
         if plan.steps > plan.full_steps:
-            begin, end = plan.last_step(order.rank, order.world_size)
-            rows, first = end - begin, self._assigned.remainder[0]
+            begin, end = plan.find_last_rows(order.rank, order.world_size)
+            rows = end - begin
+            first = self._assigned.remainder[0]
             sources = []
             if rows:
                 reader = self._open_reader([(first + begin, first + end)], builder.decode)
                 sources = [ShardRows(reader, rows, 0, rows, 0)]
             yield slice(0, 1), builder.build(1, rows, sources)
 
-    def _sizes(self, first: int, count: int) -> list[int]:
-        """Return the number of steps of ``count`` blocks from number ``first`` on."""
+    def _count_steps(self, first: int, count: int) -> list[int]:
+        """Return the number of steps of each of ``count`` blocks, starting with block ``first``."""
         return [end - begin for _, begin, end in self._extents[first : first + count]]
 
     def _open_reader(self, ranges: list[planning.Range], decode: Decoder) -> ShardReader:
-        """Return a reader of some ranges of the stream."""
+        """Return a reader of ranges of the stream."""
         rows = self._budget.decode_rows
         first_rows = min(self._budget.first_rows, rows)
         return ShardReader(decode, self._slice_row_groups(ranges), first_rows, rows)
@@ -196,19 +208,20 @@ class _RankEpoch:
     def _slice_row_groups(self, ranges: list[planning.Range]) -> Iterator[RowGroupSlice]:
         """Yield the slices of row groups that ranges of the stream consist of."""
         for begin, end in ranges:
-            yield from planning.row_group_slices(self._starts, self._groups, begin, end)
+            yield from planning.slice_row_groups(self._starts, self._groups, begin, end)
 
-    def _sources(
+    def _list_sources(
         self, readers: list[ShardReader], window: int = 0, steps: int = 0
     ) -> list[ShardRows]:
-        """Return the rows that the virtual shards give to a block of ``steps`` steps."""
-        sources, first = [], 0
+        """Return the rows that each virtual shard gives to a block of ``steps`` steps."""
+        sources = []
+        first = 0
         for span, reader in zip(self._spans, readers, strict=True):
             order = None
             if self._order.shuffle == "rows" and steps:
-                # A function, so that the thread that takes the rows also makes their order.
+                # A function, so that the thread that takes the rows also computes their order.
                 order = functools.partial(
-                    planning.window_order,
+                    planning.order_window,
                     steps * span.width,
                     seed=self._order.seed,
                     epoch=self._epoch,
@@ -225,32 +238,34 @@ def _divide_steps(
 ) -> Iterator[tuple[int, int, int]]:
     """Divide the full steps of an epoch from ``first_step`` on into blocks.
 
-    Shuffling rows needs whole windows, also when an epoch resumes inside one. Without it a block
-    may begin at any step.
+    If rows are shuffled, a block is a whole window, even if the epoch resumes inside of it.
+    Otherwise a block may begin at any step.
 
     Yields:
-        The number of the shuffling window (0 without shuffling), and the steps [begin, end).
+        The index of the shuffling window (0 if rows are not shuffled), and the steps [begin, end).
     """
     full_steps = min(plan.full_steps, plan.steps)
     if shuffle == "rows":
-        for number, begin, end in plan.windows(first_step):
+        for window, begin, end in plan.list_windows(first_step):
             if begin >= full_steps:
                 return
-            yield number, begin, end
+            yield window, begin, end
         return
-    begin, length = first_step, max(1, budget.first_rows // batch)
+    begin = first_step
+    length = max(1, budget.first_rows // batch)
     while begin < full_steps:
         end = min(begin + length, full_steps)
         yield 0, begin, end
-        begin, length = end, max(1, budget.block_rows // batch)
+        begin = end
+        length = max(1, budget.block_rows // batch)
 
 
 class EpochIterator(Iterator[LoaderBatch]):
     """Yields batches from blocks, which a background thread builds ahead.
 
-    The thread runs one task per block and never waits in between, so it can always end: at the end
-    of the epoch, after an error, or when the iterator and with it the executor is dropped. An error
-    ends the epoch and is raised again by every later ``next()``.
+    The thread runs one task per block and never waits for the caller, so it can always end: at the
+    end of the epoch, after an error, or when the iterator and with it the executor are deleted. An
+    error ends the epoch, and every later ``next()`` raises it again.
     """
 
     def __init__(
@@ -268,12 +283,15 @@ class EpochIterator(Iterator[LoaderBatch]):
             produced: Yields the steps of a block to draw, and the block.
             builder: The builder of the blocks.
             make_batch: Makes the batches.
-            position: Counts the steps and rows that are drawn.
+            position: Updated with the number of steps and rows drawn.
             begin: Called with ``position`` before the first batch.
-            finish: Called with ``position`` after the last batch; it may raise.
+            finish: Called with ``position`` after the last batch; it may raise an error.
         """
-        self._produced, self._builder = produced, builder
-        self._make_batch, self._begin, self._finish = make_batch, begin, finish
+        self._produced = produced
+        self._builder = builder
+        self._make_batch = make_batch
+        self._begin = begin
+        self._finish = finish
         self._position = position
         self._batches: Iterator[LoaderBatch] = iter(())
         self._error: Exception | None = None
@@ -289,7 +307,7 @@ class EpochIterator(Iterator[LoaderBatch]):
             self._begin(self._position)
         batch = next(self._batches, None)
         while batch is None:
-            # The last block is released before the next one is made ready.
+            # Release the previous block before waiting for the next one.
             self._batches = iter(())
             self._batches = self._next_block()
             batch = next(self._batches, None)
@@ -310,7 +328,8 @@ class EpochIterator(Iterator[LoaderBatch]):
             context = device_errors(_DEVICE_REMEDY)
         try:
             with context:
-                # If Ctrl-C interrupts the wait, the block stays in the queue for the next call.
+                # The block is removed from the queue below, so that it is not lost if Ctrl-C
+                # interrupts the wait.
                 produced = self._ahead[0].result()
             if produced is None:
                 self._finish(self._position)

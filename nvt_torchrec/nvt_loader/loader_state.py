@@ -1,4 +1,4 @@
-"""How far a loader has got, as a few numbers that a checkpoint keeps."""
+"""The state of a loader: a few numbers in a checkpoint that say where to resume."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from nvt_torchrec.nvt_loader.epoch import Order, Position
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.plan import Plan
 
-#: The version of a loader's state. It changes with the order of the rows, because a state only
-#: counts the steps that were trained.
+#: The version of a loader's state. It must change whenever the order of the rows does, because a
+#: state only counts the steps that were trained.
 STATE_VERSION = 2
 
 
 def describe_state(
     dataset: Dataset, plan: Plan, order: Order, epoch: int, step: int
 ) -> dict[str, Any]:
-    """Return the state of a loader before a step of an epoch; the same on all ranks."""
+    """Return the state of a loader before a step of an epoch. It is the same on all ranks."""
     return {
         "version": STATE_VERSION,
         **identify(dataset, plan, order),
@@ -28,10 +28,10 @@ def describe_state(
 
 
 def identify(dataset: Dataset, plan: Plan, order: Order) -> dict[str, Any]:
-    """Return the values that must be the same in a state and the loader that loads it."""
+    """Return the values that must be equal in a state and in the loader that loads it."""
     undersampling = dataset.undersampling
     identity = {
-        "data": dataset.fingerprint(),
+        "data": dataset.compute_fingerprint(),
         "global_batch": plan.global_batch,
         "shuffle": order.shuffle,
         "shuffle_window": plan.window_rows if order.shuffle == "rows" else None,
@@ -47,22 +47,24 @@ def identify(dataset: Dataset, plan: Plan, order: Order) -> dict[str, Any]:
 def find_next_step(
     position: Position, trained_steps: int | None, total_steps: int
 ) -> tuple[int, int]:
-    """Return the epoch and the step that follow those that were trained.
+    """Return the epoch and the step that follow the trained steps.
 
     Args:
-        position: How far the newest iterator has got.
-        trained_steps: The steps of its epoch that were trained; None for all that were drawn.
-        total_steps: The steps of an epoch.
+        position: The progress of the newest iterator.
+        trained_steps: The number of trained steps of its epoch; None if all drawn steps were
+            trained.
+        total_steps: The number of steps of an epoch.
 
     Raises:
-        SettingsError: Fewer steps were drawn, or more before the epoch was resumed.
+        SettingsError: ``trained_steps`` is more than the steps drawn, or less than the steps before
+            the resume.
     """
     step = position.step if trained_steps is None else trained_steps
     if not position.first <= step <= position.step:
         raise SettingsError(
             f"trained_steps = {step} in an epoch of which steps {position.first} to "
             f"{position.step} were drawn",
-            "count from the epoch's beginning, including the steps before a resume",
+            "count from the beginning of the epoch, including the steps before a resume",
         )
     if step == total_steps and step > 0:
         return position.epoch + 1, 0
@@ -70,7 +72,12 @@ def find_next_step(
 
 
 def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:
-    """Refuse a state of other data or settings.
+    """Check that a state belongs to the same data and settings.
+
+    Args:
+        state: The state.
+        mine: The identity of the loader, from :func:`identify`.
+        name: The name of the data, for errors.
 
     Raises:
         SchemaError: The data have changed since the state was written.
@@ -96,5 +103,6 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], name: str) -> None:
         if state[key] != value:
             raise SettingsError(
                 f"{key} = {value}, but {state[key]} in the loader state",
-                "resume with the same settings; batch_size * world_size counts, not the world size",
+                "resume with the same settings; the world size may change if batch_size * "
+                "world_size stays the same",
             )

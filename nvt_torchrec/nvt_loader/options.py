@@ -1,4 +1,4 @@
-"""Check the loader's options, and that no row is lost or repeated."""
+"""Check a loader's arguments, and that an epoch neither loses nor repeats rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE
 from nvt_torchrec.nvt_loader.plan import SHUFFLES
 
-#: For each argument its type, how errors describe it, and the smallest number. The plan refuses too
-#: few virtual_shards, the division of memory too little loader_memory.
+#: The type of each argument, its description in errors, and the minimum of a number. Two minima are
+#: checked elsewhere: of virtual_shards by the plan, and of loader_memory by the division of memory.
 _RULES: dict[str, tuple[Any, str, int]] = {
     "rank": (Integral, "an integer", 0),
     "world_size": (Integral, "an integer", 1),
@@ -43,35 +43,41 @@ _RULES: dict[str, tuple[Any, str, int]] = {
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Check the given arguments of :class:`nvt_loader.loader.KJTLoader`; ignore others.
+    """Check the given arguments of :class:`nvt_loader.loader.KJTLoader`; ignore all others.
 
     Raises:
-        SettingsError: One is of another type, or out of its range.
+        SettingsError: An argument has a wrong type or is out of range.
     """
     for name, (kind, description, minimum) in _RULES.items():
         if name not in arguments:
             continue
         value = arguments[name]
         if not isinstance(value, kind) or isinstance(value, bool):
-            given = f"{name} = {value!r:.60}, of type {type(value).__name__}"
-            raise SettingsError(given, f"give {description}")
+            raise SettingsError(
+                f"{name} = {value!r:.60}, of type {type(value).__name__}", f"give {description}"
+            )
         if isinstance(value, Real) and value < minimum:
             raise SettingsError(f"{name} = {value}", f"choose {minimum} or more")
-    rank, world_size = arguments["rank"], arguments["world_size"]
+    rank = arguments["rank"]
+    world_size = arguments["world_size"]
     if rank >= world_size:
         raise SettingsError(
             f"rank = {rank} with world_size = {world_size}", "ranks are 0 … world_size - 1"
         )
-    if arguments.get("shuffle", False) not in (False, True, *SHUFFLES):
-        shuffle = f"shuffle = {arguments['shuffle']!r}"
-        raise SettingsError(shuffle, f"choose one of {', '.join(SHUFFLES)}")
+    shuffle = arguments.get("shuffle", False)
+    if shuffle not in (False, True, *SHUFFLES):
+        raise SettingsError(f"shuffle = {shuffle!r}", f"choose one of {', '.join(SHUFFLES)}")
     rate = arguments.get("undersampling_rate")
     if rate is not None and rate > 1:
-        raise SettingsError(f"undersampling_rate = {rate}", "choose 0 … 1")
+        raise SettingsError(f"undersampling_rate = {rate}", "choose a number from 0 to 1")
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
-    """Return a device with its number; None is the current CUDA device, or the CPU without one."""
+    """Return a device with its index. None means the current CUDA device, or the CPU without one.
+
+    Raises:
+        SettingsError: The device is not one that torch knows.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -85,19 +91,23 @@ def choose_device(device: torch.device | str | None) -> torch.device:
 
 
 def refuse_workers(loader: object) -> None:
-    """Raise :class:`SettingsError` inside a worker of torch's DataLoader."""
+    """Refuse to iterate a loader inside a worker of torch's DataLoader.
+
+    Raises:
+        SettingsError: This process is such a worker.
+    """
     if get_worker_info() is not None:
         raise SettingsError(
             f"{type(loader).__name__} inside a DataLoader worker: each would deliver all rows",
-            "iterate the loader itself; it decodes in a thread of its own",
+            "iterate the loader directly; it decodes in its own background thread",
         )
 
 
 def check_manifest(dataset: Dataset) -> None:
-    """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
+    """Compare the number of rows of a split with the ETL's ``OUT/manifest.json``, if it exists.
 
     Raises:
-        SchemaError: The split has other rows than the ETL wrote.
+        SchemaError: The numbers of rows differ.
         BadInputError: The manifest is damaged, or a day is being added.
     """
     directory = Path(dataset.source.name).absolute()
@@ -112,28 +122,28 @@ def check_manifest(dataset: Dataset) -> None:
     if expected is not None and expected != rows:
         raise SchemaError(
             f"{directory}: {rows} rows, but the ETL wrote {expected} ({output.manifest})",
-            f"if a day was added just now, start again; else {REWRITE}",
+            f"if a day has just been added, start again; otherwise {REWRITE}",
         )
 
 
 def check_rank_rows(rows: int, expected: int, rank: int, epoch: int) -> None:
-    """Compare the rows that a rank got in an epoch with those that were planned.
+    """Compare the number of rows that a rank got in an epoch with the planned number.
 
     Raises:
-        SchemaError: They are not the same.
+        SchemaError: The numbers differ.
     """
     if rows != expected:
         raise SchemaError(
             f"rank {rank} got {rows} rows in epoch {epoch}, {expected} were planned",
-            "this is a defect of the loader: the epoch's metrics cannot be trusted",
+            "this is a defect of the loader: do not trust the metrics of this epoch",
         )
 
 
 def check_sum(rows: int, expected: int, world_size: int) -> None:
-    """Compare the rows of all ranks' epochs with those that were planned (collective).
+    """Compare the number of rows that all ranks got with the planned number (collective).
 
     Raises:
-        SchemaError: They are not the same; on every rank.
+        SchemaError: The numbers differ. All ranks raise it.
     """
     if world_size > 1:
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"

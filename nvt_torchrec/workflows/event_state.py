@@ -270,7 +270,7 @@ class EventState:
             BadInputError: The state is damaged.
         """
         first = len(sizes)
-        if ids.count > first and _all_have_events(ids.lengths_from(first), histories):
+        if ids.count > first and _all_have_events(ids.get_lengths(first), histories):
             return ids  # nothing of the state is needed
         cuts = self.cuts(len(ids), times)
         columns = ids.columns[:first]

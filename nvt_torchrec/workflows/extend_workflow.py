@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.formats.day_names import day_text
+from nvt_torchrec.formats.day_names import format_day
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.schema import LARGEST_TABLE
 from nvt_torchrec.formats.vectors import select_vectors
@@ -174,7 +174,7 @@ def _log_generation(
     """Log how many values a day added, and warn of vocabularies that take no further ones."""
     generation, last = after.lineage[-1], before.lineage[-1]
     added = sum(generation.values.values()) - sum(last.values.values())
-    day = day_text(generation.days[-1])
+    day = format_day(generation.days[-1])
     log.info("generation %d, day %s: %d values added", generation.number, day, added)
     full = []
     for name, column in find_growing(after.spec).items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.files.mapping import map_array
-from nvt_torchrec.formats.day_names import days_text
+from nvt_torchrec.formats.day_names import format_days
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.table_files import DIRECTORY, KEYS
 from nvt_torchrec.formats.vectors import IN_WORKFLOW, VectorStore
@@ -62,7 +62,7 @@ def generations_table(description: WorkflowDescription) -> str:
     before = 0
     for generation in description.lineage:
         values = sum(generation.values.values())
-        row = [generation.number, generation.digest[:12], days_text(generation.days), values]
+        row = [generation.number, generation.digest[:12], format_days(generation.days), values]
         rows.append([*map(str, row), str(values - before)])
         before = values
     return table(rows)

@@ -20,7 +20,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS, DenseTransform
-from nvt_torchrec.formats.schema import embedding_dimension
+from nvt_torchrec.formats.schema import suggest_embedding_dimension
 from nvt_torchrec.workflows import functions
 
 GRAPH_FORMAT_VERSION = 1
@@ -326,7 +326,7 @@ def _derive_schema(
         "freq_threshold": params["freq_threshold"],
         "max_size": params["max_size"],
         "domain": {"min": 0, "max": rows - 1, "name": column.vocabulary_name},
-        "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
+        "embedding_sizes": {"cardinality": rows, "dimension": suggest_embedding_dimension(rows)},
     }
     return schema | {
         "tags": ["Tags.CATEGORICAL"],

@@ -17,7 +17,7 @@ from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.rows import CategoryValues, Jagged
-from nvt_torchrec.formats.table_files import KEYS, STARTS, table_arrays
+from nvt_torchrec.formats.table_files import KEYS, STARTS, list_table_arrays
 from nvt_torchrec.formats.vectors import NO_VECTOR
 from nvt_torchrec.workflows.table_kernels import (
     copy_texts,
@@ -79,7 +79,7 @@ class StoredTable:
 
     def __init__(self, directory: Path, spec: FeatureSpec, name: str) -> None:
         self._directory = directory
-        arrays = table_arrays(spec, name)
+        arrays = list_table_arrays(spec, name)
         try:
             self._arrays = {
                 file: MappedArray(directory / file, dtype, 1) for file, dtype in arrays.items()

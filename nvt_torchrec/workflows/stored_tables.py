@@ -15,7 +15,7 @@ import numpy as np
 from nvt_torchrec.base.files.artifact import check_digests, check_sizes
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import NO_TIME, RawRows, get_bit, get_word
-from nvt_torchrec.formats.table_files import DIRECTORY, table_files
+from nvt_torchrec.formats.table_files import DIRECTORY, list_table_files
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.event_groups import cut_times
 from nvt_torchrec.workflows.stored_table import COPY_AGAIN, StoredTable
@@ -57,7 +57,7 @@ class StoredTables:
         spec = description.spec
         if not spec.joined_tables:
             return None
-        files = {name: description.files[name] for name in table_files(spec)}
+        files = {name: description.files[name] for name in list_table_files(spec)}
         check_sizes(description.path, files, COPY_AGAIN)
         if verify:
             check_digests(description.path, files, COPY_AGAIN)

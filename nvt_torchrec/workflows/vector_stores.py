@@ -15,8 +15,8 @@ from nvt_torchrec.formats.given_vectors import GivenVectors
 from nvt_torchrec.formats.vectors import (
     IN_WORKFLOW,
     VectorStores,
+    list_vector_files,
     select_vectors,
-    vector_files,
 )
 from nvt_torchrec.formats.vocabularies import COPY_AGAIN
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
@@ -48,7 +48,7 @@ def open_vectors(description: WorkflowDescription, *, verify: bool) -> VectorSto
         description.path / IN_WORKFLOW, [vector.stored for vector in description.spec.vectors]
     )
     for store in stores.stores:
-        listed = vector_files(store.vectors.name, files)
+        listed = list_vector_files(store.vectors.name, files)
         if len(store.parts) != len(listed):
             raise BadInputError(
                 f"{store.root}: {len(store.parts)} parts, where the workflow lists {len(listed)}",

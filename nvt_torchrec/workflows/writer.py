@@ -30,7 +30,7 @@ from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID
 from nvt_torchrec.formats.table_files import DIRECTORY as TABLES
-from nvt_torchrec.formats.table_files import link_table, table_files
+from nvt_torchrec.formats.table_files import link_table, list_table_files
 from nvt_torchrec.formats.vectors import IN_WORKFLOW as VECTORS
 from nvt_torchrec.formats.vectors import VALUES, link_vectors
 from nvt_torchrec.formats.vocabularies import (
@@ -144,7 +144,7 @@ def write_workflow(
         link_table(spec, rule.name, tables / rule.name, path / TABLES / rule.name)
         for vector in spec.table_vectors(rule.name):
             link_vectors(tables / rule.name / VECTORS, path / VECTORS, vector.name)
-    names = [*table_files(spec), *_list_vectors(path)]
+    names = [*list_table_files(spec), *_list_vectors(path)]
 
     def describe_file(name: str) -> FileEntry:
         return known.get(name) or FileEntry.from_file(path / name)

@@ -14,7 +14,7 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import Derivation
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.read_plan import Read
-from nvt_torchrec.formats.rows import Jagged, RawRows, empty_rows, is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows, is_missing, make_empty_rows
 from tests.clicklog.reference_fields import BAD, LARGEST, expected
 
 __all__ = [
@@ -198,7 +198,7 @@ def check_rows(
     assert [item.text for item in rows.bad] == [lines[number].encode() for number in bad]
     assert all(item.column in ("", *spec.sources(label=label)) for item in rows.bad)
     assert (rows.bad_count, rows.lines) == (len(bad), len(lines))
-    like = empty_rows(spec, label=label)
+    like = make_empty_rows(spec, label=label)
     assert list(map(type, rows.categorical)) == list(map(type, like.categorical))
     for name in ("labels", "weight", "key", "dense"):
         item, other = getattr(rows, name), getattr(like, name)

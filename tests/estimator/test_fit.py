@@ -55,7 +55,7 @@ def test_the_folder_is_what_the_commands_write(fitted, tmp_path, capsys) -> None
     assert etl(["check", str(folder.output.root)]) == 0
     pair = ["--workflow", str(folder.output.workflow), "--checkpoint", str(folder.checkpoint)]
     assert inference(["bundle", *pair, "--output", str(folder.bundle)]) == 0
-    assert "made from this workflow and checkpoint already" in capsys.readouterr().out
+    assert "already made from this workflow and checkpoint" in capsys.readouterr().out
     scores = tmp_path / "scores.parquet"
     files = ["--input", str(folder.log), "--output", str(scores)]
     assert inference(["predict", "--bundle", str(folder.bundle), *files]) == 0

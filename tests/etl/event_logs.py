@@ -189,7 +189,7 @@ def read_lists(output: Path, split: str) -> dict[str, list[list[int]]]:
         splits = output / "criteo_binary/split"
         store = HistoryStore(splits, history, [sizes[name] for name in history.columns])
         pointers = (there[name].tolist() for name in history.pointers)
-        found = [store.newest(*pointer, 10**6) for pointer in zip(*pointers, strict=True)]
+        found = [store.read_newest(*pointer, 10**6) for pointer in zip(*pointers, strict=True)]
         for place, feature in enumerate(history.features):
             lists[feature] = [row[place].tolist() for row in found]
     return lists
@@ -213,7 +213,7 @@ def transformed(output: Path, values: list[dict[str, float]], name: str) -> np.n
     column = next(column for column in description.spec.dense if column.name == name)
     raw = np.array([row[name] for row in values])
     raw = np.where(np.isnan(raw), column.fill, raw)
-    y = description.spec.get_transform(column).y(raw, np)
+    y = description.spec.get_transform(column).apply(raw, np)
     of = description.statistics[name]
     return (y - of["mean"]) / (of["std"] or 1)
 

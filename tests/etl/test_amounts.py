@@ -221,7 +221,7 @@ def test_columns_of_values(tmp_path: Path) -> None:
 class Spread(AggregateValue):
     """What a change here adds: a class, and its line in the registry."""
 
-    name, keeps, has_column, may_lack = "spread", ("smallest", "largest"), True, True
+    name, keeps, has_column, allows_missing = "spread", ("smallest", "largest"), True, True
     minimum, unit = 0, "a number from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:

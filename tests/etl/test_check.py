@@ -157,7 +157,9 @@ def test_unfinished_and_leftovers(output: Path) -> None:
     assert "left by a run" in only(output, "leftover", WARNING)
     shutil.rmtree(output / ".work")
     (output / UNFINISHED_FILE).touch()
-    assert "the run has not finished -> finish it by the same command" in only(output, "unfinished")
+    assert "the run has not finished -> finish it with the same command" in only(
+        output, "unfinished"
+    )
     shutil.rmtree(output / "criteo_binary")
     shutil.rmtree(output / "workflow")
     (output / "manifest.json").unlink()

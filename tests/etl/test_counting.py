@@ -21,7 +21,7 @@ from nvt_torchrec.etl.units.counting import (
     merge_moments,
 )
 from nvt_torchrec.formats.feature_spec import DenseColumn, FeatureSpec
-from nvt_torchrec.formats.rows import add_missing, empty_mask
+from nvt_torchrec.formats.rows import add_missing, make_empty_mask
 from tests.logs import CRITEO
 
 #: The first call compiles.
@@ -82,11 +82,11 @@ def _rows(columns: np.ndarray, missing: np.ndarray):
     from nvt_torchrec.formats.rows import RawRows
 
     n = columns.shape[1]
-    masks = empty_mask(len(columns), n)
+    masks = make_empty_mask(len(columns), n)
     for j in range(len(columns)):
         add_missing(masks, j, missing[j])
     columns = np.where(missing, columns.dtype.type(0), columns)
-    empty = empty_mask(0, n)
+    empty = make_empty_mask(0, n)
     return RawRows(np.empty((0, n), np.uint8), columns, masks, [], empty, np.arange(n), [], 0, n)
 
 

@@ -42,8 +42,8 @@ def test_where_there_are_gpus(
     assert lines[-5:-1] == [
         "wrong RAPIDS cannot be imported: no libNVVM",
         "-> make env LOCK=requirements/gpu.txt",
-        "wrong shared memory /dev/shm holds 64 MiB, NCCL needs some for each GPU",
-        "-> docker run --ipc=host, or --shm-size=16g",
+        "wrong shared memory /dev/shm holds 64 MiB, too little for NCCL with several GPUs",
+        "-> start the container with docker run --ipc=host, or --shm-size=16g",
     ]
     assert lines[-1].startswith("ok NUMA ")
 

@@ -118,7 +118,7 @@ def test_the_generation_before(raw, base, tmp_path: Path) -> None:
     newest = read_dataset(valid)
     gone = KJTLoader(valid, 8, device="cpu")
     add(output, "", undo=True)
-    assert newest.files.footer(0).rows.tolist() == newest.source.row_counts
+    assert newest.files.read_footer(0).rows.tolist() == newest.source.row_counts
     shutil.rmtree(output / PREVIOUS)
     with pytest.raises(BadInputError, match=r"since the loader was made(.|\n)*days were added"):
         list(gone)
@@ -348,7 +348,7 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda value: value.update(generation=2), "generation 3, the manifest says 2"),
+        (lambda value: value.update(generation=2), "generation 3, but the manifest says 2"),
         (lambda value: value.pop("days"), "damaged: days is missing"),
     ],
 )

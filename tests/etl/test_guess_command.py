@@ -42,11 +42,11 @@ def test_candidates_that_are_close_are_named_first_with_a_command_each(
     assert main(["guess", str(path), "--output", str(tmp_path / "spec.toml")]) in (0, None)
     first, *commands, taken = caplog.messages[:4]
     assert first == "column Creditability or status could be the label:"
-    assert taken == "taken is Creditability"
+    assert taken == "the spec uses Creditability"
     for command, label in zip(commands, ("Creditability", "status"), strict=True):
         assert main(shlex.split(command)[3:]) in (0, None)
         assert load_spec(tmp_path / f"spec-{label}.toml").labels == [label]
-    assert guess_spec(str(path), "status", "", 8, events=False).close == []
+    assert guess_spec(str(path), "status", "", 8, events=False).label_candidates == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_events_are_written_if_they_are_wanted(
 ) -> None:
     path, spec = tables.write_table(tmp_path / "log.csv", tables.recbole, 500, "\t"), "spec.toml"
     assert main(["guess", str(path), "--output", str(tmp_path / spec)]) in (0, None)
-    assert "--events counts it" in caplog.messages[-1]
+    assert "--events adds it" in caplog.messages[-1]
     assert load_spec(tmp_path / spec).events is None
     flags = ["--output", str(tmp_path / "events.toml"), "--events"]
     assert main(["guess", str(path), *flags]) in (0, None)
@@ -89,7 +89,7 @@ def test_events_are_written_if_they_are_wanted(
     assert text.count('values = ["count", "rate", "since"]') == 2
     assert etl_run(path, tmp_path / "out", "--spec", str(tmp_path / "events.toml")) == 0
     path = tables.write_table(tmp_path / "log.csv", tables.german_credit, 500)
-    with pytest.raises(BadInputError, match=r"no \[events\]: they need a time"):
+    with pytest.raises(BadInputError, match=r"cannot add \[events\]: they need a time"):
         guess(str(path), events=True)
 
 

@@ -210,7 +210,7 @@ SAMPLES = {
         "Class",
         "height",
         "gear=string",
-        ("3 values: bad, 16.7%, is 1", "choose: good 50.0%, fair 33.3%"),
+        ("3 values: bad, 16.7%, is 1", "choose good 50.0%, fair 33.3%"),
     ),
 }
 
@@ -283,6 +283,6 @@ def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
     assert "for raw, made from some of the rows of part-00000.csv (300)" in text
     says = guess(str(tmp_path / "raw"))[2]  # the last line that the command prints
     assert says.startswith("the label is subscription: two values, ")
-    assert says.endswith("; --label takes another: default, housing")
+    assert says.endswith("; --label chooses another: default, housing")
     with pytest.raises(BadInputError, match=r"none\.csv: no such file or directory"):
         guess(str(tmp_path / "none.csv"))

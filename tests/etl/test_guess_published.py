@@ -81,7 +81,7 @@ def test_columns_that_come_with_the_label_or_a_leak_are_left_out(tmp_path: Path)
     spec, text = guess_table("hotel_bookings", tmp_path)
     assert spec.labels == ["is_canceled"]
     assert spec.split.by == "share"
-    assert "reservation_status_date: comes with reservation_status, as its name says" in text
+    assert "reservation_status_date: its name says that it comes with reservation_status" in text
     columns = columns_of(spec)
     assert columns.keys() >= {"lead_time", "previous_cancellations", "agent", "company"}
     assert (columns["agent"].raw, columns["company"].raw) == ("int", "int")
@@ -205,5 +205,5 @@ def test_line_breaks_in_quotes_are_named_as_the_cause(tmp_path: Path) -> None:
         guess(write(3))
     assert "parquet" in e.value.remedy
     made = guess_spec(write(50), "", "", 8, events=False)
-    assert "6 lines end within quotes" in made.says
+    assert "6 lines end within quotes" in made.notes
     assert "6 lines end within quotes" in " ".join(made.text.replace("\n#", "").split())

@@ -42,14 +42,14 @@ def test_keys_and_versions_are_found_by_their_values(raw: Path, tmp_path: Path) 
     """The spec runs as it is."""
     spec = guess_spec_of(raw / "day_0.csv", raw / "items.csv", raw / "users.csv")
     items, users = spec.tables
-    assert (items.name, items.path, items.key, items.own_key) == (
+    assert (items.name, items.path, items.key, items.file_key) == (
         "items",
         "items.csv",
         ("item",),
         ("item",),
     )
     assert (items.valid_from, items.log_time) == ("changed", "time")
-    assert (users.key, users.own_key, users.valid_from) == (("user",), ("user_id",), "")
+    assert (users.key, users.file_key, users.valid_from) == (("user",), ("user_id",), "")
     assert [column.name for column in spec.table_columns("items")] == ["price", "brand", "category"]
     assert [column.name for column in spec.table_columns("users")] == ["segment"]
     manifest = run(EtlSettings(str(raw), tmp_path / "out", spec, engine="cpu"))
@@ -64,7 +64,7 @@ def test_names_that_both_have(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("\n".join(items) + "\n")
     spec = guess_spec_of(tmp_path / "log.csv", tmp_path / "items.csv")
     (rule,) = spec.tables
-    assert (rule.key, rule.own_key) == (("item",), ("sku",))
+    assert (rule.key, rule.file_key) == (("item",), ("sku",))
     assert rule.input is not None
     assert rule.input.delimiter == ";"
     (price,) = spec.table_columns("items")

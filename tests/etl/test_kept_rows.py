@@ -12,7 +12,7 @@ from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.etl.engines import host, kept_rows
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
-from nvt_torchrec.formats.rows import Jagged, RawRows, count_bytes, empty_mask
+from nvt_torchrec.formats.rows import Jagged, RawRows, count_bytes, make_empty_mask
 from tests.etl.runs import tree
 from tests.logs import CRITEO, random_rows, text_of
 
@@ -67,9 +67,9 @@ def test_texts_and_lists_are_counted() -> None:
     rows = RawRows(
         labels=np.zeros((1, 1), np.uint8),
         dense=np.zeros((0, 1)),
-        dense_missing=empty_mask(0, 1),
+        dense_missing=make_empty_mask(0, 1),
         categorical=[pa.array(["text"]), lists],
-        categorical_missing=empty_mask(2, 1),
+        categorical_missing=make_empty_mask(2, 1),
         line=np.zeros(1, np.int64),
     )
     offsets_of_texts = 4 * (1 + 2)  # Arrow counts one for each value

@@ -17,7 +17,7 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings, ExtendSettings
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference.encoder import Encoder
-from nvt_torchrec.inference.predictor import input_spec
+from nvt_torchrec.inference.predictor import make_input_spec
 from nvt_torchrec.workflows import compiled
 from tests.etl.event_logs import (
     BY_DAYS,
@@ -97,7 +97,7 @@ def test_a_later_row_gets_what_the_etl_would_write(tmp_path: Path, events: str) 
     for rows_of_file, wanted in ((frame, dense), (frame.drop(columns="time"), without)):
         file = tmp_path / f"{len(rows_of_file.columns)}.csv"
         rows_of_file.to_csv(file, index=False)
-        (piece,) = get_format(input_spec(encoder.spec, str(file))).stream(str(file), 1 << 20)
+        (piece,) = get_format(make_input_spec(encoder.spec, str(file))).stream(str(file), 1 << 20)
         read = encoder.workflow.transform(piece.parse())
         np.testing.assert_array_equal(read.dense.T, wanted.numpy())
     with pytest.raises(InvalidRowError, match=r"row 0, column time: .*such as|expected a time"):

@@ -30,7 +30,7 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
     before = set(tmp_path.rglob("*"))
     with (
         pytest.raises(
-            OutputError, match=r"\.unfinished: .* is not a name that a run writes there\n.*--rest"
+            OutputError, match=r"\.unfinished: .* is not the name of a run's state\n.*--rest"
         ),
         claim_output(output, restart=False) as work,
     ):

@@ -14,7 +14,7 @@ from nvt_torchrec.etl.labels.match_clicks import (
     count_newest,
     join_newest,
 )
-from nvt_torchrec.formats.feature_spec.spec_variants import read_label_keys_alone
+from nvt_torchrec.formats.feature_spec.spec_variants import keep_label_keys_only
 from nvt_torchrec.formats.rows import NO_TIME
 from tests.etl.killed import spec_of_few
 
@@ -79,7 +79,7 @@ def test_newest_times_of_hours() -> None:
 
 def test_keys_of_a_spec_with_every_kind_of_file(tmp_path: Path) -> None:
     """It is a spec as well: what needs a column that is not read, such as a source, is left out."""
-    keys = read_label_keys_alone(spec_of_few(tmp_path))
+    keys = keep_label_keys_only(spec_of_few(tmp_path))
     assert keys.label_files
     assert not keys.event_sources
     assert not keys.joined_tables

@@ -330,14 +330,14 @@ def test_integers_are_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"column": ""}, "name one, such as column"),
+        ({"column": ""}, "name a column, such as column"),
         ({"test_values": ()}, 'train = "train", test = "test"'),
-        ({"valid_values": ()}, "or a share of the rows for training"),
-        ({"valid": 0.1}, "or a share of the rows for training"),
-        ({"valid_values": USERS[8:9]}, "a text stands there twice"),
+        ({"valid_values": ()}, "or a share of the training rows"),
+        ({"valid": 0.1}, "or a share of the training rows"),
+        ({"valid_values": USERS[8:9]}, "each text to one split"),
         ({"test_values": (" user",)}, "without spaces around them"),
         ({"test_values": ("",)}, "without spaces around them"),
-        ({"train_files": ("a",)}, "it takes column, train, valid, test, seed"),
+        ({"train_files": ("a",)}, "takes column, train, valid, test, seed"),
     ],
 )
 def test_values_that_no_split_has(wrong: dict, what: str) -> None:

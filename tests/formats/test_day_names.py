@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.clicklog.readers.days import find_days
-from nvt_torchrec.formats.day_names import name_of, parse_days, to_date
+from nvt_torchrec.formats.day_names import parse_day_name, parse_days, to_date
 from nvt_torchrec.formats.feature_spec.split import Split
 
 SHARE = Split("share", valid=0.1, test=0.1)
@@ -38,7 +38,7 @@ OCTOBER_28 = (datetime.date(2024, 10, 28) - datetime.date(1970, 1, 1)).days
     ],
 )
 def test_names(path: str, expected) -> None:
-    name = name_of(path)
+    name = parse_day_name(path)
     assert (name and (name.kind, name.number)) == expected
 
 
@@ -46,9 +46,9 @@ def test_names(path: str, expected) -> None:
 def test_a_date_is_the_days_since_1970(day: int) -> None:
     date = to_date(day)
     for text in (f"{date}.csv", f"clicks-{date:%Y%m%d}.parquet", f"date={date}/x.parquet"):
-        name = name_of(text)
+        name = parse_day_name(text)
         assert name is not None
-        assert (name.number, name.other(day)) == (day, str(date))
+        assert (name.number, name.format_name(day)) == (day, str(date))
     assert parse_days(str(date)) == {day}
 
 

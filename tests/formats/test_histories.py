@@ -37,9 +37,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     directory = _write(tmp_path)
     assert np.load(directory / "offsets.npy").tolist() == [0, 2, 2, 3]
     store = _open(tmp_path)
-    lists = [[ids.tolist() for ids in store.newest(*row, 2)] for row in [(0, 1), (0, 2), (3, 3)]]
+    lists = [
+        [ids.tolist() for ids in store.read_newest(*row, 2)] for row in [(0, 1), (0, 2), (3, 3)]
+    ]
     assert lists == [[[5], [1]], [[5, 3], [1, 2]], [[8, 9], [4, 4]]]
-    assert [len(ids) for ids in store.newest(-1, 0, 2)] == [0, 0]
+    assert [len(ids) for ids in store.read_newest(-1, 0, 2)] == [0, 0]
     with pytest.raises(OutputError, match="exists"), write_history(tmp_path, RECENT, 3):
         pass
     with write_history(tmp_path / "empty", RECENT, 0):
@@ -52,7 +54,7 @@ def test_pointers_outside_the_store(tmp_path: Path, row: tuple[int, int]) -> Non
     """Else events of another key, or bytes of anything, would be a row's past."""
     _write(tmp_path)
     with pytest.raises(SchemaError, match=f"key {row[0]} "):
-        _open(tmp_path).newest(*row, 50)
+        _open(tmp_path).read_newest(*row, 50)
 
 
 def _save(name: str, values: object, dtype: type | str) -> Callable[[Path], object]:
@@ -98,7 +100,7 @@ def test_a_strangers_values(tmp_path: Path, name: str, values: list[int], messag
     """They are checked when they are read: a store may be larger than the memory."""
     _save(f"{name}.npy", values, np.int64 if name == "offsets" else np.int32)(_write(tmp_path))
     with pytest.raises(SchemaError, match=message):
-        _open(tmp_path).newest(0, 1, 50)
+        _open(tmp_path).read_newest(0, 1, 50)
 
 
 def test_a_file_that_is_written_to(tmp_path: Path) -> None:

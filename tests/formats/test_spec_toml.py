@@ -131,9 +131,9 @@ WRONG = {
     "[input]\nformat = 'xml'": "format = 'xml': nothing is registered.*\n.*tsv, csv, json, parquet",
     "[input]\ndelimiter = ';'": "delimiter = ';'\n.*set format = .csv",
     "[input]\nformat = 'csv'\ndelimiter = ':a'": "delimiter = ':a'",
-    "[input]\nformat = 'csv'\ndelimiter = '|'": "list_separator = '|'\n.*the delimiter, too",
+    "[input]\nformat = 'csv'\ndelimiter = '|'": "list_separator = '|'\n.*than the delimiter",
     "[input]\nformat = 'csv'\ndelimiter = 5": "delimiter is 5, text is needed",
-    "[input]\nlist_separator = '-'": "list_separator = '-'\n.*1 to 1 ASCII",
+    "[input]\nlist_separator = '-'": "list_separator = '-'\n.*one ASCII character",
     "[input]\nformat = 'parquet'\nheader = true": "header = true\n.*parquet names its columns",
     "[input]\nformat = 'parquet'\nskip_lines = 1": "skip_lines = 1\n.*only text has it",
     "[input]\nformat = 'csv'\nheader = 'false'": "header is 'false', true or false is needed",
@@ -142,7 +142,7 @@ WRONG = {
     "[input]\nmax_line_kb = 1.5": "max_line_kb is 1.5, an integer is needed",
     "[input]\nmax_line_kb = 2097152": "max_line_kb = 2097152\n.*from 1 to 1048576",
     "[input]\nheader = true\ncolumns = ['x']": "columns = .*\n.*the header names them",
-    "[input]\ncolumns = ['x', 'x']": "columns = .*\n.*stands there twice",
+    "[input]\ncolumns = ['x', 'x']": "columns = .*\n.*list each name once",
     "[input]\nencoding = 'utf-16'": "encoding = 'utf-16'",
     "[input]\ncomment = 'ä'": "comment = 'ä'",
     "[dense]\nnames = 'd'": r"write \[\[dense\]\]",
@@ -165,12 +165,12 @@ WRONG = {
     "[[categorical]]\nnames = '.a'": "'.a' cannot be the name",
     "[[categorical]]\nnames = 'y'\nvocabulary = \"a\\u0001b\"": "cannot be the name of a column",
     "[[categorical]]\nnames = 'y'\nraw = 'utf8'": "raw = 'utf8'",
-    "[[categorical]]\nnames = 'y'\nnum_buckets = 4": "num_buckets = 4\n.*only spreads rare",
+    "[[categorical]]\nnames = 'y'\nnum_buckets = 4": "num_buckets = 4\n.*spreads the rare",
     "[[categorical]]\nnames = 'y'\nmax_table_size = 2": "max_table_size = 2\n.*3 ids are reserved",
     "[[categorical]]\nnames = 'y'\nfreq_threshold = -1": "freq_threshold = -1\n.*from 0",
-    "[[categorical]]\nnames = 'y'\nfreq_threshold = 1\nmax_table_size = 9": "Categorify takes it",
-    "[[categorical]]\nnames = 'y'\nhash_buckets = 9\nfreq_threshold = 2": "does without a vocab",
-    "[[categorical]]\nnames = 'y'\nhash_buckets = 9\nvocabulary = 'v'": "does without a vocab",
+    "[[categorical]]\nnames = 'y'\nfreq_threshold = 1\nmax_table_size = 9": "Categorify takes only",
+    "[[categorical]]\nnames = 'y'\nhash_buckets = 9\nfreq_threshold = 2": "have no vocab",
+    "[[categorical]]\nnames = 'y'\nhash_buckets = 9\nvocabulary = 'v'": "have no vocab",
     "[[categorical]]\nnames = 'y'\nhash_buckets = 2147483647": "from 0 to 2147483645",
     "[[categorical]]\nnames = 'y'\nvocabulary = 'x'\nraw = 'int'": "y and x share the vocabulary",
     "[[categorical]]\nnames = 'y'\nvocabulary = 'label'": "has the name of another column",
@@ -180,15 +180,15 @@ WRONG = {
     "[[label]]\nname = 'y'\n[[label]]\nname = 'y'": "names used twice: y",
     "[split]\nby = 'file'": "split by 'file'",
     "[split]\nby = 'days'\nvalid = 0.1": "split by days: valid = 0.1",
-    "[split]\nby = 'share'\nvalid = 0.5\ntest = 0.5": "less than 1 together",
+    "[split]\nby = 'share'\nvalid = 0.5\ntest = 0.5": "sum is less than 1",
     "[split]\nby = 'share'\nvalid = 1.5\ntest = 0.1": "valid = 1.5",
     "[split]\nby = 'share'\ntrain = 'a'": "split by share: train = ",
-    "[split]\nby = 'column'\nvalid = 0.1\ntest = 0.1": "column = ''\n.*name one",
+    "[split]\nby = 'column'\nvalid = 0.1\ntest = 0.1": "column = ''\n.*name a column",
     "[split]\nby = 'files'\ntrain = 'a'\ntest = 'b'": "train = .*\n.*or a share",
     "[split]\nby = 'time'": "column = ''",
     TIMES: "valid = 0\n.*or valid_from =",
     f"{TIMES}\nvalid_from = '2024'\ntest_from = 'x'": "valid_from = '2024'",
-    f"{TIMES}\nvalid_from = '2024-01-02'\ntest_from = '2024-01-01'": "a test_from after it",
+    f"{TIMES}\nvalid_from = '2024-01-02'\ntest_from = '2024-01-01'": "a later time as test_from",
     f"{TIMES}\ntime_format = '%Y %m %b'\nvalid = 0.1\ntest = 0.1": "%m or %b",
     f"{TIMES}\ntime_format = '%H'\nvalid = 0.1\ntest = 0.1": "time_format",
 }  # fmt: skip
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, messag
     [
         ('derive = "bucket"', 'derive = "buckets"', "age_group: derive = 'buckets'"),
         ("[18, 40]", "[40, 18]", "age_group: derive = 'bucket' with boundaries"),
-        ("boundaries = [18, 40]", "", "they belong to"),
+        ("boundaries = [18, 40]", "", "with boundaries = "),
         ('["work", "edu"]', '["work"]', "work_by_edu: derive = 'cross'\n.*not 1 columns"),
         ('derive = "cross"', 'raw = "string"', r"work_by_edu: from = \['work', 'edu'\]"),
         ('derive = "cross"', 'derive = "age"', r"derive = 'age'\n.*write \[\[dense\]\]"),
@@ -224,5 +224,5 @@ def test_no_feature_is_made_of_the_label(tmp_path: Path, column: str) -> None:
         '[[label]]\nname = "liked"\nfrom = "stars"\nthreshold = 4\n[[label]]\nname = "clicks"\n'
     )
     columns = f'[[categorical]]\nnames = "u"\n[[categorical]]\nnames = "x"\n{column}\n'
-    with pytest.raises(SettingsError, match="column x is made of stars, from which"):
+    with pytest.raises(SettingsError, match="column x is read from stars, as the label"):
         spec_of(labels + columns, tmp_path)

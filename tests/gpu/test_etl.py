@@ -22,7 +22,7 @@ from nvt_torchrec.etl.engines import cluster
 from nvt_torchrec.etl.engines.nvtabular import transform_frame
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, fitted_state, load
@@ -57,7 +57,7 @@ def every_kind(raw: str, *, multi_hot: bool) -> FeatureSpec:
 
 def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path, *, gpu: bool):
     """A Workflow over the partitions of a Dask DataFrame."""
-    meta = to_frame(empty_rows(spec), spec, gpu=gpu)
+    meta = to_frame(make_empty_rows(spec), spec, gpu=gpu)
     options = {"spec": spec, "gpu": gpu, "meta": meta, "enforce_metadata": False}
     frame = dd.from_map(to_frame, parts, **options)
     return build(spec, directory).fit(nvtabular.Dataset(frame, cpu=not gpu))

@@ -26,7 +26,7 @@ def tensors_of(rows: RawRows, spec: FeatureSpec) -> dict[str, np.ndarray]:
         values = rows.categorical[j]
         kind = RAW_TYPES[column.raw]
         flat = (values.values if isinstance(values, Jagged) else values).tolist()
-        flat = [kind.log_text(v) if kind.takes_text else v for v in flat]
+        flat = [kind.to_log_text(v) if kind.takes_text else v for v in flat]
         if isinstance(values, Jagged):
             ends = itertools.pairwise(values.offsets)
             columns[column.name] = [flat[begin:end] for begin, end in ends]

@@ -218,7 +218,7 @@ def test_what_is_late_is_refused(busy, shop_predictor: Predictor) -> None:
         service.batcher.close()
 
     asyncio.run(check())
-    assert 'code="503"} 1.0' in service.metrics.page().decode()
+    assert 'code="503"} 1.0' in service.metrics.render().decode()
 
 
 def test_small_requests_are_the_last_that_a_full_queue_refuses(
@@ -231,7 +231,7 @@ def test_small_requests_are_the_last_that_a_full_queue_refuses(
 
     async def check() -> None:
         accepted, waiting = [send(1)], 0  # the model is busy with the first one
-        while not service.metrics.under_way._value.get() or service.batcher.waiting_rows:
+        while not service.metrics.in_flight._value.get() or service.batcher.waiting_rows:
             await asyncio.sleep(0)
         for rows in (50, 25, 12, 1):
             accepted.append(send(rows))
@@ -261,7 +261,7 @@ def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     assert answer["error"] == "the model computed the probability nan"
     assert answer["row"] == 0
     assert "weights" in answer["remedy"]
-    page = service.metrics.page().decode()
+    page = service.metrics.render().decode()
     assert "inference_rows_total 2.0" in page
     assert "nan" not in page.lower()
 

@@ -49,14 +49,14 @@ def test_what_is_there_already(bundle: Path, trained: Trained, tmp_path: Path, c
     """From the same inputs nothing is done; anything else is not overwritten."""
     before = {file: file.stat().st_mtime_ns for file in bundle.rglob("*")}
     assert main(["bundle", *trained.flags, "--output", str(bundle)]) == 0
-    assert "made from this workflow and checkpoint already" in capsys.readouterr().out
+    assert "already made from this workflow and checkpoint" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in bundle.rglob("*")} == before
     model = (trained.checkpoint / "model.json").stat()
     assert (bundle / "bundle.json").stat().st_mtime == pytest.approx(model.st_mtime, abs=1e-3)
     for tables, path in (("int8", bundle), ("float32", trained.raw), ("float32", tmp_path / "l")):
         (tmp_path / "l").unlink(missing_ok=True)
         (tmp_path / "l").symlink_to("l")
-        with pytest.raises(OutputError, match="exists, and is not a bundle of this workflow"):
+        with pytest.raises(OutputError, match="exists but is not a bundle of this workflow"):
             write_bundle(trained.workflow, trained.checkpoint, path, tables=tables)
     with pytest.raises(OutputError, match="cannot be written"):
         write_bundle(trained.workflow, trained.checkpoint, "/proc/none/bundle")
@@ -104,7 +104,7 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
 
     for change, error, message in (
         ({"version": 9}, SchemaError, "version 9, this program reads 6"),
-        ({"workflow_digest": "0" * 64}, SchemaError, "its workflow is not the one"),
+        ({"workflow_digest": "0" * 64}, SchemaError, "its workflow has been replaced"),
         (settings(over_arch_layer_sizes=[16, 1, 1]), BadInputError, r"module.top.*\.npy"),
         (settings(over_arch_layer_sizes=[8, 1]), BadInputError, r"\[16, \d+\] instead of \[8"),
         (settings(dense_arch_layer_sizes=[10**12, 8]), BadInputError, "damaged"),
@@ -152,7 +152,7 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
         write_json(checkpoint / "model.json", record | {"blake2b": FORMAT.digest(record)})
 
     claim("0" * 64)
-    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
+    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow next to"):
         Predictor.load(workflow, checkpoint)
     with pytest.raises(SchemaError, match="another workflow"):
         write_bundle(workflow, checkpoint, tmp_path / "bundle")

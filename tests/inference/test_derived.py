@@ -20,7 +20,7 @@ from nvt_torchrec.clicklog.readers.log_format import get_format
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
-from nvt_torchrec.inference.predictor import Predictor, input_spec
+from nvt_torchrec.inference.predictor import Predictor, make_input_spec
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings
 from tests.inference.test_export import random_bundle
@@ -248,10 +248,10 @@ def test_times_of_frames(predictor: Predictor) -> None:
 
 def test_another_format_keeps_what_makes_sense(predictor: Predictor) -> None:
     spec = predictor.spec
-    assert input_spec(spec, "x.csv") == spec
-    tsv = input_spec(spec, "x", "tsv").input
+    assert make_input_spec(spec, "x.csv") == spec
+    tsv = make_input_spec(spec, "x", "tsv").input
     assert (tsv.delimiter, tsv.columns, tsv.header) == ("\t", spec.input.columns, False)
-    parquet = input_spec(spec, "x.parquet").input
+    parquet = make_input_spec(spec, "x.parquet").input
     assert (parquet.format, parquet.columns) == ("parquet", ())
 
 
@@ -259,7 +259,7 @@ def test_a_successor_reads_the_same(predictor: Predictor, tmp_path: Path) -> Non
     check_same_interface(predictor.spec, predictor.spec, LABELS, "new")
     for change in (('"%y%m%d%H"', '"%Y%m%d%H"'), ('from = "seen"', 'from = "saw"')):
         other = SPEC.replace(*change).replace('"seen", "p', '"saw", "p')
-        with pytest.raises(SchemaError, match="not those of the bundle that is served"):
+        with pytest.raises(SchemaError, match="differ from the served bundle's"):
             check_same_interface(predictor.spec, spec_of(other, tmp_path), LABELS, "new")
     other = SPEC.replace("[18, 40]", "[20, 30, 50]")
     check_same_interface(predictor.spec, spec_of(other, tmp_path), LABELS, "new")

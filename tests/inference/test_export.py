@@ -32,8 +32,9 @@ from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.export import onnx_file
 from nvt_torchrec.inference.export.graph import encode
-from nvt_torchrec.inference.export.onnx_file import Scores, assemble, export_onnx
+from nvt_torchrec.inference.export.onnx_file import assemble_model, export_onnx
 from nvt_torchrec.inference.export.onnx_operators import Graph
+from nvt_torchrec.inference.export.onnx_scores import Scores
 from nvt_torchrec.inference.model.bundle import save_bundle, write_bundle
 from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
@@ -168,7 +169,7 @@ LISTS = FeatureSpec(
 def test_lists_hashes_and_small_tables(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_file, "_WEIGHTS_APART", 1)
+    monkeypatch.setattr(onnx_file, "_MIN_SEPARATE_WEIGHT_BYTES", 1)
     predictor = untrained(tmp_path, LISTS, 4)
     small = predictor.model.convert(kind)
     save_bundle(tmp_path / "small", tmp_path / "workflow", small, make_origin(0, (0,)))
@@ -203,7 +204,7 @@ def test_any_spec_scores_as_the_predictor(
     if spec.dense:
         outputs[0].dtype = ir.DataType.DOUBLE
     outputs = {str(k): value for k, value in enumerate(outputs)}
-    model = assemble(encoded.inputs, outputs, [*graph.nodes], [*graph.initializers])
+    model = assemble_model(encoded.inputs, outputs, [*graph.nodes], [*graph.initializers])
     ir.save(model, directory / "model.onnx")
     rows = odd_rows(spec, count, np.random.default_rng(seed))
     session = onnxruntime.InferenceSession(directory / "model.onnx")
@@ -288,10 +289,10 @@ def test_derived_columns_and_nulls(tmp_path: Path) -> None:
     ("columns", "wrong"),
     [
         ({"raw": "string", "hash_buckets": 9}, "c: strings are hashed"),
-        ({"raw": "string", "reading": Reading(trim=True)}, "c: spaces around texts"),
-        (column("c", "t", "hour", raw="int", time_format="%Y%m%d"), "t: times are texts"),
-        (column("c", "d", raw="string"), "d: read as texts and as numbers"),
-        ({"derive": "own", "raw": "int"}, "c: derived by a class that does not say how ONNX"),
+        ({"raw": "string", "reading": Reading(trim=True)}, "c: spaces around strings"),
+        (column("c", "t", "hour", raw="int", time_format="%Y%m%d"), "t: times are strings"),
+        (column("c", "d", raw="string"), "d: read both as strings and as numbers"),
+        ({"derive": "own", "raw": "int"}, "c: derived by a class that has no ONNX form"),
     ],
 )
 def test_what_onnx_cannot_encode(

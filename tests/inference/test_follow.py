@@ -187,7 +187,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         for target, message in (
             (damaged, "table.npy: not the file that was written"),
             (tmp_path / "nowhere", "current: no bundle"),
-            (narrow, "its columns are not those of the bundle that is served"),
+            (narrow, "its columns differ from the served bundle's"),
             (loop, "current: no bundle"),
         ):
             before = failures()

@@ -26,7 +26,7 @@ from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
-from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
+from nvt_torchrec.inference.server.protocol import describe_model, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.contract import load_build
 from nvt_torchrec.nvt_loader import KJTLoader
@@ -193,7 +193,7 @@ def test_requests(predictor: Predictor, expected: np.ndarray) -> None:
             scored(parse_body, {"rows": [ROWS[0], {**ROWS[1], "recent": {"cat_1": wrong}}]})
         assert error.value.details["row"] == 1
         assert error.value.details["column"] == "recent.cat_1"
-    names = [tensor["name"] for tensor in metadata(predictor)["inputs"]]
+    names = [tensor["name"] for tensor in describe_model(predictor)["inputs"]]
     assert {"recent.cat_0", "recent.cat_0.length"} <= {*names}
     inputs = request_of(to_tensors(list_inputs(predictor.row_spec), GIVEN))["inputs"]
     np.testing.assert_allclose(scored(parse_tensors, {"inputs": inputs}), expected, atol=1e-6)

@@ -86,7 +86,7 @@ def test_csv_parquet_and_id_columns(shop: Trained, shop_predictor: Predictor, tm
     got = pq.read_table(tmp_path / "of_json")["probability"].to_numpy()
     np.testing.assert_allclose(got, expected, atol=1e-6)
     (tmp_path / "bare.csv").write_text(",".join(frame) + "\n")  # a header, which was a traceback
-    with pytest.raises(BadInputError, match=r"bare\.csv: no rows"):
+    with pytest.raises(BadInputError, match=r"bare\.csv has no rows"):
         bulk.predict_file(shop_predictor, str(tmp_path / "bare.csv"), tmp_path / "none")
 
 
@@ -228,7 +228,7 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
         (["--device", "cuda:77"], "--device cuda:77: .*\n.*cpu"),
         (["--input", "tests"], "tests: a directory\n.*one of its files"),
         (["--format", "csv"], "column .* is not in the header"),
-        (["--output", "scores.csv"], r"scores are parquet\n.*scores\.parquet"),
+        (["--output", "scores.csv"], r"scores are written as parquet\n.*scores\.parquet"),
     ],
 )
 def test_flags(trained: Trained, tmp_path: Path, capsys, flags: list[str], message: str) -> None:

@@ -173,7 +173,7 @@ def test_both_labels_in_python(both: Path, log: Log) -> None:
     small = Predictor.load(both, tables="int8")
     np.testing.assert_allclose(small.predict(rows), expected, atol=0.02)
     table = predictor.model.table.values
-    exact = small.model.table.rows(torch.arange(len(table)))
+    exact = small.model.table.look_up(torch.arange(len(table)))
     assert torch.equal(exact[:, :2], table[:, :2]), "weights of the linear term stay float32"
     assert not torch.equal(exact, table)
 

@@ -13,9 +13,9 @@ from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.inference.bulk import read_to_score
+from nvt_torchrec.inference.bulk import read_pieces
 from nvt_torchrec.inference.encoder import Encoder
-from nvt_torchrec.inference.predictor import input_spec
+from nvt_torchrec.inference.predictor import make_input_spec
 from nvt_torchrec.workflows import compiled
 from tests.etl.click_logs import (
     BY_PAIR,
@@ -84,7 +84,7 @@ def test_a_morning_scores_a_day_as_it_is_written_once_its_clicks_are_known(
 
 def read_labels(spec: FeatureSpec, path: Path) -> bool:
     """Return whether the rows of a file to score have labels."""
-    (piece,) = read_to_score(input_spec(spec, str(path)), str(path), 1 << 20)
+    (piece,) = read_pieces(make_input_spec(spec, str(path)), str(path), 1 << 20)
     rows = piece.parse()
     assert len(rows) > 50
     assert len(rows.labels) == piece.label

@@ -93,12 +93,12 @@ def test_every_way_scores_as_training_evaluates(
     config = opened.model.config
     if config.own:
         given[0][0] = [users[0], users[0]]
-        with pytest.raises(SchemaError, match="column user: the model takes its ids, and a row"):
+        with pytest.raises(SchemaError, match="column user: the model takes its ids, but a row"):
             Scorer(opened).predict(none, given)
         config = dataclasses.replace(
             config, own=dataclasses.replace(config.own, id_columns=("tags",))
         )
-        with pytest.raises(SchemaError, match="takes the ids of tags, which is a column of lists"):
+        with pytest.raises(SchemaError, match="takes the ids of tags, which is multi-hot"):
             check_pair(opened.workflow.schema, "", config, "", "workflow", "model")
     bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
     assert main(["predict", "--bundle", str(bundle), *bulk]) == 0

@@ -79,8 +79,8 @@ def test_tritons_client(
     refused = tritonclient.utils.InferenceServerException
     with pytest.raises(refused, match="content encoding 'gzip'"):
         client.infer(MODEL, inputs, request_compression_algorithm="gzip")
-    for model, version, what in (("other", "", "name 'other'"), (MODEL, "2", "version '2'")):
-        with pytest.raises(refused, match=f"no model of {what}"):
+    for model, version, what in (("other", "", "model named 'other'"), (MODEL, "2", "version '2'")):
+        with pytest.raises(refused, match=f"no {what}"):
             client.infer(model, inputs, version)
 
 
@@ -113,7 +113,7 @@ def test_json_and_what_is_refused(
         bad = tensors | {lengths: np.full(60, wrong)}
         status, answer, _ = server.ask(path, request_of(bad))
         assert status == 400
-        assert f"{lengths} is not in 0 to" in json.loads(answer)["error"]
+        assert f"{lengths} has a value outside 0 to" in json.loads(answer)["error"]
     many = {name: np.repeat(values, 2, axis=0) for name, values in tensors.items()}
     status, answer, _ = server.ask(path, request_of(many))
     assert (status, json.loads(answer)["error"]) == (413, "120 rows; the limit is 100")

@@ -134,7 +134,8 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, served: Path, capsys) 
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (done["name"], done["before"]) == (_name(old), _name(new))
     assert (
-        "its workflow is generation 0, that of the bundle that is served 1" in done["refusals"][0]
+        "its workflow is of generation 0, the served bundle's of generation 1"
+        in done["refusals"][0]
     )
     assert _current(served) == _name(new)
     assert main(["publish", str(old), "--to", str(served), "--allow_older"]) == 0
@@ -169,7 +170,7 @@ def test_old_bundles_are_removed(bundles: list[Path], served: Path) -> None:
     assert _stored(served) == {names[0], names[2]}  # that served before is needed to roll back
     rollback(served)
     assert _current(served) == names[2]
-    with pytest.raises(OutputError, match="no earlier bundle is there"):
+    with pytest.raises(OutputError, match="no earlier bundle exists"):
         rollback(served)
     assert _current(served) == names[2]
     publish(bundles[3], served)
@@ -216,7 +217,7 @@ def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, served: Path,
     flags = ["--to", str(served), "--sample", str(sample)]
     assert main(["publish", str(bundles[1]), *flags]) == 2
     error = capsys.readouterr().err
-    assert "the bundle that is served is damaged" in error
+    assert "the served bundle is damaged" in error
     assert "publish another bundle without --sample" in error
     assert main(["publish", str(bundles[0]), "--to", str(served)]) == 2  # the same as the damaged
     publish(bundles[1], served)
@@ -233,15 +234,15 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
     file.write_text("")
     other.mkdir()
     (other / "manifest.json").write_text("{}")
-    with pytest.raises(BadInputError, match="not a directory"):
+    with pytest.raises(BadInputError, match="is not a directory"):
         publish(bundles[0], file)
-    with pytest.raises(OutputError, match=r"it has manifest.json, and no history.json"):
+    with pytest.raises(OutputError, match=r"contains manifest.json but no history.json"):
         publish(bundles[0], other)
     assert os.listdir(other) == ["manifest.json"]
-    with pytest.raises(BadInputError, match="no such directory"):
+    with pytest.raises(BadInputError, match="does not exist"):
         rollback(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(OutputError, match="no earlier bundle is there"):
+    with pytest.raises(OutputError, match="no earlier bundle exists"):
         rollback(tmp_path / "empty")
 
     served = tmp_path / "served"

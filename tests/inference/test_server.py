@@ -181,7 +181,7 @@ def test_memory_is_bounded_and_given_back(server: Server) -> None:
     [
         (["--port", "70000"], "--port 70000"),
         (["--max_rows", "20000"], "--max_rows 20000 with --max_waiting_rows 32768"),
-        (["--host", "nonsense.invalid"], "nonsense.invalid port 8000 cannot be listened on"),
+        (["--host", "nonsense.invalid"], "cannot listen on nonsense.invalid port 8000"),
     ],
 )
 def test_flags(trained: Trained, capsys, flags: list[str], message: str) -> None:
@@ -193,4 +193,5 @@ def test_a_port_that_is_taken(trained: Trained, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         assert main(["serve", *trained.flags, "--port", port]) == 2
-    assert "cannot be listened on: Address already in use" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in printed

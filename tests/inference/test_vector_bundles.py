@@ -209,7 +209,7 @@ def test_another_width_is_another_interface(shop: VectorShop) -> None:
     other = dataclasses.replace(spec, vectors=(wider, spec.vectors[1]))
     labels = shop.predictor.labels, shop.predictor.labels
     check_same_interface(spec, spec, labels, "BUNDLE")
-    with pytest.raises(SchemaError, match="text is at another position, of another type"):
+    with pytest.raises(SchemaError, match="text has another position, type or format"):
         check_same_interface(spec, other, labels, "BUNDLE")
 
 
@@ -217,5 +217,5 @@ def test_a_model_of_other_vectors(shop: VectorShop, bundle: Path) -> None:
     value = read_json(bundle / "bundle.json", "a bundle")
     value["model"]["dense_vectors"].reverse()
     FORMAT.write(bundle / "bundle.json", value)
-    with pytest.raises(ClickLogError, match=r"vectors of .*: text \(3 of float32\), image"):
+    with pytest.raises(ClickLogError, match=r"has the vectors text \(3 of float32\), image"):
         read_bundle(bundle, shop.predictor.model.device)

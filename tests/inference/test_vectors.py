@@ -28,12 +28,12 @@ from nvt_torchrec.inference.export.onnx_file import export_onnx
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import save_bundle
 from nvt_torchrec.inference.model.scoring import ServingModel
-from nvt_torchrec.inference.named_tensors import inputs_without_tables, list_inputs, to_tensors
+from nvt_torchrec.inference.named_tensors import list_inputs, list_inputs_without_tables, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.trial import try_bundle
 from nvt_torchrec.inference.scorer import Scorer
 from nvt_torchrec.inference.server.bodies import RefusedError, parse_body
-from nvt_torchrec.inference.server.protocol import metadata, parse_tensors
+from nvt_torchrec.inference.server.protocol import describe_model, parse_tensors
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.config import OwnModel
 from nvt_torchrec.models.contract import Columns
@@ -334,11 +334,11 @@ def test_vectors_as_tensors(shop: VectorShop) -> None:
     expected = shop.predictor.predict(requests)
     np.testing.assert_allclose(ask(shop, request_of(tensors), parse_tensors), expected, rtol=1e-6)
 
-    every = inputs_without_tables(shop.predictor.row_spec)
+    every = list_inputs_without_tables(shop.predictor.row_spec)
     complete = to_tensors(every, shop.complete(rows)) | {"time": tensors["time"]}
     assert np.isnan(complete["text"]).any()  # a missing one
     np.testing.assert_allclose(ask(shop, request_of(complete), parse_tensors), expected, rtol=1e-6)
-    inputs = {tensor["name"]: tensor for tensor in metadata(shop.predictor)["inputs"]}
+    inputs = {tensor["name"]: tensor for tensor in describe_model(shop.predictor)["inputs"]}
     assert inputs["text"] == {"name": "text", "datatype": "FP32", "shape": [-1, 3]}
 
     one = tensors | {"text": np.array([TEXT], np.float32)}
@@ -367,7 +367,7 @@ def test_an_exported_file_takes_vectors(shop: VectorShop, tmp_path: Path) -> Non
     rows = shop.complete(shop.rows[:40])
     for row in rows[20:]:
         row["image"] = [0.1, 1 / 3]  # rounded to float16, as the workflow stores it
-    inputs = inputs_without_tables(shop.predictor.row_spec)
+    inputs = list_inputs_without_tables(shop.predictor.row_spec)
     scores = score(tmp_path / "onnx", to_tensors(inputs, rows))
     np.testing.assert_allclose(scores, shop.predictor.predict(rows), atol=1e-6)
     export_triton(bundle, tmp_path / "triton")
@@ -409,7 +409,7 @@ def test_an_own_model_with_vectors(shop: VectorShop, tmp_path: Path) -> None:
     blind = predictor.predict([{**row, "image": None} for row in shop.requests])
     assert (blind != expected).any()
     export_onnx(tmp_path / "bundle", tmp_path / "onnx")
-    inputs = inputs_without_tables(predictor.row_spec)
+    inputs = list_inputs_without_tables(predictor.row_spec)
     scores = score(tmp_path / "onnx", to_tensors(inputs, shop.complete(shop.rows)))
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 

@@ -84,7 +84,7 @@ def test_workers_share_and_are_replaced(small_bundle: Path, tmp_path: Path) -> N
         killed = first.pop()
         os.kill(killed, signal.SIGKILL)
         until(lambda: len(_workers(server) - {killed}) == 2)
-        until(lambda: "another one was started" in server.stderr.read_text())
+        until(lambda: "a new one was started" in server.stderr.read_text())
         assert server.metric("inference_rows_total") == 60
         assert len(server.predict(rows=rows)) == 3
 

@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
+from nvt_torchrec.nvt_loader.parquet.decoder import make_cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
@@ -186,11 +186,11 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
     path = tmp_path / "train" / "part.0.parquet"
     dataset = read_dataset(path.parent)
     expected = np.asarray(pq.read_table(path)["cat_0"])
-    (rows,) = cpu_decoder(dataset)(RowGroupSlice(0, 0, 60000), 1000)
+    (rows,) = make_cpu_decoder(dataset)(RowGroupSlice(0, 0, 60000), 1000)
     os.truncate(path, 10000)
     # a mapped file would end the process here; what is read stays whole
     found = [rows.slice(begin, begin + 1000) for begin in range(0, 60000, 1000)]
-    found = [chunk.column(4, np.int32).copy() for part in found for chunk in part.chunks()]
+    found = [chunk.view_column(4, np.int32).copy() for part in found for chunk in part.decode()]
     assert np.array_equal(np.concatenate(found), expected)
 
 

@@ -135,8 +135,8 @@ def test_accounts(train, monkeypatch):
     loader.load_state_dict(loader.state_dict() | {"epoch": 1, "step": 3})
     list(loader)
     loader.check_epoch()
-    original = Plan.rank_rows
-    monkeypatch.setattr(Plan, "rank_rows", lambda *a: original(*a) + 1)
+    original = Plan.count_rank_rows
+    monkeypatch.setattr(Plan, "count_rank_rows", lambda *a: original(*a) + 1)
     with pytest.raises(SchemaError, match=f"rank 0 got {ROWS} rows in epoch 2, {ROWS + 1} were"):
         list(loader)
 

@@ -16,7 +16,7 @@ from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
 from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceRowGroup
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Position
-from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
+from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, estimate_device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests import fake_cuda
 from tests.nvt_loader import fake_libcudf
@@ -52,8 +52,10 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
     width = read_dataset(tmp_path / "train").batch_row_bytes
-    maximum = device_bytes(loader._dataset, loader._demand(), loader._budget(), on_device=True)
-    blocks = HELD_BLOCKS * loader._budget().block_rows
+    maximum = estimate_device_bytes(
+        loader._dataset, loader._measure_demand(), loader._divide_memory(), on_device=True
+    )
+    blocks = HELD_BLOCKS * loader._divide_memory().block_rows
     assert max(held) >= 1600
     assert width * (max(held) + blocks) <= maximum
     assert loader.device_bytes == 0, "it is on a CPU"
@@ -178,7 +180,7 @@ def test_threads_touch_the_device_of_their_rank_only(tmp_path, libcudf, monkeypa
     """The one that builds blocks, and the one that reads ahead."""
     write_split(tmp_path, {"train": [100]})
     touched, device = fake_cuda.install(monkeypatch), torch.device("cuda:3")
-    monkeypatch.setattr(gpu, "loader_stream", lambda device, _: fake_cuda.Stream(device))
+    monkeypatch.setattr(gpu, "get_stream", lambda device, _: fake_cuda.Stream(device))
     builder = gpu.PinnedBuilder(read_dataset(tmp_path / "train"), device)
     block = SimpleNamespace(to=lambda _: block, tensors={}, batches=lambda steps, _: iter([steps]))
     batch = SimpleNamespace(labels=torch.zeros(1))

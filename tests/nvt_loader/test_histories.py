@@ -109,7 +109,7 @@ def test_rows_in_memory(train: Path) -> None:
     options = {"schema": TableSchema.read(train), "device": "cpu", "virtual_shards": 1}
     loader = KJTLoader(table, 64, histories=train.parent, **options)
     assert_same(list(loader), list(KJTLoader(train, 64, device="cpu", virtual_shards=1)))
-    with pytest.raises(SettingsError, match="not beside the data\n  -> give histories="):
+    with pytest.raises(SettingsError, match="not stored next to the data\n  -> give histories="):
         KJTLoader(table, 64, **options)
     with pytest.raises(SettingsError, match="max_events = -1"):
         KJTLoader(table, 64, max_events=-1, **options)

@@ -42,11 +42,13 @@ def test_what_every_rank_holds(train, world_size, shards, threads):
                 assert window > 4096 or world_size > 64
                 continue
             steps = plan.window_steps
-            spans = sorted(plan.spans(rank, world_size), key=lambda span: span.width)[-threads:]
+            spans = sorted(plan.list_spans(rank, world_size), key=lambda span: span.width)[
+                -threads:
+            ]
             decoded = steps * sum(span.width for span in spans)
             shuffled = steps * max(span.end - span.begin for span in spans)
             held = memory.HELD_BLOCKS * steps * batch + decoded + shuffled
-            shards_read = len(plan.spans(rank, world_size))
+            shards_read = len(plan.list_spans(rank, world_size))
             held += memory.HELD_CHUNKS * shards_read * budget.decode_rows
             assert width * held <= size
 
@@ -68,7 +70,7 @@ def test_the_default_grows_as_needed(train):
                     memory.divide_memory(wide, None, demand, on_device=on_device)
                 continue
             budget = memory.divide_memory(wide, None, demand, on_device=on_device)
-            held = memory.held_rows(demand, budget, whole=on_device)
+            held = memory.count_held_rows(demand, budget, whole=on_device)
             assert wide.batch_row_bytes * held <= 4 * usual
             assert budget.block_rows >= batch
     with pytest.raises(SettingsError, match="256 MiB is too little"):  # what is given is a bound

@@ -19,7 +19,7 @@ from nvt_torchrec.nvt_loader.cpu.blocks import ShardRows
 from nvt_torchrec.nvt_loader.parquet import pages
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
-from nvt_torchrec.nvt_loader.parquet.decoder import cpu_decoder
+from nvt_torchrec.nvt_loader.parquet.decoder import make_cpu_decoder
 from nvt_torchrec.nvt_loader.parquet.page_reader import PageReader
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice, ShardReader
 
@@ -63,13 +63,13 @@ def read_by_pages(dataset, row_group=0):
 def as_chunks(dataset, rows, begin=0):
     """The first row group's columns from row ``begin`` on, taken ``rows`` at a time: as bits."""
     piece = RowGroupSlice(0, begin, dataset.source.row_counts[0])
-    reader = ShardReader(cpu_decoder(dataset), [piece], rows, rows)
+    reader = ShardReader(make_cpu_decoder(dataset), [piece], rows, rows)
     found = []
     for first in range(begin, piece.end, rows):
         for part in reader.take(min(rows, piece.end - first)):
-            for chunk in part.chunks():
+            for chunk in part.decode():
                 columns = range(len(SCHEMA.columns))
-                found.append([chunk.column(i, np.uint32).copy() for i in columns])
+                found.append([chunk.view_column(i, np.uint32).copy() for i in columns])
     return [np.concatenate(columns) for columns in zip(*found, strict=True)]
 
 

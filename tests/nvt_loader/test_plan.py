@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.nvt_loader.parquet.decoder import keep_rows
+from nvt_torchrec.nvt_loader.parquet.decoder import choose_rows
 from nvt_torchrec.nvt_loader.plan import (
     Plan,
     Span,
     assign_rows,
-    default_virtual_shards,
+    choose_virtual_shards,
     find_remainder,
-    stream_starts,
+    find_stream_starts,
 )
 
 layouts = st.lists(st.integers(0, 40), max_size=12)
 
 
 def starts_of(groups: list[int]) -> np.ndarray:
-    return stream_starts(np.array(groups, dtype=np.int64), np.arange(len(groups)))
+    return find_stream_starts(np.array(groups, dtype=np.int64), np.arange(len(groups)))
 
 
 def global_batches(
@@ -34,7 +34,7 @@ def global_batches(
     assigned = assign_rows(plan, starts_of([plan.rows] if groups is None else groups), at)
 
     def take(span: Span, step: int) -> list[int]:
-        ranges = assigned.shard_ranges(span.shard, step * span.width)
+        ranges = assigned.list_shard_ranges(span.shard, step * span.width)
         return list(itertools.chain(*(range(*ends) for ends in ranges)))[: span.width]
 
     steps = []
@@ -42,14 +42,17 @@ def global_batches(
         ranks = []
         for rank in range(world_size):
             rows = []
-            for span in plan.spans(rank, world_size):
+            for span in plan.list_spans(rank, world_size):
                 rows += take(span, step)[span.begin : span.end]
             ranks.append(rows)
         steps.append(ranks)
     if plan.last_rows:
         left = range(*assigned.remainder)
         steps.append(
-            [list(left[slice(*plan.last_step(rank, world_size))]) for rank in range(world_size)]
+            [
+                list(left[slice(*plan.find_last_rows(rank, world_size))])
+                for rank in range(world_size)
+            ]
         )
     return steps
 
@@ -63,7 +66,7 @@ def global_batches(
 )
 def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, drop_last):
     global_batch = batch_size * world_size
-    shards = [*range(1, global_batch + 1), default_virtual_shards(global_batch)]
+    shards = [*range(1, global_batch + 1), choose_virtual_shards(global_batch)]
     plan = Plan(rows, global_batch, shards[choose % len(shards)], drop_last)
     steps = global_batches(plan, world_size)
     assert len(steps) == plan.steps
@@ -76,7 +79,7 @@ def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, dr
     for rank in range(world_size):
         sizes = [len(ranks[rank]) for ranks in steps]
         for first in (0, 1, plan.full_steps, plan.steps):
-            assert plan.rank_rows(rank, world_size, first, plan.steps) == sum(sizes[first:])
+            assert plan.count_rank_rows(rank, world_size, first, plan.steps) == sum(sizes[first:])
     for ranks in steps[: plan.full_steps]:
         assert {len(batch) for batch in ranks} == {batch_size}
     for ranks in steps[plan.full_steps :]:
@@ -99,7 +102,7 @@ def test_global_batches_do_not_depend_on_the_world_size(global_batch, steps, gro
     """For every world size that divides the global batch, whatever the files."""
     rest = data.draw(st.integers(0, global_batch - 1))
     groups = [*groups, max(0, steps * global_batch + rest - sum(groups))]
-    plan = Plan(sum(groups), global_batch, default_virtual_shards(global_batch))
+    plan = Plan(sum(groups), global_batch, choose_virtual_shards(global_batch))
     at = data.draw(st.integers(0, plan.rows - plan.remainder_rows))
     alone = [step[0] for step in global_batches(plan, 1, groups, at)]
     for world_size in divisors(global_batch):
@@ -122,7 +125,7 @@ def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, da
     for shard in range(shards):
         whole = list(itertools.chain(*(range(*ends) for ends in assigned.shards[shard])))
         begin = data.draw(st.integers(0, sizes[shard]))
-        rest = itertools.chain(*(range(*ends) for ends in assigned.shard_ranges(shard, begin)))
+        rest = itertools.chain(*(range(*ends) for ends in assigned.list_shard_ranges(shard, begin)))
         assert list(rest) == whole[begin:]
 
 
@@ -147,12 +150,12 @@ def test_drop_last_leaves_out_other_rows_in_each_epoch(rows, batch, seed):
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 def test_a_sample_of_the_rows(rate):
-    kept = keep_rows(100_000, rate, seed=1, row_group=3)
+    kept = choose_rows(100_000, rate, seed=1, row_group=3)
     assert abs(kept.mean() - rate) < 0.01
-    assert (kept == keep_rows(100_000, rate, seed=1, row_group=3)).all()
+    assert (kept == choose_rows(100_000, rate, seed=1, row_group=3)).all()
     if 0 < rate < 1:
-        assert (kept != keep_rows(100_000, rate, seed=1, row_group=4)).any()
-        assert (kept != keep_rows(100_000, rate, seed=2, row_group=3)).any()
+        assert (kept != choose_rows(100_000, rate, seed=1, row_group=4)).any()
+        assert (kept != choose_rows(100_000, rate, seed=2, row_group=3)).any()
     # a run that was begun before an upgrade of this project keeps its rows
-    half = np.flatnonzero(keep_rows(16, 0.5, seed=0, row_group=1))
+    half = np.flatnonzero(choose_rows(16, 0.5, seed=0, row_group=1))
     assert half.tolist() == [0, 2, 3, 4, 6, 11, 12, 15]

@@ -144,7 +144,7 @@ def test_rows_in_memory(copied: Path) -> None:
     options = {"schema": schema, "device": "cpu", "virtual_shards": 1}
     loader = KJTLoader(table, 64, vectors=copied.parent, **options)
     assert_same(list(loader), list(KJTLoader(copied, 64, device="cpu", virtual_shards=1)))
-    with pytest.raises(SettingsError, match=r"not beside the data\n  -> give vectors=.*read_vec"):
+    with pytest.raises(SettingsError, match=r"next to the data\n  -> give vectors=.*read_vec"):
         KJTLoader(table, 64, **options)
     assert next(iter(KJTLoader(table, 64, read_vectors=False, **options))).dense_vectors is None
     with pytest.raises(SettingsError, match="vectors = 3"):
@@ -234,8 +234,8 @@ def test_their_memory_on_a_gpu_is_counted(copied: Path) -> None:
     found = []
     for batch_size, read_vectors in ((64, False), (64, True), (10**6, False), (10**6, True)):
         loader = KJTLoader(copied, batch_size, device="cpu", read_vectors=read_vectors)
-        taken = loader._dataset, loader._demand(), loader._budget()
-        found.append(memory.device_bytes(*taken, on_device=False))
+        taken = loader._dataset, loader._measure_demand(), loader._divide_memory()
+        found.append(memory.estimate_device_bytes(*taken, on_device=False))
     pointers = 4 * memory.HELD_BLOCKS * 10**6
     assert found[1] - found[0] >= memory.HELD_BLOCKS * memory.BLOCK_BYTES
     assert found[3] - found[2] == memory.HELD_BLOCKS * 4 * 6 * 10**6 + pointers

@@ -19,7 +19,7 @@ from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop import trainer
 from nvt_torchrec.training.optim.learning_rates import fill_rates
 from nvt_torchrec.training.settings.train_settings import fill_sizes, parse_settings
-from nvt_torchrec.training.sharding.build import build, start_from
+from nvt_torchrec.training.sharding.build import apply_start, build
 from nvt_torchrec.training.sharding.model_config import model_config
 from tests.plays import SHARE, write_plays
 from tests.training.runs import MODEL, events, model_of, score, train_here
@@ -39,7 +39,7 @@ def test_a_model_starts_as_the_regression(data, monkeypatch, bins, counted):
         settings = fill_rates(settings, config, 8192, 1)
         start, _ = compute_baselines(settings, config, None)
         run, _ = build(settings, config, group)
-        start_from(start, run)
+        apply_start(start, run)
         for name, parameter in run.model.named_parameters():
             if ".top." in name:
                 parameter.data.zero_()
@@ -72,7 +72,7 @@ def test_a_first_training_ends_no_worse_than_the_regression(tmp_path, monkeypatc
     assert ends_below("started") < 0.001
     record = CheckpointRecord.read(tmp_path / "started" / "end")
     assert record.model["first_order"] == 0.2
-    monkeypatch.setattr(trainer, "start_from", lambda *arguments: None)
+    monkeypatch.setattr(trainer, "apply_start", lambda *arguments: None)
     assert ends_below("from nothing") > 0.003
 
 

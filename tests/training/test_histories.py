@@ -271,7 +271,7 @@ def test_plans_without_gpus_and_other_loaders(data: Path) -> None:
     for model in ("--model=dlrm", DIN):
         text = plan_only(parse_settings([f"--binary_path={data}", "--plan_only=8", model]))
         assert re.findall(r"^t_\w+", text, re.M) == ["t_cat_0", "t_item", "t_cat_2"]
-    with pytest.raises(SettingsError, match="Merlin's Loader reads no histories"):
+    with pytest.raises(SettingsError, match="Merlin's Loader cannot read histories"):
         train_here(*flags(data), "--loader=merlin")
     train_here(*flags(data), "--loader=merlin", "--max_events=0", "--max_steps=2")
 

@@ -13,9 +13,9 @@ from nvt_torchrec.formats.histories import StoredHistory
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import MODELS
 from nvt_torchrec.training.optim.learning_rates import (
-    default_warmup,
+    choose_warmup,
+    compute_scheduled_rate,
     fill_rates,
-    learning_rate,
 )
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS
 from nvt_torchrec.training.settings.train_settings import TrainSettings, fill_sizes, parse_settings
@@ -77,7 +77,7 @@ def test_no_warmup_that_goes_on_when_the_decay_begins():
     ("epoch_steps", "warmup"), [(0, 0), (1, 0), (8, 4), (62, 10), (245, 12), (10**6, 200)]
 )
 def test_warmup(epoch_steps, warmup):
-    assert default_warmup(epoch_steps) == warmup
+    assert choose_warmup(epoch_steps) == warmup
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,10 @@ OURS = {
 
 def _schedule(flags: str, steps: int) -> list[float]:
     settings = parse_settings(["--learning_rate=2", *flags.split()])
-    return [learning_rate(settings, settings.learning_rate, step, steps) for step in range(steps)]
+    return [
+        compute_scheduled_rate(settings, settings.learning_rate, step, steps)
+        for step in range(steps)
+    ]
 
 
 @pytest.mark.parametrize(("flags", "expected"), DLRM_MAIN.items())
@@ -146,4 +149,4 @@ def test_schedules_of_ours(flags, expected):
 
 def test_dlrm_main_never_falls_below_its_floor():
     settings = TrainSettings(learning_rate=1e-6, lr_decay_steps=1000)
-    assert learning_rate(settings, settings.learning_rate, 998, 2000) == 1e-7
+    assert compute_scheduled_rate(settings, settings.learning_rate, 998, 2000) == 1e-7

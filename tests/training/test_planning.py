@@ -55,7 +55,7 @@ def test_loaders_share_a_gpu_with_the_tables(monkeypatch):
     assert _find_hardware(settings, group, 0).memory == 8 << 30
     assert _find_hardware(settings, group, 3 << 30).memory == 5 << 30
     assert _find_hardware(parse_settings(["--hbm_gib=4"]), group, 3 << 30).memory == 4 << 30
-    with pytest.raises(SettingsError, match=r"loaders take 9\.0 GiB of a GPU of 8\.0 GiB"):
+    with pytest.raises(SettingsError, match=r"loaders need 9\.0 GiB of a GPU with 8\.0 GiB"):
         _find_hardware(settings, group, 9 << 30)
 
 
@@ -66,7 +66,7 @@ def test_the_plan_that_the_page_of_gpus_names():
     text = _plan(*flags.replace("$TABLES", tables).split())
     said = re.search(r"the plan says\s+([\d.]+) of 104.8 GiB", page)[1]
     assert _per_rank(text) == [pytest.approx(float(said), abs=0.1)]
-    assert "of which 104.8 are for tables" in text
+    assert "104.8 of it for tables" in text
 
 
 def test_full_size_is_cut_by_rows_to_fit():
@@ -85,7 +85,7 @@ def test_too_large_for_the_gpus_is_cached_there_and_logged():
 
 
 def test_too_large_for_everything():
-    with pytest.raises(SettingsError, match=r"no plan puts the 26 tables \(420\.\d GiB"):
+    with pytest.raises(SettingsError, match=r"the 26 tables \(420\.\d GiB of weights\) do not fit"):
         _plan(f"--num_embeddings_per_feature={FULL}", "--hbm_gib=16", gpus=2)
 
 

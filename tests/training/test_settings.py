@@ -128,7 +128,7 @@ def test_table_sizes_come_from_the_data_or_the_flags():
             {"num_embeddings_per_feature": (6, 50, 7)},
             "column cat_0 needs 10 rows .* gets 6; column cat_2 needs 200 rows .* gets 7",
         ),
-        ({"num_embeddings_per_feature": (10, 50)}, "has 2 sizes, but the data has 3"),
+        ({"num_embeddings_per_feature": (10, 50)}, "has 2 sizes, but the data have 3"),
     ],
 )
 def test_table_too_small_for_the_data(values, message):

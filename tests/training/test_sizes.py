@@ -21,7 +21,7 @@ from nvt_torchrec.training.baselines.row_sample import Column, RowSample
 from nvt_torchrec.training.data.choices import choose_sizes, read_schema
 from nvt_torchrec.training.launch.distributed import process_group
 from nvt_torchrec.training.loop.train import train
-from nvt_torchrec.training.optim.learning_rates import learning_rates
+from nvt_torchrec.training.optim.learning_rates import compute_rates
 from nvt_torchrec.training.settings.train_settings import (
     fill_sizes,
     global_batch_for,
@@ -112,14 +112,14 @@ def test_the_dense_layers_rate_falls(optimizer, tables_fall):
     flags = ["--dense_decay=0.5", "--learning_rate=2", f"--optimizer={optimizer}"]
     settings = fill_sizes(parse_settings(flags), 0, 1)
     settings = settings.fill_in({"dense_learning_rate": 1.0, "lr_warmup_steps": 0})
-    rates = [learning_rates(settings, step, 8, 8) for step in range(8)]
+    rates = [compute_rates(settings, step, 8, 8) for step in range(8)]
     falling = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
     assert [rate.dense for rate in rates] == falling
     assert [rate.tables for rate in rates] == [2 * x if tables_fall else 2 for x in falling]
     stopping = dataclasses.replace(
         settings, early_stopping=3
     )  # with an end after epochs 1, 3 and 5
-    rates = [learning_rates(stopping, step, 10, 2) for step in range(10)]
+    rates = [compute_rates(stopping, step, 10, 2) for step in range(10)]
     assert [rate.dense for rate in rates] == [1, 1, 1, 1, 1, 0.5, 1, 1, 1, 0.5]
 
 

@@ -149,7 +149,7 @@ def test_lookups_that_fail_stay_in_float32(data, tmp_path, monkeypatch, caplog, 
         assert "not implemented for 'BFloat16'" in warnings[0]
         np.testing.assert_allclose(tried, whole, rtol=0, atol=1e-6)
     else:
-        assert " off; report this" in warnings[0]
+        assert " off); please report this" in warnings[0]
 
 
 @pytest.mark.parametrize("labels", [1, 2])

@@ -22,9 +22,9 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     add_missing,
-    dense_dtype,
-    empty_mask,
+    get_dense_dtype,
     is_missing,
+    make_empty_mask,
 )
 from tests.clicklog.reference_fields import KINDS
 
@@ -47,9 +47,9 @@ def raw_rows(
     return RawRows(
         labels=label[np.newaxis],
         dense=np.empty((0, rows), np.int32) if dense is None else dense,
-        dense_missing=empty_mask(0, rows) if dense_missing is None else dense_missing,
+        dense_missing=make_empty_mask(0, rows) if dense_missing is None else dense_missing,
         categorical=categorical,
-        categorical_missing=empty_mask(len(categorical), rows) if missing is None else missing,
+        categorical_missing=make_empty_mask(len(categorical), rows) if missing is None else missing,
         line=np.arange(rows),
         lines=rows,
     )
@@ -118,7 +118,7 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
 def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
     """Rows in which some columns are missing throughout, some lists all empty, some values rare."""
     rng = np.random.default_rng(seed)
-    columns, missing = [], empty_mask(len(spec.categorical), rows)
+    columns, missing = [], make_empty_mask(len(spec.categorical), rows)
     for j, column in enumerate(spec.categorical):
         absent = rng.random(rows) < rng.choice([0.0, 0.2, 1.0], p=[0.3, 0.6, 0.1])
         if column.multi_hot:
@@ -129,11 +129,11 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
         else:
             columns.append(_values(column.raw, rows, rng))
         add_missing(missing, j, absent)
-    dense = rng.integers(-6, 50, (len(spec.dense), rows)).astype(dense_dtype(spec))
+    dense = rng.integers(-6, 50, (len(spec.dense), rows)).astype(get_dense_dtype(spec))
     for values, column in zip(dense, spec.dense, strict=True):
         if not RAW_TYPES[column.raw].is_whole:
             values += rng.random(rows)
-    dense_missing = empty_mask(len(spec.dense), rows)
+    dense_missing = make_empty_mask(len(spec.dense), rows)
     for j in range(len(spec.dense)):
         add_missing(dense_missing, j, rng.random(rows) < 0.5)
     label = rng.integers(0, 2, rows).astype(np.uint8)

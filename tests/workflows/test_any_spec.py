@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, empty_rows, is_missing
+from nvt_torchrec.formats.rows import RawRows, is_missing, make_empty_rows
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, fitted_state, load
@@ -41,7 +41,7 @@ _SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any)
 
 def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path) -> nvtabular.Workflow:
     """As the ETL does: a Workflow over the partitions of a Dask DataFrame."""
-    meta = to_frame(empty_rows(spec), spec)
+    meta = to_frame(make_empty_rows(spec), spec)
     frame = dd.from_map(to_frame, parts, spec=spec, meta=meta, enforce_metadata=False)
     workflow = build(spec, directory)
     return workflow.fit(nvtabular.Dataset(frame, cpu=True))

@@ -20,10 +20,10 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     add_missing,
-    dense_dtype,
-    empty_mask,
-    empty_rows,
+    get_dense_dtype,
     is_missing,
+    make_empty_mask,
+    make_empty_rows,
 )
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
@@ -69,7 +69,7 @@ def save(
 def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
     """Known and unknown values of every kind, columns that are all missing or never."""
     columns = []
-    missing = empty_mask(len(spec.categorical), rows), empty_mask(len(spec.dense), rows)
+    missing = make_empty_mask(len(spec.categorical), rows), make_empty_mask(len(spec.dense), rows)
     for j, column in enumerate(spec.categorical):
         absent = rng.random(rows) < rng.choice([0.0, 0.3, 1.0], p=[0.3, 0.5, 0.2])
         lengths = np.where(absent, 0, rng.integers(0, 4, rows) if column.multi_hot else 1)
@@ -79,7 +79,7 @@ def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
         else:
             columns.append(_blank(values, absent))
         add_missing(missing[0], j, absent)
-    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    dense = np.zeros((len(spec.dense), rows), get_dense_dtype(spec))
     for j, column in enumerate(spec.dense):
         absent = rng.random(rows) < rng.choice([0.0, 0.3, 1.0])
         pool = _INTEGERS if column.raw == "int32" else _FLOATS
@@ -245,10 +245,10 @@ def test_no_rows(tmp_path: Path) -> None:
         path = tmp_path / str(spec.is_criteo_format)
         save(path, spec, np.random.default_rng(0))
         workflow = compiled.load(path)
-        table = compiled.to_table(workflow.transform(empty_rows(spec)), workflow.schema)
+        table = compiled.to_table(workflow.transform(make_empty_rows(spec)), workflow.schema)
         assert table.num_rows == 0
         assert table.schema.equals(workflow.schema.arrow)
-        without = workflow.transform(empty_rows(spec, label=False))
+        without = workflow.transform(make_empty_rows(spec, label=False))
         assert len(without.labels) == 0
         with pytest.raises(SchemaError, match="without labels"):
             compiled.to_table(without, workflow.schema)

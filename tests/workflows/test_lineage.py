@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
-from nvt_torchrec.formats.day_names import days_text
+from nvt_torchrec.formats.day_names import format_days
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.extend_workflow import DayCounts
@@ -197,5 +197,5 @@ def test_inspect_shows_the_line(line: Path) -> None:
 
 
 def test_days_of_a_dated_log_are_dates() -> None:
-    assert days_text([0, 1, 2, 7]) == "0-2, 7"
-    assert days_text([20513, 20514, 20516]) == "2026-03-01..2026-03-02, 2026-03-04"
+    assert format_days([0, 1, 2, 7]) == "0-2, 7"
+    assert format_days([20513, 20514, 20516]) == "2026-03-01..2026-03-02, 2026-03-04"

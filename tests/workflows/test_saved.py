@@ -21,7 +21,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.rows import empty_rows
+from nvt_torchrec.formats.rows import make_empty_rows
 from nvt_torchrec.workflows import compiled, nodes, vocabulary, writer
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, load
@@ -291,7 +291,7 @@ def test_names_that_nvtabular_would_confuse(columns: dict[str, str], message: st
 def _use(path: Path) -> None:
     """Use a workflow whose JSON was changed: errors of this project are the only ones."""
     workflow = compiled.load(path, verify=True)
-    workflow.transform(empty_rows(workflow.spec))
+    workflow.transform(make_empty_rows(workflow.spec))
     inspect(path).verify()
 
 
@@ -314,4 +314,4 @@ def test_any_graph(copy: Path) -> None:
 def test_a_pickled_workflow_is_mapped_from_nothing(copy: Path) -> None:
     pickled = pickle.loads(pickle.dumps(compiled.load(copy)))
     (copy / "compiled" / "tables.npy").write_bytes(b"")
-    assert len(pickled.transform(empty_rows(SPEC))) == 0
+    assert len(pickled.transform(make_empty_rows(SPEC))) == 0

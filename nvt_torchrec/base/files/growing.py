@@ -58,7 +58,9 @@ class GrowingArray:
     """
 
     def __init__(self, path: Path, dtype: np.dtype | type, rows: int | None = None) -> None:
-        self._path, self._dtype, self._rows = path, np.dtype(dtype), rows
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._rows = rows
         self.length = 0
         self._stack = contextlib.ExitStack()
         self._files = []

@@ -60,7 +60,8 @@ class MappedArray:
                 )
         except Exception as error:  # NumPy parses the header as Python, which raises anything
             raise ValueError(f"is not an .npy file: {error!r:.200}") from None
-        held, shape = mapped.dtype, mapped.shape
+        held = mapped.dtype
+        shape = mapped.shape
         if held != dtype or len(shape) != dimensions or not mapped.flags.c_contiguous:
             raise ValueError(
                 f"holds {held} {shape}, not {np.dtype(dtype)} in {dimensions} dimensions"

@@ -128,8 +128,11 @@ def _write_groups(source, groups, bits, packed, at):
         return at
     at = _write_varint(packed, at, groups << 1 | 1)
     target = packed.ctypes.data + at
-    once, twice, thrice = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
-    half, rest = np.uint64(4 * bits), np.uint64(64 - 4 * bits)
+    once = np.uint64(bits)
+    twice = np.uint64(2 * bits)
+    thrice = np.uint64(3 * bits)
+    half = np.uint64(4 * bits)
+    rest = np.uint64(64 - 4 * bits)
     for group in range(groups):
         index = numba.carray(pointer(source + 16 * group), (8,), np.uint16)
         low = np.uint64(index[0]) | np.uint64(index[1]) << once
@@ -213,7 +216,8 @@ def find_range(values, found):
     for i in range(len(values)):
         smallest = min(smallest, values[i])
         largest = max(largest, values[i])
-    found[0], found[1] = smallest, largest
+    found[0] = smallest
+    found[1] = largest
 
 
 @numba.njit(inline="always")
@@ -248,5 +252,6 @@ def find_float_range(values, found):
             if ~infinity <= value <= infinity:
                 smallest = min(smallest, value)
                 largest = max(largest, value)
-    found[0], found[1] = _ordered(smallest), _ordered(largest)
+    found[0] = _ordered(smallest)
+    found[1] = _ordered(largest)
     return smallest <= largest

@@ -146,13 +146,16 @@ def read_structs(memory, at, end, struct, wanted, numbers):
             depth += 1
             if depth == _MAX_DEPTH:
                 return -1, count
-            paths[depth], fields[depth], lefts[depth] = here, 0, -1
+            paths[depth] = here
+            fields[depth] = 0
+            lefts[depth] = -1
             if kind != STRUCT:
                 if at >= end:
                     return -1, count
                 byte = np.int64(memory[at])
                 at += 1
-                kinds[depth], lefts[depth] = byte & 15, byte >> 4
+                kinds[depth] = byte & 15
+                lefts[depth] = byte >> 4
                 if byte >> 4 == 15:
                     value, at = varint(memory, at, end)
                     if at < 0 or value > np.uint64(end - at):
@@ -233,7 +236,8 @@ def parse_footer(file: IO[bytes]) -> Footer:
         schema.names  # noqa: B018  # raises UnicodeDecodeError
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from None
-    groups, leaves = metadata.num_row_groups, metadata.num_columns
+    groups = metadata.num_row_groups
+    leaves = metadata.num_columns
     memory = np.frombuffer(bytearray(content), np.uint8)[:-8]
     rows = np.array([metadata.row_group(i).num_rows for i in range(groups)], np.int64)
     chunks = np.empty((groups * leaves, len(_CHUNK_NUMBERS)), np.int64)

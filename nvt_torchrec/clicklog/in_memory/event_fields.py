@@ -224,7 +224,8 @@ def is_named_for(name: str, aggregate: Aggregate) -> bool:
     parts = re.fullmatch(rf"{key}_(?:(.+)_)?{aggregate.value}(?:_\d+[smhd])?", name.lower())
     if parts is None:
         return False
-    word, label = parts[1] or "", (aggregate.label or aggregate.source).lower()
+    word = parts[1] or ""
+    label = (aggregate.label or aggregate.source).lower()
     shorter = min(len(word), len(label))
     # without a word it is a value of the log's own events
     return (not word and not aggregate.source) or _count_same(word, label) > _MIN_STEM * shorter > 0

@@ -35,7 +35,9 @@ class InvalidRowError(BadRowError):
         where = f"row {row}, column {column}" if column else f"row {row}"
         super().__init__(f"{where}: {reason}", remedy)
         self.args = row, column, reason, remedy
-        self.row, self.column, self.reason = row, column, reason
+        self.row = row
+        self.column = column
+        self.reason = reason
 
 
 class MissingColumnError(SchemaError):
@@ -51,7 +53,8 @@ class MissingColumnError(SchemaError):
     def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
         super().__init__(what, remedy)
         self.args = what, remedy, column, row
-        self.column, self.row = column, row
+        self.column = column
+        self.row = row
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
@@ -94,7 +97,7 @@ def _remedy(reason: str, read: Read) -> str:
     if reason.endswith(NOT_A_LIST):
         return "pass a list of its values"
     kind = RAW_TYPES[read.raw]
-    if reason.endswith(kind.range):  # first: labels and booleans have one message for both
+    if reason.endswith(kind.range_message):  # first: labels and booleans have one message for both
         return say_fitted(value_remedy(read, base.RANGE))
     if reason.endswith(kind.syntax):
         instead = f"{kind.syntax.replace('expected', 'pass', 1)} (null)"

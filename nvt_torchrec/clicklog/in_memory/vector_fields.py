@@ -92,7 +92,8 @@ class _VectorReader:
     """Converts the values of a field; its errors name the first row that has a wrong one."""
 
     def __init__(self, field: RowField, vector: VectorColumn) -> None:
-        self._field, self._vector = field, vector
+        self._field = field
+        self._vector = vector
 
     def read_value(self, position: int, value: Any) -> np.ndarray | None:
         """Return the numbers of a Python value, float32 [width]; None where it is missing."""
@@ -137,7 +138,8 @@ class _VectorReader:
         Returns:
             float32 [vectors, width]; and bool [n], which values of the array are one.
         """
-        width, kind = self._vector.width, array.type
+        width = self._vector.width
+        kind = array.type
         if pa.types.is_null(kind):
             return np.empty((0, width), np.float32), np.zeros(len(array), np.bool_)
         if is_text(kind):

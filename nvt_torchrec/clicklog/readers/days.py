@@ -15,11 +15,11 @@ from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.base.files.remote import find_filesystem
 from nvt_torchrec.formats.day_names import (
     DayName,
-    data_endings,
-    day_title,
-    name_of,
-    natural_order,
-    partition_name,
+    format_day_title,
+    make_endings_pattern,
+    make_natural_key,
+    parse_day_name,
+    parse_partition_name,
 )
 from nvt_torchrec.formats.feature_spec.split import BY_DAYS, Split
 from nvt_torchrec.formats.splits import SPLITS
@@ -102,7 +102,7 @@ def find_days(
     is_file = filesystem.isfile(root)
     named: list[_Named]
     if is_file:
-        named = [(filesystem.info(root), name_of(root) or _DAY_0)]
+        named = [(filesystem.info(root), parse_day_name(root) or _DAY_0)]
     elif filesystem.exists(root):
         named = _list_directory(filesystem, root, str(input_path), split, without)
     elif any(character in root for character in "*?["):
@@ -143,7 +143,7 @@ def _make_day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayF
     """Return a file of a log. Raises BadInputError if it is empty or not a regular file."""
     path = _full_path(filesystem, info)
     info = filesystem.info(info["name"])  # of the target, if it is a link
-    title = name.prefix if name.kind == "natural" else day_title(path)
+    title = name.prefix if name.kind == "natural" else format_day_title(path)
     compressed = re.search(f"{_COMPRESSED_ENDING}$", path) is not None
     file = DayFile(name.number, path, info["size"], path, info.get("mtime"), compressed, title)
     if not info["size"]:
@@ -184,11 +184,11 @@ def _check_gaps(
     if not missing:
         return
     name = names[0] if names else _DAY_0
-    listed = _list_some([name.other(day) for day in missing])
+    listed = _list_some([name.format_name(day) for day in missing])
     remedy = "add the files"
     present = {*files} or {other.number for other in names}
     if present:
-        remedy += f", or choose what is there with --days {name.flag(present)}"
+        remedy += f", or choose what is there with --days {name.format_flag(present)}"
     raise BadInputError(f"{input_path}: missing {listed}", remedy)
 
 
@@ -199,7 +199,7 @@ def _match_files(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
     except ValueError as error:  # a pattern that fsspec refuses
         raise BadInputError(f"{pattern}: {error}", "correct the pattern") from None
     files = [info for info in matched if info["type"] != "directory"]
-    return sorted(files, key=lambda info: natural_order(info["name"]))
+    return sorted(files, key=lambda info: make_natural_key(info["name"]))
 
 
 def find_table(path: str) -> list[DayFile]:
@@ -246,11 +246,11 @@ def _list_directory(
         if _full_path(filesystem, info) in without:
             continue
         if info["type"] == "directory":
-            partition = partition_name(_last_name(info)) if split.by == "days" else None
+            partition = parse_partition_name(_last_name(info)) if split.by == "days" else None
             if partition:
                 others.append((_find_only_file(filesystem, info["name"]), partition))
             continue
-        name = name_of(_last_name(info))  # links are files too
+        name = parse_day_name(_last_name(info))  # links are files too
         if name and name.kind == "day":
             days.append((info, name))
         elif name:
@@ -265,7 +265,7 @@ def _list_directory(
         is_left_out = _full_path(filesystem, info) in without
         if _is_data(info["name"].removeprefix(root)) and not is_left_out:
             files.append(info)
-    files.sort(key=lambda info: natural_order(info["name"]))
+    files.sort(key=lambda info: make_natural_key(info["name"]))
     return _name_files(files, input_path, split) if files else []
 
 
@@ -274,8 +274,10 @@ def _is_data(path: str) -> bool:
     names = path.strip("/").split("/")
     if any(name.startswith(_HIDDEN) for name in names):
         return False
-    has_ending = re.fullmatch(rf".*\.(?:{data_endings()})(?:{_COMPRESSED_ENDING})?", names[-1])
-    return has_ending is not None or name_of(path) is not None
+    has_ending = re.fullmatch(
+        rf".*\.(?:{make_endings_pattern()})(?:{_COMPRESSED_ENDING})?", names[-1]
+    )
+    return has_ending is not None or parse_day_name(path) is not None
 
 
 def _find_only_file(filesystem: Any, directory: str) -> dict[str, Any]:
@@ -306,7 +308,7 @@ def _name_files(files: list[dict[str, Any]], input_path: str, split: Split) -> l
     known: list[_Named] = []
     unknown: list[str] = []
     for info in files:
-        name = name_of(info["name"])
+        name = parse_day_name(info["name"])
         if name:
             known.append((info, name))
         else:
@@ -335,7 +337,7 @@ def _number_files(files: list[dict[str, Any]]) -> list[_Named]:
 def _check_alike(named: list[_Named], input_path: str) -> None:
     """Raise BadInputError for names of several kinds."""
     examples: dict[tuple[str, str], str] = {}
-    for info, name in sorted(named, key=lambda pair: natural_order(pair[0]["name"])):
+    for info, name in sorted(named, key=lambda pair: make_natural_key(pair[0]["name"])):
         examples.setdefault((name.kind, name.prefix), _last_name(info))
     if len(examples) > 1:
         raise BadInputError(
@@ -375,7 +377,7 @@ def _find_files_of_splits(
             matched = _match_files(filesystem, f"{root.rstrip('/')}/{pattern}")
             if not matched:
                 present = [_last_name(info) for info in filesystem.ls(root, detail=True)]
-                listed = _list_some(sorted(present, key=natural_order))
+                listed = _list_some(sorted(present, key=make_natural_key))
                 raise BadInputError(
                     f"{input_path}: {name} = {pattern!r} matches no file; there are {listed}",
                     "correct the [split] of the spec",
@@ -389,7 +391,7 @@ def _find_files_of_splits(
                         "make the patterns in the [split] of the spec exclude each other",
                     )
     ordered = sorted(
-        files.values(), key=lambda file: (SPLITS.index(file.split), natural_order(file.path))
+        files.values(), key=lambda file: (SPLITS.index(file.split), make_natural_key(file.path))
     )
     return [dataclasses.replace(file, day=i) for i, file in enumerate(ordered)]
 

@@ -72,7 +72,8 @@ class OpenDay:
 
     def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
         """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
-        path, source = self.file.path, self.file.source
+        path = self.file.path
+        source = self.file.source
         cuts = self.format.cut(path, source, begin, end, block_bytes)
         return [Block(path, *cut, source) for cut in cuts]
 

@@ -148,7 +148,7 @@ def _convert_values(array: pa.Array, read: Read) -> Converted:
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
         )
-    texts = kind.as_texts(array, read)
+    texts = kind.to_texts(array, read)
     if texts is not None:
         column = convert(fields_of_column(texts[0]), texts[1])
         return dataclasses.replace(column, show=_make_show(array))

@@ -189,7 +189,8 @@ class TableFormat(LogFormat):
         Raises:
             BadInputError: The file is damaged, or a column is missing or of another type.
         """
-        source, spec = block.source, self.spec
+        source = block.source
+        spec = self.spec
         row_bytes = _DECODED_BYTES * len(spec.sources(label=label))
         chunk_rows = chunk_bytes and max(1, chunk_bytes // row_bytes)
         with self.open_table(block.path, source) as table:
@@ -315,7 +316,8 @@ def table_to_rows(
         max_bad_rows: See :func:`.assemble.assemble`.
         text: Returns the raw text of a row; None: the columns of the row as JSON.
     """
-    plan, separator = spec.read_plan(label=label), spec.input.list_separator
+    plan = spec.read_plan(label=label)
+    separator = spec.input.list_separator
     names = dict.fromkeys(read.source for read in plan.reads)
     optional = spec.optional_time
     if find_type(table.schema, optional) is None and optional not in partition_values(source):

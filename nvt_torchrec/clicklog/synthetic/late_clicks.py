@@ -16,7 +16,8 @@ key = "impression"
 within = "6h"
 """
 #: Seconds until a click: in the mean, and at most.
-_MEAN_DELAY, _MAX_DELAY = 3_600, 6 * 3_600
+_MEAN_DELAY = 3_600
+_MAX_DELAY = 6 * 3_600
 
 
 def take_clicks(

@@ -36,8 +36,8 @@ from nvt_torchrec.formats.rows import (
     Jagged,
     RawRows,
     add_missing,
-    dense_dtype,
-    empty_mask,
+    get_dense_dtype,
+    make_empty_mask,
 )
 
 #: The fields of ``RawRows`` that only rows of some specs have: arrays [n] or [.., n].
@@ -125,8 +125,8 @@ def _assemble_dense(
     spec: FeatureSpec, plan: ReadPlan, converted: list[Converted], rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return ``RawRows.dense`` and the mask of its missing values."""
-    dense: Any = np.zeros((len(spec.dense), rows), dense_dtype(spec))
-    missing = empty_mask(len(spec.dense), rows)
+    dense: Any = np.zeros((len(spec.dense), rows), get_dense_dtype(spec))
+    missing = make_empty_mask(len(spec.dense), rows)
     for j, column in enumerate(spec.dense):
         if column.aggregate or column.table:  # added later, from other rows
             continue
@@ -140,7 +140,7 @@ def _assemble_categorical(
 ) -> tuple[Any, np.ndarray]:
     """Return ``RawRows.categorical`` and the mask of its missing values."""
     categorical: list[Any] = []
-    missing = empty_mask(len(spec.categorical), rows)
+    missing = make_empty_mask(len(spec.categorical), rows)
     for j, column in enumerate(spec.categorical):
         if column.table:  # joined later
             categorical.append(empty_values(column, rows))
@@ -191,7 +191,7 @@ def _find_sides(values: pa.StringArray, split: Split) -> np.ndarray:
     Returns:
         int64 [n]; -1 where the split does not name the text.
     """
-    sides = split.side_of_value
+    sides = split.split_of_value
     known = pa.array(list(sides), values.type)
     unknown = pa.scalar(len(sides), pa.int32())  # the position of -1 below
     positions = pc.coalesce(pc.index_in(values, known), unknown)

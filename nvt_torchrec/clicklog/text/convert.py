@@ -172,7 +172,8 @@ def check_vectors(lists: Converted, read: Read) -> Converted:
     """
     if not read.width or not isinstance(lists.values, Jagged):
         return lists
-    offsets, numbers = lists.values.offsets, lists.values.values
+    offsets = lists.values.offsets
+    numbers = lists.values.values
     assert isinstance(numbers, np.ndarray)
     lengths = np.diff(offsets)
     is_good = lists.code == 0

@@ -134,7 +134,7 @@ def _describe_outside(spec: FeatureSpec, between: tuple[int, ...] | None, time: 
     first, end = between
     if time < first:
         newest = first
-        if spec.of_source and spec.events:
+        if spec.is_source and spec.events:
             # an event of a source counts from its time plus its delay, a row from its time
             newest = first + spec.events.delay
         return (

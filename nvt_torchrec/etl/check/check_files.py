@@ -1,4 +1,4 @@
-"""The output that is checked, and checks of its files against the manifest and the workflow."""
+"""Check the files of an output against its manifest and its workflow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest, PartFile
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
-#: What to do about a file that is missing or damaged.
-AGAIN = "restore the file, or run the ETL again"
-#: The severity of what makes training fail, or wrong.
+#: The remedy for a missing or damaged file.
+RESTORE = "restore the file, or run the ETL again"
+#: Severity of a finding that makes training fail or gives wrong results.
 ERROR = "error"
-#: The severity of what may make training wrong.
+#: Severity of a finding that may give wrong results.
 WARNING = "warning"
-#: The severity of what is for information only.
+#: Severity of a finding that is only information.
 NOTE = "note"
-_SAME_COPY = "workflow and data are of different days: restore both from the same copy"
+_SAME_COPY = "workflow and data are from different days: restore both from the same copy"
 _OTHER_WORKFLOW = "the data were made with another workflow: restore it, or run the ETL again"
 
 
@@ -32,8 +32,8 @@ class Finding:
         severity: :data:`ERROR`, :data:`WARNING` or :data:`NOTE`.
         kind: The kind of the finding, in one or two words; similar findings share it.
         where: The file, and the row group, row or column in it.
-        what: What is wrong there, with the value.
-        remedy: What to do about it.
+        what: The problem, with the wrong value.
+        remedy: How to solve it.
     """
 
     severity: str
@@ -51,12 +51,12 @@ class Finding:
 
 @dataclasses.dataclass
 class Output:
-    """An output directory, as far as it could be read.
+    """An output directory that is checked.
 
     Attributes:
-        paths: Where its files are.
-        manifest: The manifest; None if the run has not finished, or it is damaged.
-        parts: The parts whose sizes and footers are those that were written.
+        paths: The paths of its files.
+        manifest: The manifest; None if it is damaged, or the run has not finished.
+        parts: The parts whose size and footer agree with the manifest.
         findings: The findings so far.
     """
 
@@ -77,7 +77,7 @@ def find(path: Path) -> Output:
     """Read the manifest of the output at ``path``.
 
     Raises:
-        BadInputError: There is no output, or it is between two generations.
+        BadInputError: ``path`` holds no output, or an extension is just replacing it.
     """
     paths = EtlOutput(path)
     paths.check_whole()
@@ -88,13 +88,13 @@ def find(path: Path) -> Output:
         except ClickLogError as error:
             output.add("manifest", paths.manifest, error.what, error.remedy)
     elif not (path / UNFINISHED_FILE).exists():
-        what = f"no {paths.manifest.name} in it" if path.is_dir() else "no such directory"
-        raise BadInputError(f"{path}: {what}", "give the OUT of a run")
+        what = f"has no {paths.manifest.name}" if path.is_dir() else "no such directory"
+        raise BadInputError(f"{path}: {what}", "pass the OUT of a run")
     return output
 
 
 def check_files(output: Output) -> None:
-    """Check the parts, and what describes them, and the workflow."""
+    """Check the parts, the files that describe them, and the workflow."""
     _check_unfinished(output)
     if output.manifest is not None:
         _check_parts(output, output.manifest)
@@ -104,15 +104,16 @@ def check_files(output: Output) -> None:
 
 
 def _check_unfinished(output: Output) -> None:
+    """Find runs and extensions that have not finished."""
     unfinished = output.paths.root / UNFINISHED_FILE
     extending = output.paths.root / EXTENDING_FILE
     work = output.paths.root / WORK_DIRECTORY
     if unfinished.exists():
-        remedy = "finish it by the same command, or begin again with --restart"
+        remedy = "finish it with the same command, or begin again with --restart"
         output.add("unfinished", unfinished, "the run has not finished", remedy)
     elif extending.exists():
         what = "a day is being added, or adding it was interrupted; this is the output without it"
-        remedy = "finish it by the same `python -m etl extend`"
+        remedy = "finish it with the same `python -m etl extend`"
         output.add("unfinished", extending, what, remedy, severity=NOTE)
     elif work.exists():
         output.add("leftover", work, "left by a run", "delete it", severity=WARNING)
@@ -122,17 +123,17 @@ def _check_parts(output: Output, manifest: Manifest) -> None:
     """Compare the parts with the manifest."""
     splits = output.paths.splits
     listed = {part.file: part for part in manifest.files}
-    # as the loader lists them
+    # The same pattern as in the loader.
     existing = {str(path.relative_to(splits)) for path in splits.glob("*/[!._]*.parquet")}
     for name in sorted(existing - listed.keys()):
         output.add("parts", name, "not in the manifest", "delete it, or else the loader reads it")
     for name, part in sorted(listed.items()):
         if name not in existing:
-            output.add("parts", name, "missing, but listed in the manifest", AGAIN)
+            output.add("parts", name, "missing, but listed in the manifest", RESTORE)
             continue
         difference = output.paths.part_difference(part)
         if difference:
-            output.add("parts", name, difference.removeprefix(f"{splits / name}: "), AGAIN)
+            output.add("parts", name, difference.removeprefix(f"{splits / name}: "), RESTORE)
         else:
             output.parts.append(part)
 
@@ -140,7 +141,7 @@ def _check_parts(output: Output, manifest: Manifest) -> None:
 def _check_described(output: Output, manifest: Manifest) -> None:
     """Compare the digests of schemas, footers and histories."""
     try:
-        output.paths.check_described(manifest, AGAIN, below="criteo_binary/")
+        output.paths.check_described(manifest, RESTORE, below="criteo_binary/")
     except BadInputError as error:
         output.add("descriptions", output.paths.splits, error.what, error.remedy)
 
@@ -157,13 +158,14 @@ def _check_labels(output: Output, manifest: Manifest) -> None:
 
 
 def _check_workflow(output: Output, manifest: Manifest) -> None:
-    """Check the digests of the saved workflow, its generation, and what extensions need."""
+    """Check the digests of the saved workflow, its generation, and the state for extensions."""
     from nvt_torchrec.workflows import compiled  # takes long to import
     from nvt_torchrec.workflows.description import inspect
 
-    path, expected = output.paths.workflow, manifest.workflow_digest
+    path = output.paths.workflow
+    expected = manifest.workflow_digest
     if not path.exists():
-        output.add("workflow", path, "missing, but inference needs it", AGAIN)
+        output.add("workflow", path, "missing, but inference needs it", RESTORE)
         return
     try:
         description = inspect(path)
@@ -174,10 +176,10 @@ def _check_workflow(output: Output, manifest: Manifest) -> None:
         output.add("workflow", path, error.what, error.remedy)
         return
     if description.digest != expected:
-        what = f"digest {description.digest[:12]}…, the manifest says {expected[:12]}…"
+        what = f"digest {description.digest[:12]}…, but the manifest says {expected[:12]}…"
         output.add("workflow", path, what, _OTHER_WORKFLOW)
     elif description.generation == manifest.generation:
-        try:  # its events may be those of another day
+        try:  # the workflow's history events may be from another day
             output.paths.check_described(manifest, _SAME_COPY, below="workflow/")
         except BadInputError as error:
             output.add("workflow", path, error.what, error.remedy)
@@ -187,10 +189,10 @@ def _check_workflow(output: Output, manifest: Manifest) -> None:
 def _check_generations(
     output: Output, manifest: Manifest, description: WorkflowDescription
 ) -> None:
-    """Compare the generation with the workflow's, and check what extensions need."""
+    """Compare the generations of manifest and workflow, and check the state for extensions."""
     paths = output.paths
     if description.generation != manifest.generation:
-        what = f"generation {description.generation}, the manifest says {manifest.generation}"
+        what = f"generation {description.generation}, but the manifest says {manifest.generation}"
         output.add("generations", paths.workflow, what, _SAME_COPY)
     elif manifest.settings.get("engine") != "nvtabular":
         from nvt_torchrec.etl.events.earlier_days import EarlierDays

@@ -14,25 +14,26 @@ from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
-    "Verifies what `python -m etl run` and `extend` write. Prints a line for each finding. Exit "
-    "status: 0 if all findings are notes, 1 if not, 2 if there is nothing to check."
+    "Verify an output of `python -m etl run` or `extend`, and print a line for each finding. Exit "
+    "status: 0 if there are at most notes, 1 if there are errors or warnings, 2 if OUT holds no "
+    "output to check."
 )
-#: The number of findings of one kind that are printed; the others are counted.
-SHOWN = 20
+#: Findings of one kind that are printed; more are only counted.
+_MAX_SHOWN = 20
 
 
 def check(
     path: Path | str, *, workers: int = 1, report: Callable[[int, int], object] | None = None
 ) -> list[Finding]:
-    """Check an output directory, and return the findings, errors first.
+    """Check an output directory; return the findings, errors first.
 
     Args:
         path: OUT of a run.
-        workers: The number of threads that read.
+        workers: Number of reading threads.
         report: Called with the rows read since the last call, and the rows of all files.
 
     Raises:
-        BadInputError: There is no output, or it is between two generations.
+        BadInputError: ``path`` holds no output, or an extension is just replacing it.
     """
     from nvt_torchrec.etl.check import check_files as files
     from nvt_torchrec.etl.check import check_rows as rows
@@ -42,7 +43,7 @@ def check(
     if output.manifest is not None:
         rows.read_parts(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
-    # Threads find them in any order.
+    # Threads add findings in any order.
     return sorted(output.findings, key=lambda finding: (order[finding.severity], str(finding)))
 
 
@@ -61,7 +62,7 @@ def run(settings: CheckSettings) -> int:
     """Print the findings; return 0 if all of them are notes, else 1.
 
     Raises:
-        BadInputError: There is nothing to check.
+        BadInputError: The directory holds no output.
     """
     with show_progress("check") as bar:
 
@@ -73,13 +74,15 @@ def run(settings: CheckSettings) -> int:
     shown: Counter = Counter()
     for finding in findings:
         shown[finding.kind] += 1
-        if shown[finding.kind] <= SHOWN:
+        if shown[finding.kind] <= _MAX_SHOWN:
             print(finding)
     for kind, count in shown.items():
-        if count > SHOWN:
-            print(f"{kind}: {count - SHOWN} more findings like these")
+        if count > _MAX_SHOWN:
+            print(f"{kind}: {count - _MAX_SHOWN} more findings like these")
     severities = Counter(finding.severity for finding in findings)
     bad = severities[ERROR] + severities[WARNING]
-    counted = f"{severities[ERROR]} errors, {severities[WARNING]} warnings"
-    print(f"{settings.output}: {counted if bad else 'no problems found'}")
+    summary = "no problems found"
+    if bad:
+        summary = f"{severities[ERROR]} errors, {severities[WARNING]} warnings"
+    print(f"{settings.output}: {summary}")
     return 1 if bad else 0

@@ -1,9 +1,9 @@
-"""Check what this machine offers: GPUs, PyTorch, FBGEMM, RAPIDS, shared memory.
+"""Check this machine: GPUs, PyTorch, FBGEMM, RAPIDS, shared memory.
 
-Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
-CPU trainer do the work, and installations without the packages of training or NVTabular, which the
-ETL and serving do not need. 1: something is wrong, and its remedy is printed below it. Packages are
-imported in processes of their own, so that a crash is reported like any other error.
+Exit status: 0 if nothing is wrong; 1 if something is, with the remedy printed below it. A missing
+GPU is not an error: the CPU engine and the CPU trainer do the work. Neither are missing packages of
+training or NVTabular, which the ETL and serving do not need. Each package is imported in a separate
+process, so that a crash is reported like any other error.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from nvt_torchrec.base.versions import (
     installed_version,
 )
 
-#: Time limit of a process that tries a package, and of nvidia-smi.
-_SECONDS = 120
+#: Time limit for nvidia-smi, and for each process that tries a package.
+_TIMEOUT_SECONDS = 120
 _SUPPORTED = "the versions are a supported combination"
-#: Packages by what they are for: without any of them it is not installed, which is nothing wrong.
+#: Packages by check. If none of them is installed, the check is skipped, which is not an error.
 _OPTIONAL = {
     "training": ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu"),
     "ETL": ("nvtabular", "merlin-core", "merlin-dataloader"),
     "PyTorch, FBGEMM": ("torch",),
 }
 
-# Programs that try a package. The last line that they print is reported; after an error the last
-# line on stderr. `GPUS` is the number that the driver lists.
+# Programs that try a package. The last line of stdout is reported and, if the program fails, the
+# last line of stderr. `GPUS` is the number of GPUs that the driver lists.
 _TRAINING = """
 import torch
 from nvt_torchrec.base.versions import FBGEMM_CPU, installed_version
@@ -44,7 +44,7 @@ if GPUS and installed_version(FBGEMM_CPU):
     raise SystemExit(f"{FBGEMM_CPU} is a build for CPUs")
 try:
     import fbgemm_gpu
-except OSError as error:  # torch says which library it loads, the cause what that lacks
+except OSError as error:  # torch names the library, the cause what is missing for it
     raise SystemExit(str(error.__cause__ or error))
 ones = torch.ones(2, dtype=torch.int32, device="cuda" if GPUS else "cpu")
 torch.ops.fbgemm.asynchronous_complete_cumsum(ones).tolist()
@@ -63,30 +63,32 @@ print(f"cuDF {cudf.__version__}; {gpu_count()} worker(s) of {gpu_memory() >> 30}
 
 def find_gpus() -> list[str]:
     """Return name, compute capability and driver of each GPU that nvidia-smi lists."""
-    asked = "--query-gpu=name,compute_cap,driver_version"
-    command = ["nvidia-smi", asked, "--format=csv,noheader"]
+    query = "--query-gpu=name,compute_cap,driver_version"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.strip().splitlines()
 
 
 def try_package(program: str, gpus: int) -> str:
-    """Run a program that tries a package, in a process of its own; return what it printed last.
+    """Run a program that tries a package, in a separate process; return the last line it printed.
 
     Raises:
-        UnsupportedStackError: It failed, or took too long.
+        UnsupportedStackError: The program failed or took too long.
     """
     kind = "gpu" if gpus else "cpu"
     remedy = f"make env LOCK=requirements/{kind}.txt" if IS_CHECKOUT else install_command(kind)
     command = [sys.executable, "-c", f"GPUS = {gpus}\n{program}"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UnsupportedStackError(f"no answer within {_SECONDS} s", remedy) from None
+        raise UnsupportedStackError(f"no answer within {_TIMEOUT_SECONDS} s", remedy) from None
     printed = done.stdout.strip().splitlines() or ["cannot be imported"]
     if not done.returncode:
         return printed[-1]
@@ -98,20 +100,22 @@ def check_shared_memory(gpus: int) -> str:
     """Return the size of /dev/shm. Raises :class:`ClickLogError` if NCCL may have too little."""
     total = shutil.disk_usage("/dev/shm").total
     size = f"/dev/shm holds {total >> 20} MiB"
-    if gpus > 1 and total < 1 << 30:  # in a container, by default 64
-        what = f"{size}, NCCL needs some for each GPU"
-        raise ClickLogError(what, "docker run --ipc=host, or --shm-size=16g")
+    if gpus > 1 and total < 1 << 30:  # Docker's default is 64 MiB
+        raise ClickLogError(
+            f"{size}, too little for NCCL with several GPUs",
+            "start the container with docker run --ipc=host, or --shm-size=16g",
+        )
     return size
 
 
 def describe_numa_nodes(nodes: Path = Path("/sys/devices/system/node")) -> str:
-    """Return how many NUMA nodes the machine has, and how ranks are bound to that of their GPU."""
+    """Describe the machine's NUMA nodes, and how to bind each rank to the node of its GPU."""
     count = len([*nodes.glob("node[0-9]*")])
     if count < 2:
         return "one node: nothing to bind"
     return (
-        f"{count} nodes: train by `torchrun --numa-binding node …` (needs numactl), "
-        "as torchx binds no rank to the node of its GPU"
+        f"{count} nodes: train with `torchrun --numa-binding node …` (needs numactl); "
+        "torchx does not bind ranks to the node of their GPU"
     )
 
 
@@ -122,7 +126,7 @@ SETTINGS = ()
 def run() -> int:
     """Check this machine and print a line for each part; return the exit status."""
     gpus = find_gpus()
-    for gpu in gpus or ["nvidia-smi lists none: the CPU does the work here"]:
+    for gpu in gpus or ["nvidia-smi lists none: the CPU does the work"]:
         print(f"{'':6}{'GPU':17}{gpu}")
     checks: dict[str, Callable[[], str | None]] = {
         "training": check_training_stack,

@@ -1,4 +1,4 @@
-"""``python -m etl export``: the rows of an output with their histories as lists, for others."""
+"""``python -m etl export``: write rows with their histories as lists, for other programs."""
 
 from __future__ import annotations
 
@@ -31,32 +31,30 @@ _RESTORE = (
 )
 #: For the command's help.
 DESCRIPTION = (
-    "Writes train.parquet, valid.parquet and test.parquet into a new directory: the encoded "
-    "columns, and for each column of a history the ids of the row's newest events, oldest first, "
-    "as a list HISTORY__COLUMN, the name that TorchEasyRec gives it."
+    "Write train.parquet, valid.parquet and test.parquet into a new directory. They hold the "
+    "encoded columns and, for each column of a history, a list column HISTORY__COLUMN (the naming "
+    "of TorchEasyRec) with the ids of the row's newest events, oldest first."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class ListsSettings(Settings):
+class ExportSettings(Settings):
     """The settings of ``python -m etl export``."""
 
-    source: Path = flag("the output of `run`", metavar="OUT", positional=True)
-    output_path: Path = flag("directory to make")
-    max_events: int = flag("newest events of a history in a row", 50, minimum=1)
-    pad: bool = flag(
-        "make each list --max_events long, with the padding id 0 before the events", False
-    )
+    source: Path = flag("an output of `python -m etl run`", metavar="OUT", positional=True)
+    output_path: Path = flag("directory to create")
+    max_events: int = flag("length limit of a list; the newest events are kept", 50, minimum=1)
+    pad: bool = flag("pad each list to --max_events, with id 0 before the events", False)
 
 
-SETTINGS = (ListsSettings,)
+SETTINGS = (ExportSettings,)
 
 
-def run(settings: ListsSettings) -> None:
+def run(settings: ExportSettings) -> None:
     """Write the files.
 
     Raises:
-        BadInputError: There is no output, or a file of it is missing or damaged.
+        BadInputError: The source is not an output, or one of its files is missing or damaged.
         SchemaError: A row's pointer leads outside the store of its history.
         SettingsError: The output has no histories.
         OutputError: The directory exists, or cannot be written.
@@ -72,7 +70,7 @@ def run(settings: ListsSettings) -> None:
     if not schema.histories:
         raise SettingsError(
             f"{settings.source} has no histories",
-            "its parquet, OUT/criteo_binary/split, is what others read",
+            "other programs can read its parquet, OUT/criteo_binary/split, directly",
         )
     sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
     fields = list(schema.arrow)[: len(schema.floats) + len(schema.categorical)]
@@ -105,7 +103,7 @@ def run(settings: ListsSettings) -> None:
 
 
 def _read(part: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, whose pages are compared with their checksums."""
+    """Yield the record batches of a part; verify the checksum of each page."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,14 +115,16 @@ def _read(part: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _make_lists(
-    store: HistoryStore, batch: pa.RecordBatch, settings: ListsSettings
+    store: HistoryStore, batch: pa.RecordBatch, settings: ExportSettings
 ) -> list[pa.Array]:
-    """Return the lists of some rows, one for each column of a history."""
+    """Return the histories of a batch's rows: a list array for each column of the history."""
     import pyarrow as pa
 
     maximum = settings.max_events
-    keys, events = (batch[name].to_pylist() for name in store.history.pointers)
-    found = [store.newest(key, count, maximum) for key, count in zip(keys, events, strict=True)]
+    key_name, count_name = store.history.pointers
+    keys = batch[key_name].to_pylist()
+    num_events = batch[count_name].to_pylist()
+    found = [store.read_newest(key, n, maximum) for key, n in zip(keys, num_events, strict=True)]
     counts = np.array([len(row[0]) for row in found], np.int64)
     lengths = np.full(len(found), maximum) if settings.pad else counts
     offsets = to_offsets(lengths)

@@ -9,24 +9,24 @@ from nvt_torchrec.etl.settings import ExtendSettings
 from nvt_torchrec.formats.splits import SPLITS
 
 DESCRIPTION = (
-    "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
-    "earlier days stays as it is; new values that qualify for an id get the next ones. Each day "
+    "Add new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
+    "earlier days does not change; new values that qualify for an id get the next ones. Each day "
     "is a generation. The newest day is halved into valid and test, all others are for training; "
     "rows that are split by share, column, time or values go where the spec's [split] says. "
-    "Until all of a day is ready, OUT is the previous generation. The same command "
+    "OUT remains the previous generation until the new one is complete. The same command "
     "continues an interrupted extension; --undo takes the newest day back."
 )
 SETTINGS = (ExtendSettings,)
 
 
 def run(settings: ExtendSettings) -> None:
-    """Add the days, and print what there is now.
+    """Add the days, and print the generation, days and rows that the output has now.
 
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.extend.extend.extend` raises.
     """
     from nvt_torchrec.etl.extend.extend import extend
-    from nvt_torchrec.formats.day_names import day_title
+    from nvt_torchrec.formats.day_names import format_day_title
 
     manifest = extend(settings)
     rows = manifest["rows"]
@@ -34,7 +34,7 @@ def run(settings: ExtendSettings) -> None:
         values = {"generation": manifest.generation, "days": manifest.days, "rows": rows}
         print(json.dumps(values))
         return
-    titles = {file["day"]: day_title(file["path"]) for file in manifest["inputs"]}
+    titles = {file["day"]: format_day_title(file["path"]) for file in manifest["inputs"]}
     print(f"generation {manifest['generation']}")
     for split in SPLITS:
         days = ",".join(titles[day] or str(day) for day in manifest["days"][split])

@@ -14,16 +14,16 @@ from nvt_torchrec.base.command_line import Settings, flag
 
 log = logging.getLogger(__name__)
 
-#: MiB of text that are read from the beginning of a file.
+#: Default of ``--head_mb``: MiB of text to read from the beginning of a file.
 HEAD_MB = 8
-#: Columns that are not read and that a line names; the spec names all of them.
+#: Unread columns that are named on one line of output; the spec lists all of them.
 _MAX_UNREAD = 20
 
 #: For the command's help.
 DESCRIPTION = (
-    "Reads the head of a file (text or JSON lines, also compressed, or parquet), and writes a "
-    "feature spec for it: its format, the type of each column, a label, a split, and comments that "
-    "say why. The spec can be used at once, but review it first; docs/specs.md explains the keys."
+    "Read the head of a log (text or JSON lines, also compressed, or parquet), and write a feature "
+    "spec for it: the format, the type of each column, a label, a split, and comments that say "
+    "why. The spec can be used at once, but review it first; docs/specs.md explains the keys."
 )
 
 
@@ -39,17 +39,17 @@ class GuessSettings(Settings):
         "write the spec to this file (default: print it)", None, metavar="TOML"
     )
     label: str = flag(
-        "the label's column, by its name or its number from 1; several with commas between "
+        "column of the label, by name or by number from 1; separate several by commas "
         "(default: detected)", "", metavar="COLUMN"
     )
-    delimiter: str = flag("delimiter of the fields (default: detected)", "")
+    delimiter: str = flag("delimiter between fields (default: detected)", "")
     events: bool = flag(
-        "add what happened before each row, of a log with a time, users and items; "
-        "docs/events.md", False
+        "add features of what happened before each row; the log needs a time, users and items "
+        "(docs/events.md)", False
     )
     tables: tuple[str, ...] = flag(
-        "files of tables with what is known of a user, an item or another key of the log; "
-        "docs/tables.md", (), metavar="PATH,…"
+        "tables to join: files with attributes of the users, the items or another key of the log "
+        "(docs/tables.md)", (), metavar="PATH,…"
     )
     head_mb: int = flag("MiB of text to read from the beginning", HEAD_MB, minimum=1, maximum=1024)
     # fmt: on
@@ -60,20 +60,21 @@ SETTINGS = (GuessSettings,)
 
 @dataclasses.dataclass(frozen=True)
 class GuessedSpec:
-    """A spec, and what there is to say of it.
+    """A guessed spec, and notes for its review.
 
     Attributes:
         text: The spec as TOML.
-        flags: Those of ``etl run`` for it.
-        close: The columns of which each could be the label, the one taken first; [] without doubt.
-        says: What to look at, in lines.
+        flags: The flags with which ``etl run`` reads the log by it.
+        label_candidates: The columns that could equally be the label, the chosen one first; [] if
+            there is no doubt.
+        notes: Notes for the review, one per line.
         unread: The columns that the spec does not read, each with the reason.
     """
 
     text: str
     flags: list[str]
-    close: list[str]
-    says: str
+    label_candidates: list[str]
+    notes: str
     unread: Mapping[str, str]
 
 
@@ -86,24 +87,24 @@ def guess(
     events: bool = False,
     tables: Sequence[str] = (),
 ) -> tuple[str, list[str], str]:
-    """Return a first spec for a log as TOML, flags of ``etl run`` for it, and what to look at.
+    """Return a first spec for a log as TOML, the flags of ``etl run`` for it, and review notes.
 
     Args:
         path: A file of text, also compressed, or parquet, or a directory or glob of such files;
-            local or a URL. Of a file that is a day of a log, the input is all of its days.
-        label: The name of the label's column, or its number from 1 on, or several of these with
-            commas between; "" to find it.
-        delimiter: What is between the fields of text; "" to find it.
+            local or a URL. If the file is one day of a log, the flags read all days of the log.
+        label: The name of the label's column, its number from 1, or several of these separated by
+            commas; "" to detect it.
+        delimiter: The delimiter between the fields of text; "" to detect it.
         head_mb: MiB of text to read from the beginning.
-        events: Whether the spec counts what happened before a row.
-        tables: Files of tables that are joined to the log.
+        events: Whether the spec has features of what happened before each row.
+        tables: Files of tables to join to the log.
 
     Raises:
-        BadInputError: The file cannot be read, no column can be the label, there are no events, or
-            a table has no key of the log.
+        BadInputError: The file cannot be read, no column can be the label, events are asked for but
+            the log does not allow them, or a table has no key of the log.
     """
-    made = guess_spec(path, label, delimiter, head_mb, events=events, tables=tables)
-    return made.text, made.flags, made.says
+    guessed = guess_spec(path, label, delimiter, head_mb, events=events, tables=tables)
+    return guessed.text, guessed.flags, guessed.notes
 
 
 def guess_spec(
@@ -117,28 +118,31 @@ def guess_spec(
     outcomes: bool = True,
     tables: Sequence[str] = (),
 ) -> GuessedSpec:
-    """Return a first spec; see :func:`guess`.
+    """Guess a first spec for a log.
 
     Args:
-        path: See :func:`guess`; so are label, delimiter, head_mb and events.
-        label: Names of columns.
-        delimiter: Of text.
-        head_mb: MiB of text.
-        events: Whether there are events.
-        split: Shares and the seed of ``[split]``, in the place of what is guessed.
-        outcomes: Whether columns that give the label away are left out.
-        tables: Files of tables.
+        path: See :func:`guess`.
+        label: See :func:`guess`.
+        delimiter: See :func:`guess`.
+        head_mb: See :func:`guess`.
+        events: See :func:`guess`.
+        split: Shares and seed of ``[split]``, instead of guessed ones.
+        outcomes: Whether to leave out columns that give the label away.
+        tables: See :func:`guess`.
+
+    Raises:
+        BadInputError: See :func:`guess`.
     """
     from nvt_torchrec.base.errors import BadInputError
-    from nvt_torchrec.etl.guess.roles import assign
+    from nvt_torchrec.etl.guess.roles import assign_roles
     from nvt_torchrec.etl.guess.sample import take_sample
     from nvt_torchrec.etl.guess.tables_of_log import add_table
     from nvt_torchrec.etl.guess.toml_text import comment_events, propose_events, to_toml
 
     sample = take_sample(path, head_mb << 20, delimiter)
-    found = assign(sample, path, label, outcomes=outcomes)
+    found = assign_roles(sample, path, label, outcomes=outcomes)
     if split:
-        found = dataclasses.replace(found, split=found.split.change(split))
+        found = dataclasses.replace(found, split=found.split.override(split))
     proposed = propose_events(found, sample)
     guessed_tables = []
     for table_path in tables:
@@ -147,8 +151,8 @@ def guess_spec(
         guessed_tables.append(table)
     if events and not proposed:
         raise BadInputError(
-            f"{path}: no [events]: they need a time that no row lacks, a column named for users, "
-            "another category with repeated values, and a split by days, time or files",
+            f"{path}: cannot add [events]: they need a time that no row lacks, a column named for "
+            "users, another category with repeated values, and a split by days, time or files",
             "leave --events out, or write the block by hand as docs/events.md shows",
         )
     flags = ["--input_path", found.split.input_path or path, "--output_path", "OUT"]
@@ -159,33 +163,33 @@ def guess_spec(
         flags += ["--table", ",".join(table_paths)]
     if sample.malformed or any("malformed" in why for _, why in found.labels):
         flags += ["--on_bad_rows", "quarantine"]
-    says = []
+    notes = []
     if found.unread:
         unread = ", ".join(list(found.unread)[:_MAX_UNREAD])
         if len(found.unread) > _MAX_UNREAD:
             unread += " …"
-        says.append(f"not read, for the reasons at the end of the spec: {unread}")
+        notes.append(f"not read, for the reasons at the end of the spec: {unread}")
     if sample.quoted_breaks:
-        says.append(
-            f"{sample.quoted_breaks} lines end within quotes, in the middle of a value: write the "
-            "log as parquet, or their rows are left out"
+        notes.append(
+            f"{sample.quoted_breaks} lines end within quotes, in the middle of a value: convert "
+            "the log to parquet, otherwise their rows are left out"
         )
     if proposed and not events:
-        says.append("what happened before a row may say more than its ids: --events counts it")
+        notes.append("what happened before a row may predict more than its ids: --events adds it")
     rule, why = found.labels[0]
-    why = why.replace("; also possible", "; --label takes another")
-    says.append(f"the label is {rule['name']}: {why}")
+    why = why.replace("; also possible", "; --label chooses another")
+    notes.append(f"the label is {rule['name']}: {why}")
     lines = comment_events(proposed, wanted=events)
     text = to_toml(found, sample, path, events=lines, tables=guessed_tables)
-    return GuessedSpec(text, flags, found.close, "\n".join(says), found.unread)
+    return GuessedSpec(text, flags, found.label_candidates, "\n".join(notes), found.unread)
 
 
 def run(settings: GuessSettings) -> None:
     """Print or write the spec.
 
     Raises:
-        BadInputError: The file cannot be read, no column can be the label, or there are no events.
-        OutputError: The output is there already, or cannot be written.
+        BadInputError: See :func:`guess`.
+        OutputError: The output exists already, or cannot be written.
     """
     from nvt_torchrec.base.errors import OutputError, as_called
     from nvt_torchrec.base.files.atomic import output_errors, write_text
@@ -193,30 +197,31 @@ def run(settings: GuessSettings) -> None:
     output = settings.output
     if output and output.exists():
         raise OutputError(f"{output}: exists already", "choose another --output, or delete it")
-    made = _guess_as_set(settings, settings.label)
-    if made.close:
-        taken = made.close[0]
-        log.warning("column %s could be the label:", " or ".join(made.close))
+    guessed = _guess_with_label(settings, settings.label)
+    candidates = guessed.label_candidates
+    if candidates:
+        chosen = candidates[0]
+        log.warning("column %s could be the label:", " or ".join(candidates))
         if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
-            taken = _ask(made.close)
-            if taken != made.close[0]:
-                made = _guess_as_set(settings, taken)
+            chosen = _ask_label(candidates)
+            if chosen != candidates[0]:
+                guessed = _guess_with_label(settings, chosen)
         else:
-            for label in made.close:
-                log.warning("  %s", _command(settings, label))
-        log.warning("taken is %s", taken)
+            for label in candidates:
+                log.warning("  %s", _format_command(settings, label))
+        log.warning("the spec uses %s", chosen)
     if output is None:
-        print(made.text, end="")
+        print(guessed.text, end="")
         return
     with output_errors(output):
-        write_text(output, made.text)
+        write_text(output, guessed.text)
     log.info("wrote %s; review it, then run:", output)
     command = as_called("python -m etl run")
-    log.info("%s %s", command, shlex.join(["--spec", str(output), *made.flags]))
-    log.info(made.says)
+    log.info("%s %s", command, shlex.join(["--spec", str(output), *guessed.flags]))
+    log.info(guessed.notes)
 
 
-def _guess_as_set(settings: GuessSettings, label: str) -> GuessedSpec:
+def _guess_with_label(settings: GuessSettings, label: str) -> GuessedSpec:
     delimiter = settings.delimiter.replace("\\t", "\t")
     return guess_spec(
         settings.input_path,
@@ -228,8 +233,8 @@ def _guess_as_set(settings: GuessSettings, label: str) -> GuessedSpec:
     )
 
 
-def _command(settings: GuessSettings, label: str) -> str:
-    """Return the command that takes a label, into a file of its own."""
+def _format_command(settings: GuessSettings, label: str) -> str:
+    """Return the command that guesses with this label, and writes to a separate file."""
     from nvt_torchrec.base.errors import as_called
 
     words = [settings.input_path, "--label", label]
@@ -247,8 +252,8 @@ def _command(settings: GuessSettings, label: str) -> str:
     return f"{as_called('python -m etl guess')} {shlex.join(words)}"
 
 
-def _ask(labels: list[str]) -> str:
-    """Return which of some labels somebody at a terminal takes; the first one without an answer."""
+def _ask_label(labels: list[str]) -> str:
+    """Ask at the terminal which column is the label; an empty answer chooses the first one."""
     for number, label in enumerate(labels, 1):
         log.warning("  %d  %s", number, label)
     while True:

@@ -16,7 +16,7 @@ from nvt_torchrec.formats.feature_spec.spec_variants import replace_policy
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = (
-    "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
+    "Fit a Workflow on all days but the last, save it to OUT/workflow, and write "
     "OUT/criteo_binary/split/{train,valid,test}. Unless the spec's [split] says otherwise, the "
     "last day is halved into valid and test; a log of one day is split 80/10/10. The same "
     "command continues an interrupted run."
@@ -29,20 +29,20 @@ class RunOptions(Settings):
 
     # fmt: off
     freq_threshold: int | None = flag(
-        "values that occur less often are out of vocabulary", None, metavar="T",
+        "values that occur fewer than T times are out of vocabulary", None, metavar="T",
         excludes=("max_table_size",)
     )
     max_table_size: int | None = flag(
-        "largest number of rows of a table, the 3 reserved ids included; the most frequent values "
-        "are kept", None, metavar="M"
+        "maximum number of rows of an embedding table, including the 3 reserved ids; the most "
+        "frequent values are kept", None, metavar="M"
     )
     dense: str | None = flag(
-        "transform of dense columns without one of their own in the spec", None,
+        "transform of the dense columns for which the spec sets none", None,
         choices=DENSE_TRANSFORMS)
     # fmt: on
 
     def apply(self, spec: FeatureSpec) -> FeatureSpec:
-        """Return the spec with the changes.
+        """Return the spec with these flags applied.
 
         Raises:
             SettingsError: A value is not allowed.
@@ -60,7 +60,7 @@ SETTINGS = (EtlSettings, RunOptions)
 
 
 def describe_rows(rows: Mapping[str, int]) -> str:
-    """Return how many rows there are, of a manifest's ``rows``."""
+    """Describe the row counts of a manifest (its ``rows``) in words."""
     described = f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected"
     if rows.get("waiting"):
         described += f", {rows['waiting']} waiting for their clicks"
@@ -83,10 +83,12 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     rows = manifest["rows"]
     print(describe_rows(rows))
     timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
-    if timings["rows_per_s"]:  # an interrupted run has none
+    if timings["rows_per_s"]:  # None after an interruption
         speed = f"{timings['rows_per_s']} rows/s, {timings['text_mb_per_s']} MB/s of input"
-        events = "make events, " if "events" in timings["seconds"] else ""
-        print(f"{speed} to {events}fit and transform")
+        stages = "make events, fit and transform"
+        if "events" not in timings["seconds"]:
+            stages = "fit and transform"
+        print(f"{speed} to {stages}")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)

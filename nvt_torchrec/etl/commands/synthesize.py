@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class SynthesizeSettings(Settings):
-    """The settings of ``python -m etl synthesize``, beside those of the log itself."""
+    """The settings of ``python -m etl synthesize`` that do not describe the log itself."""
 
     output_path: Path = flag("directory for day_0 … and synthetic.json: new or empty")
     workers: int = threads_flag()

@@ -52,7 +52,7 @@ from nvt_torchrec.etl.units.writing import (
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys
-from nvt_torchrec.formats.rows import CategoryValues, RawRows, flat_values
+from nvt_torchrec.formats.rows import CategoryValues, RawRows, get_flat_values
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.stored_table import StoredTable
 from nvt_torchrec.workflows.stored_tables import StoredTables
@@ -139,7 +139,7 @@ def count_block(
 
 
 def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
-    values = [*map(flat_values, pieces)]
+    values = [*map(get_flat_values, pieces)]
     if column.hash_buckets:  # the id is a hash, there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)

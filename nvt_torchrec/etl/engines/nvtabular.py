@@ -41,7 +41,7 @@ from nvt_torchrec.etl.units.writing import (
 )
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
-from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
 from nvt_torchrec.workflows.store import build, fitted_state, load
@@ -67,7 +67,7 @@ class NVTabular(Workers):
         does not depend on the number of workers. The rows of the first block are reported twice.
         """
         job, client, gpu = self.job, self.client, self.gpu
-        empty = to_frame(empty_rows(job.spec, label=True), job.spec, gpu=gpu)
+        empty = to_frame(make_empty_rows(job.spec, label=True), job.spec, gpu=gpu)
         # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
         # operator with statistics, share the frames. (A worker counts a frame's memory three times,
         # for the task and two aliases of it, and so may spill early.)

@@ -15,7 +15,7 @@ from nvt_torchrec.etl.events.event_files import EventFiles
 from nvt_torchrec.etl.events.label_rates import LabelRates
 from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.rows import RawRows, empty_mask
+from nvt_torchrec.formats.rows import RawRows, make_empty_mask
 from nvt_torchrec.workflows.event_groups import (
     TRAIN,
     FoundSums,
@@ -147,9 +147,9 @@ class EventValues:
             rows = RawRows(
                 labels=np.empty((0, num_rows), np.uint8),
                 dense=np.zeros(chosen.shape),
-                dense_missing=empty_mask(*chosen.shape),
+                dense_missing=make_empty_mask(*chosen.shape),
                 categorical=[],
-                categorical_missing=empty_mask(*chosen.shape),
+                categorical_missing=make_empty_mask(*chosen.shape),
                 line=np.arange(num_rows),
             )
             yield add_aggregates(rows, aggregates, chosen)

@@ -19,9 +19,9 @@ from nvt_torchrec.etl.row_additions import NO_ADDITIONS, RowAdditions
 from nvt_torchrec.etl.units.hours import count_hours
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import DividedBlock, block_name
-from nvt_torchrec.etl.units.writing import choose
+from nvt_torchrec.etl.units.writing import choose_splits
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.spec_variants import read_events_alone
+from nvt_torchrec.formats.feature_spec.spec_variants import keep_events_only
 from nvt_torchrec.formats.rows import RawRows, is_missing
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.workflows.event_groups import EVENT, FIRST_LABEL, TRAIN, history_bit
@@ -64,7 +64,7 @@ def extract(
         return 0
     # Without quarantine a malformed row ends the run, so the columns of the events suffice; with
     # it, all columns decide which rows count.
-    read = spec if max_bad_rows else read_events_alone(spec)
+    read = spec if max_bad_rows else keep_events_only(spec)
     extractor = BlockExtractor(block, read, files, train=train)
     pieces = read_block_chunks(block, read, max_bad_rows=max_bad_rows, chunk_bytes=CHUNK_BYTES)
     tables = additions.tables
@@ -125,7 +125,7 @@ class BlockExtractor:
         spec = self._spec
         flags = np.full(len(rows), 1 << EVENT, flag_type(spec))
         if isinstance(self._block, DividedBlock):
-            flags |= choose(rows, self._block, self._lines) == SPLITS.index("train")
+            flags |= choose_splits(rows, self._block, self._lines) == SPLITS.index("train")
         else:
             flags |= self._train
         for number, label in enumerate(rows.labels):

@@ -23,7 +23,7 @@ from nvt_torchrec.etl.units.hours import add_hours, count_times, find_late
 from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import format_time
-from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys, read_events_alone
+from nvt_torchrec.formats.feature_spec.spec_variants import drop_event_keys, keep_events_only
 from nvt_torchrec.formats.rows import UNLIMITED
 from nvt_torchrec.workflows.event_groups import BEFORE_ALL
 
@@ -57,7 +57,7 @@ def read_end(
             log.debug("%s: damaged; times are read again", file)
         except IndexError:
             return None
-    times_alone = drop_event_keys(read_events_alone(spec))
+    times_alone = drop_event_keys(keep_events_only(spec))
 
     def count(block: Block) -> np.ndarray:
         counted = [np.zeros((2, 0), np.int64)]

@@ -63,22 +63,22 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
     aggregates: list[DenseColumn] = []
     names: dict[str, str] = {}  # columns of the source, and how the log calls them
     for column in spec.aggregates:
-        of_source = column.aggregate
-        if of_source is None or of_source.source != rule.name:
+        aggregate = column.aggregate
+        if aggregate is None or aggregate.source != rule.name:
             continue
-        own_key = rule.own_names(of_source.key)
-        own = dataclasses.replace(of_source, key=own_key, source="")
+        file_key = rule.to_source_names(aggregate.key)
+        own = dataclasses.replace(aggregate, key=file_key, source="")
         aggregates.append(dataclasses.replace(column, aggregate=own))
-        names |= zip(own_key, of_source.key, strict=True)
-        if of_source.column and not of_source.kind.of_numbers:
-            names.setdefault(of_source.column, of_source.column)
+        names |= zip(file_key, aggregate.key, strict=True)
+        if aggregate.column and not aggregate.kind.takes_numbers:
+            names.setdefault(aggregate.column, aggregate.column)
     amounts = []
     for name in list_amounts(spec.aggregate_rules, rule.name):
         reading = Reading((name,), nulls=rule.nulls, trim=True)
         amounts.append(DenseColumn(f"amount {name}", raw="float", reading=reading))
     compared = []
     for own_name, name in names.items():
-        read = spec.key_read(name)
+        read = spec.make_key_read(name)
         nulls = tuple(dict.fromkeys([*read.nulls, *rule.nulls]))
         reading = Reading((own_name,), nulls=nulls, trim=read.trim, lenient=read.lenient)
         compared.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
@@ -88,7 +88,7 @@ def make_source_spec(rule: SourceRule, spec: FeatureSpec, path: str) -> FeatureS
         categorical=tuple(compared),
         input=rule.input or guess_format(path, spec),
         events=Events(rule.time, rule.time_format, rule.known, cut=spec.events.cut),
-        of_source=True,
+        is_source=True,
     )
 
 
@@ -218,8 +218,8 @@ class _SourceReader:
             for index, key in enumerate(spec.event_keys):
                 if key.source != rule.name:
                     continue
-                own_key = EventKey(rule.own_names(key.columns))
-                hashes = rows.groups[self.source_spec.event_keys.index(own_key)]
+                file_key = EventKey(rule.to_source_names(key.columns))
+                hashes = rows.groups[self.source_spec.event_keys.index(file_key)]
                 distinct, codes = code_keys([to_arrow(hashes).dictionary_encode()])
                 write_array(files.block_keys(name, index), distinct)
                 write_array(files.codes(name, index), codes[order])
@@ -247,7 +247,7 @@ def check_keys(log: EventLog, map_tasks: MapTasks) -> None:
         num_keys = sum(keys for keys, _ in counts)
         num_found = sum(found for _, found in counts)
         if num_keys and not num_found:
-            kinds = [f"{name} as {log.spec.key_read(name).raw}" for name in group.columns]
+            kinds = [f"{name} as {log.spec.make_key_read(name).raw}" for name in group.columns]
             raise SettingsError(
                 f"source {group.source}: no row of the log has a key of its events by "
                 f"{', '.join(group.columns)}",

@@ -1,1 +1,1 @@
-"""Adding days to a finished output: each day is a generation, which OUT is switched to at once."""
+"""Add days to a finished output: each day makes a generation, and OUT is switched to it at once."""

@@ -1,16 +1,16 @@
-"""Which extension may write to an output, and how it is switched to another generation.
+"""Claim an output for an extension, and switch it to another generation.
 
 An extension locks a marker in ``OUT`` while it runs; the lock ends with the process, even by
-SIGKILL. The marker names the directory below ``OUT/.work`` of the day that is being added; each
-day, and each ``--restart``, has a directory of another name, so that a worker that is still at an
-earlier one does no harm.
+SIGKILL. The marker names the directory below ``OUT/.work`` with the state of the day that is being
+added. Each day, and each ``--restart``, has a directory with another name, so that a worker that is
+still busy with an earlier one does no harm.
 
-A switch is a few renames, written down before the first. The other generation is whole: with a day
-that was added, it is in the state of the extension; the one before the newest is in
-``OUT/.previous``. What a generation consists of is renamed by its names in ``OUT``, so no record
-names a path. Until the record of the switch exists, ``OUT`` is the generation that it was. From
-then on the switch only goes forward: whoever finds the record does the renames that are not done
-yet. All that is renamed is durable before. While the record exists, nothing reads ``OUT``, see
+A switch is a few renames, recorded before the first one. The other generation is complete before
+the switch begins: the next generation is in the state of the extension, the previous one in
+``OUT/.previous``. The entries of a generation have the same names everywhere, so the record needs
+no paths. Until the record exists, ``OUT`` is the old generation. From then on the switch only goes
+forward: whoever finds the record does the remaining renames. Everything is durable before it is
+renamed. While the record exists, nothing reads ``OUT``; see
 :meth:`formats.etl_output.EtlOutput.check_whole`.
 """
 
@@ -37,23 +37,23 @@ from nvt_torchrec.formats.manifest import Manifest
 
 _FORMAT = Format("nvt-torchrec switch", 2, "the record of a switch to another generation")
 _REMEDY = "restore the output directory from a backup, or run the ETL again"
-#: What a generation consists of; the first may be missing.
+#: The entries of ``OUT`` that belong to a generation; the first may be missing.
 _PARTS = ("rejected", *(name for name in NAMES if name != "rejected"))
-#: Below the state of the day that is being added: the next generation.
+#: Directory of the next generation, in the state of the day that is being added.
 NEXT = "next"
-#: Below that state: a generation that nobody needs.
+#: Directory of a generation that is no longer needed, in the same state.
 DISCARDED = "discarded"
 
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """A switch to another generation.
+    """The record of a switch to another generation.
 
     Attributes:
-        generation: The generation.
+        generation: The new generation.
         state: The name of the directory of the extension's state.
-        undo: Whether it is the generation before, and not that of a new day.
-        names: What the generation consists of.
+        undo: Whether to go back to the previous generation, not forward to that of a new day.
+        names: The names of the entries of the generation.
     """
 
     generation: int
@@ -63,16 +63,16 @@ class Switch:
 
 
 def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> None:
-    """Switch an output to a generation that is ready, and keep the one that it was.
+    """Switch an output to a complete generation, and keep the old one as the previous generation.
 
     Args:
         output: The output directory.
-        work: The state of the extension, in which the next generation is ready.
-        generation: The generation.
-        undo: Switch to the generation before instead; keep nothing.
+        work: The state of the extension, with the next generation.
+        generation: The number of the generation.
+        undo: Whether to switch to the previous generation instead, and keep no other one.
 
     Raises:
-        OutputError: The output cannot be written; ``--resume`` goes on from there.
+        OutputError: The output cannot be written; ``--resume`` continues the switch.
     """
     ready = output / PREVIOUS if undo else work / NEXT
     with state.name_errors(output):
@@ -87,10 +87,10 @@ def switch(output: Path, work: Path, generation: int, *, undo: bool = False) -> 
 
 
 def roll_forward(output: Path) -> int | None:
-    """Finish a switch that has begun; return the generation, or None if there is no such switch.
+    """Finish a switch that has begun; return its generation, or None if no switch has begun.
 
     Raises:
-        BadInputError: The record of the switch, or something that it names, is missing or damaged.
+        BadInputError: The record of the switch, or an entry that it names, is missing or damaged.
         OutputError: The output cannot be written.
     """
     file = output / SWITCH_FILE
@@ -105,20 +105,22 @@ def roll_forward(output: Path) -> int | None:
         ready, retired = work / NEXT, previous
     with state.name_errors(output):
         retired.mkdir(parents=True, exist_ok=True)
-        # Each rename is done once: where the new one is not there, it was renamed before.
+        # Each rename is done once: if the new entry is gone, it was renamed before an interruption,
+        # and the entry in OUT is the new one.
         for name in _PARTS:
-            now, new = output / name, ready / name
-            if now.exists() and (new.exists() or name not in planned.names):
-                _rename(now, retired / name)
+            current = output / name
+            new = ready / name
+            if current.exists() and (new.exists() or name not in planned.names):
+                _rename(current, retired / name)
             if new.exists():
-                _rename(new, now)
+                _rename(new, current)
         for directory in (retired, output):
             fsync_directory(directory)
     paths = EtlOutput(output)
     manifest = Manifest.read(paths.manifest)
     if manifest.generation != planned.generation:
         raise BadInputError(f"{ready}: generation {planned.generation} is missing", _REMEDY)
-    paths.check_described(manifest, _REMEDY, stores=False)  # they were not moved
+    paths.check_described(manifest, _REMEDY, stores=False)  # stores do not move
     shutil.rmtree(ready, ignore_errors=True)
     remove(file)
     return planned.generation
@@ -130,14 +132,13 @@ def _rename(source: Path, target: Path) -> None:
 
 log = logging.getLogger(__name__)
 
-#: The name of the state in which the newest day is taken back: a repeated command knows by it that
-#: this is done.
+#: The name of the state of an undo. By it, a repeated command knows that the undo is done already.
 _UNDOING = "0" * state.NAME_LETTERS
 
 
 @dataclasses.dataclass(frozen=True)
 class DayRecord(PlanRecord):
-    """What adding a day depends on."""
+    """The plan of adding a day."""
 
     @property
     def day(self) -> int:
@@ -146,7 +147,7 @@ class DayRecord(PlanRecord):
 
     @property
     def path(self) -> str:
-        """The path of its file."""
+        """The path of the day's file."""
         return next(iter(self.inputs))
 
 
@@ -157,7 +158,7 @@ class Claim:
     Attributes:
         output: The output directory.
         marker: The locked marker.
-        undoing: Whether a process that was ended before was taking back the newest day.
+        undoing: Whether an earlier process was interrupted while it took back the newest day.
     """
 
     output: Path
@@ -165,7 +166,7 @@ class Claim:
     undoing: bool
 
     def unfinished_day(self) -> DayRecord | None:
-        """Read the plan of the day that is being added; None if nothing of it was written down."""
+        """Read the plan of the day that is being added; None if no plan was recorded."""
         work = state.find_state(self.output, self.marker)
         return Journal(work).plan(DayRecord, state.RESTART) if work else None
 
@@ -176,7 +177,7 @@ class Claim:
         return state.begin_state(self.output, self.marker)
 
     def end(self) -> None:
-        """Forget the day that is being, or was being, added; errors do not matter."""
+        """Delete the state of the day that is or was being added; errors do not matter."""
         state.name_state(self.marker, "")
         shutil.rmtree(self.output / state.WORK_DIRECTORY, ignore_errors=True)
 
@@ -185,15 +186,15 @@ class Claim:
 def claim_extension(output: Path, *, restart: bool) -> Iterator[Claim]:
     """Claim a finished output for an extension.
 
-    A switch that has begun is finished first. If the caller fails before any work was done for a
-    day, all that it wrote for this day is removed.
+    A switch that has begun is finished first. If the caller fails before it did any work for a day
+    that is worth keeping, everything it wrote for this day is removed.
 
     Args:
         output: The OUT of a finished run.
         restart: Discard the day that an interrupted extension was adding.
 
     Raises:
-        BadInputError: There is no finished run.
+        BadInputError: The directory holds no finished run.
         OutputError: Another process writes to the directory, or it cannot be written.
     """
     _check_finished(output)
@@ -218,13 +219,13 @@ def claim_extension(output: Path, *, restart: bool) -> Iterator[Claim]:
 
 
 def _check_finished(output: Path) -> None:
-    """Refuse what is no finished output, and tidy up after a run that was killed at its end."""
+    """Check that an output is finished; clean up after a run that was killed at its very end."""
     if (output / state.UNFINISHED_FILE).exists():
         with locked(output / state.UNFINISHED_FILE, output):
             if not state.is_finished(output):
                 raise OutputError(
                     f"{output}: holds a run that did not finish",
-                    "finish it by the same `python -m etl run`, then extend it",
+                    "finish it with the same `python -m etl run`, then extend it",
                 )
             state.release(output)
     if not state.is_finished(output):
@@ -235,9 +236,9 @@ def _check_finished(output: Path) -> None:
 
 
 def _settle(claim: Claim, *, restart: bool) -> None:
-    """Discard what an earlier process left of a day, if it is of no use."""
+    """Discard the state of a day that an earlier process left, unless it can be resumed."""
     plan = None if restart else claim.unfinished_day()
-    now = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
-    if plan is None or plan.settings["generation"] <= now:  # only its state was left
+    current = Manifest.read(EtlOutput(claim.output).manifest).generation or 0
+    if plan is None or plan.settings["generation"] <= current:  # the day is in OUT already
         claim.end()
     remove_temporary(claim.output)

@@ -1,6 +1,6 @@
-"""An extension: new days of a log are counted, appended to the workflow, encoded and switched to.
+"""Extend an output: count new days, append their values to the workflow, encode them, and switch.
 
-Each day is a generation of its own and is committed before the next begins, so the result does not
+Each day makes a generation, which is committed before the next day begins. So the result does not
 depend on how days are grouped into commands.
 """
 
@@ -76,7 +76,7 @@ def extend(settings: ExtendSettings) -> Manifest:
         BadInputError: A file is missing or damaged, or a day cannot be added.
         BadRowError: A row is malformed; the message names file, line, column and value.
         SchemaError: NVTabular's own operators made the output.
-        SettingsError: Days cannot be added to the output's split, or not to these splits of it.
+        SettingsError: Days cannot be added to an output with such a split.
         OutputError: The output is in use or cannot be written, or holds an interrupted extension.
     """
     paths = EtlOutput(settings.output_path)
@@ -106,29 +106,32 @@ def extend(settings: ExtendSettings) -> Manifest:
             _Day(settings, day, tables, labels, by_days, manifest, claim).add()
             manifest = Manifest.read(paths.manifest)
         if not days:
-            log.info("%s: has all these days already, nothing to do", settings.output_path)
+            log.info("%s: has these days already, nothing to do", settings.output_path)
         return manifest
 
 
 def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
     previous = EtlOutput(paths.root / PREVIOUS)
-    remedy = "restore it from a copy; to leave out days without it, run the ETL again without them"
+    remedy = "restore it from a copy, or run the ETL again without the days that you want to remove"
     path_inside(paths.root, PREVIOUS, paths.root, remedy)
     before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
     if claim.undoing and (before is None or before.generation > manifest.generation):
-        log.info("%s: is generation %s again, by a command before", paths.root, manifest.generation)
+        # An interrupted undo was finished when the output was claimed.
+        log.info(
+            "%s: is generation %s again, by an earlier command", paths.root, manifest.generation
+        )
         return manifest
     if before is None or before.generation != (manifest.generation or 0) - 1:
         raise BadInputError(
-            f"{paths.root}: the generation before generation {manifest.generation} is not there",
-            f"one is kept when a day is added: {remedy}",
+            f"{paths.root}: the generation before generation {manifest.generation} is missing",
+            f"only one generation is kept, when a day is added: {remedy}",
         )
     check_extendable(previous, before)
     claim.end()
     work = claim.begin(undoing=True)
     switch(paths.root, work, before.generation, undo=True)
-    with contextlib.suppress(OSError):  # kept for trainings that read it
+    with contextlib.suppress(OSError):  # kept, because running trainings may read it
         os.rename(work / DISCARDED, previous.root)
     log.info("%s: is generation %d again", paths.root, before.generation)
     return before
@@ -136,9 +139,17 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
 
 @dataclasses.dataclass
 class _Day:
-    """The stages of adding a day; each continues where an earlier process stopped.
+    """The stages of adding a day; each continues where an interrupted process stopped.
 
-    By days, the day is halved into valid and test; otherwise its rows are divided, each by itself.
+    Attributes:
+        settings: The settings of the extension.
+        day: The new day.
+        tables: The files of the joined tables and of the event sources.
+        labels: The files of the labels.
+        by_days: Whether the output is split by days, so that the new day is halved into valid and
+            test; otherwise the spec's rule divides its rows.
+        manifest: The manifest of the current generation.
+        claim: The claim of the output.
     """
 
     settings: ExtendSettings
@@ -172,7 +183,9 @@ class _Day:
             changed = changes(adapt_plan(begun, record), record)
             if changed:
                 log.warning(
-                    "begun with other settings or inputs, so beginning again: %s", changed[0]
+                    "settings or inputs differ from those of the interrupted extension, which "
+                    "begins again: %s",
+                    changed[0],
                 )
                 self.claim.end()
         work = self.claim.begin()
@@ -186,7 +199,7 @@ class _Day:
             tables=tables,
             labels=self.labels,
         )
-        # By days, the parts of valid and test become parts of train.
+        # In a split by days, the current parts of valid and test become parts of train.
         renamed: dict[str, str] = {}
         first_parts = self.manifest["next_parts"]
         if self.by_days:
@@ -196,24 +209,21 @@ class _Day:
         factor = self.settings.max_rows_factor
         check_row_count(self.day, plan.estimate_file(self.day.source), self.manifest, factor)
         plan = self.stages.divide(plan)
-        log.info(
-            "%s: %.1f MB for %s",
-            self.day.name,
-            plan.text_bytes() / 1e6,
-            " and ".join(dict.fromkeys(unit.split for unit in plan.units)),
-        )
-        results = self.stages.count_and_encode(
-            plan,
-            None if self.by_days else "train",
-            lambda engine, report: self._extend_workflow(engine, plan, report),
-        )
+        splits = " and ".join(dict.fromkeys(unit.split for unit in plan.units))
+        log.info("%s: %.1f MB for %s", self.day.name, plan.text_bytes() / 1e6, splits)
+
+        def extend_workflow(engine: Engine, report: Report) -> WorkflowDescription:
+            return self._extend_workflow(engine, plan, report)
+
+        counted = None if self.by_days else "train"
+        results = self.stages.count_and_encode(plan, counted, extend_workflow)
         manifest = self._stage(plan, renamed, first_parts, results)
         switch(self.output, work, manifest.generation)
         self.claim.end()
         self._log_generation(manifest)
 
     def _log_generation(self, manifest: Manifest) -> None:
-        """Log the rows of the day by split; warn if none can be trained on."""
+        """Log the rows of the day by split; warn if none of them is for training."""
         counts = manifest["by_day_and_split"][str(self.day.day)]
         rows = ", ".join(f"{split} {count['rows']:,} rows" for split, count in counts.items())
         log.info(
@@ -222,14 +232,14 @@ class _Day:
         split = self.reading.spec.split
         if split.by == "time" and not counts.get("train", {}).get("rows"):
             log.warning(
-                "warning: none of its rows is for training, as none is before %s: the cuts of a "
-                "split by time stay where they are\n  -> to train on newer rows, run the ETL again "
+                "warning: none of its rows is for training, because none is before %s: the cuts "
+                "of a split by time do not move\n  -> to train on newer rows, run the ETL again "
                 "over all files with a later valid_from and test_from in the spec's [split]",
                 split.valid_from,
             )
 
     def _find_waiting(self) -> list[DayFile]:
-        """Return the files of days before that have rows that wait for their clicks."""
+        """Return the files of earlier days with rows that wait for their clicks."""
         if not self.reading.spec.label_files:
             return []
         from nvt_torchrec.etl.labels.label_state import EarlierLabels
@@ -238,7 +248,7 @@ class _Day:
         return find_waiting(self.manifest, earlier.record.waiting)
 
     def _describe_settings(self) -> dict[str, Any]:
-        """Return what the result depends on beside the input, JSON-ready."""
+        """Return the JSON-ready settings that the result depends on."""
         described = {
             "day": self.day.day,
             "generation": self.manifest["generation"] + 1,
@@ -278,10 +288,18 @@ class _Day:
         first_parts: dict[str, int],
         results: list[UnitResult],
     ) -> Manifest:
-        """Make the next generation ready beside OUT; return its manifest."""
+        """Complete the next generation in its own directory; return its manifest.
+
+        Args:
+            plan: The units.
+            renamed: Current name → new name of the existing parts that are renamed.
+            first_parts: The number of the new day's first part in each split.
+            results: The results of all units.
+        """
         from nvt_torchrec.etl.units.part_files import write_descriptions
 
-        day, before = self.day, self.manifest
+        day = self.day
+        before = self.manifest
         description = inspect(self.next.workflow)
         results, new = number_parts(results, first_parts)
         if not any(result.rows for result in results):
@@ -302,7 +320,7 @@ class _Day:
             without = stage.list_rejected_files(self.paths.rejected, before.inputs, dropped)
             stage.link_files(self.paths.rejected, self.next.rejected, without)
             written = check_rows(results, splits)
-            of_day = make_manifest(
+            day_manifest = make_manifest(
                 self.stages.record,
                 [day],
                 results,
@@ -312,7 +330,7 @@ class _Day:
             )
             manifest = stage.make_next_manifest(
                 stage.move_waiting(before, results),
-                of_day,
+                day_manifest,
                 self.by_days,
                 renamed,
                 first_parts,
@@ -326,40 +344,40 @@ class _Day:
                     )
             if dropped:
                 names = ", ".join(map(str, sorted(dropped)))
-                log.info("%s: the parquet of days %s is left out", self.output, names)
+                log.info("%s: the parquet of days %s is dropped", self.output, names)
             write_descriptions(
                 splits, [file["file"] for file in manifest["files"]], description.table_schema
             )
         self.stages.check_inputs(self.files)
-        return self.stages.finish(manifest, description, plan, of_day.rows["in"])
+        return self.stages.finish(manifest, description, plan, day_manifest.rows["in"])
 
 
 def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
-    """Check that the manifest, the workflow, its state and the parts are of one generation.
+    """Check that the manifest, the workflow, its state and the parts belong to one generation.
 
     Returns:
         The feature spec of the output.
 
     Raises:
-        BadInputError: Something is missing or damaged.
+        BadInputError: A file is missing or damaged, or belongs to another generation.
         SchemaError: NVTabular's own operators made the output.
-        SettingsError: Its rows are split in a way to which days cannot be added.
+        SettingsError: Days cannot be added to an output with such a split.
     """
     if manifest.settings.get("engine") == "nvtabular":
         raise SchemaError(
-            f"{paths.manifest}: made with --engine nvtabular, which keeps no counts to go on from",
+            f"{paths.manifest}: made with --engine nvtabular, which keeps no counts to extend",
             "fit the log again with `python -m etl run --engine cpu` or `--engine dask`",
         )
     description = inspect(paths.workflow)
     _check_split(paths, description.spec.split, manifest.split or {})
     if description.digest != manifest["workflow_digest"]:
         raise BadInputError(
-            f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "
-            f"{manifest['workflow_digest'][:12]}…",
+            f"{paths.workflow}: its digest is {description.digest[:12]}…, but the data were made "
+            f"with workflow {manifest['workflow_digest'][:12]}…",
             _RESTORE,
         )
     for file in manifest.files:
-        parse_part_name(file.file)  # a name that leads elsewhere is refused
+        parse_part_name(file.file)  # refuses a name that points out of the directory
         difference = paths.part_difference(file)
         if difference:
             raise BadInputError(difference, _RESTORE)
@@ -368,19 +386,19 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
 
 
 def _check_split(paths: EtlOutput, split: Split, rule: dict[str, Any]) -> None:
-    """Check that the split says where the rows of a new day go, and that of no row changes."""
+    """Check that the split tells where the rows of a new day go, and moves no existing row."""
     if split.by == "files":
         raise SettingsError(
-            f"{paths.root}: its rows are split by files, which have no order that a new file could "
-            "follow in",
-            "run the ETL again over all files, the new ones among those of the spec's [split]; or, "
-            'to add days from now on, run it with by = "days", "share" or "column"',
+            f"{paths.root}: its rows are split by files, so the split does not tell where the rows "
+            "of a new file go",
+            "run the ETL again over all files, with the new ones in the spec's [split]; or, to add "
+            'days from now on, run it with by = "days", "share" or "column"',
         )
     if split.by == "time" and not split.valid_from:
         raise SettingsError(
-            f"{paths.root}: its rows are split by time, by shares: with a new day the cuts would "
-            "be others, and rows would change their split",
-            "give the cuts themselves in the [split] of the spec, now "
+            f"{paths.root}: its rows are split by time with shares: a new day would move the cuts, "
+            "and existing rows would change their split",
+            "set the cuts themselves in the [split] of the spec, now "
             f'valid_from = "{rule.get("valid_from")}", test_from = "{rule.get("test_from")}", and '
             'run the ETL again; or, to add days from now on, run it with by = "days", "share" or '
             '"column"',

@@ -1,4 +1,4 @@
-"""Which days can be added to an output: new ones, that are no copies, and of usual size."""
+"""Find the days to add to an output, and check that they are new, not copies, and of usual size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nvt_torchrec.formats.manifest import InputFile, Manifest
 def find_new_days(
     settings: ExtendSettings, manifest: Manifest, *, without: Collection[str] = ()
 ) -> list[DayFile]:
-    """Find the days to add; those that are there already, from the same file, are passed over.
+    """Find the days to add; skip days that were added already from the same file.
 
     Args:
         settings: The settings of the extension.
-        manifest: The manifest of the days before.
-        without: Paths of files that are no days.
+        manifest: The manifest of the earlier days.
+        without: Paths of files that are not days.
 
     Raises:
         BadInputError: A file is missing, or a day cannot be added.
@@ -35,10 +35,11 @@ def find_new_days(
         if day.day in inputs:
             check_same_file(day, manifest, settings.output_path)
         elif day.day < newest:
+            title = day_names.format_day_title(inputs[newest]["path"]) or newest
             raise BadInputError(
                 f"{day.path}: {day.name} is older than the newest day of "
-                f"{settings.output_path}, {day_names.day_title(inputs[newest]['path']) or newest}",
-                "days are added in the order of time; to include it, run the ETL again",
+                f"{settings.output_path}, {title}",
+                "days can only be added in order; to include it, run the ETL again",
             )
         else:
             days.append(day)
@@ -46,20 +47,20 @@ def find_new_days(
 
 
 def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
-    """Refuse another file of a day that is there. Raises :class:`BadInputError`."""
+    """Raise :class:`BadInputError` if a day that was added before now has another file."""
     inputs = {file.day: file for file in manifest.inputs}
     file = inputs[day.day]
     if fingerprint(day) == file.fingerprint or content_digest(day) == file.digest:
         return
-    problem = f"{output} has {day.name} already, of another file, {file.path}"
+    problem = f"{output} has {day.name} already, from another file, {file.path}"
     later = f"if this is a later day, call it {_name_next_day(inputs)}"
     undo = "take that one back with `python -m etl extend --undo` first"
     may_undo = day.day == max(inputs)
-    if day_names.name_of(day.path) is None:
-        # the day was not chosen, so its number comes first, and not what replaces a day
+    if day_names.parse_day_name(day.path) is None:
+        # The user did not choose the number of the day, so suggest a later day before replacing.
         problem = f"no number or date in its name, so it is {day.name}; {problem}"
-        remedy = f"{later}; if it replaces {file.path}, "
-        remedy += undo if may_undo else "run the ETL again"
+        replace = undo if may_undo else "run the ETL again"
+        remedy = f"{later}; if it replaces {file.path}, {replace}"
     elif may_undo:
         remedy = f"{undo}; or, {later}; or run the ETL again"
     else:
@@ -68,41 +69,42 @@ def check_same_file(day: DayFile, manifest: Manifest, output: Path) -> None:
 
 
 def check_not_repeated(day: DayFile, manifest: Manifest) -> None:
-    """Refuse a copy of a day that is there, under another name. Raises :class:`BadInputError`."""
+    """Raise :class:`BadInputError` if a day is a copy of an earlier day's file."""
     digest = content_digest(day)
     for file in manifest.inputs:
         if file.digest == digest:
             raise BadInputError(
-                f"{day.path}: the same content as {file.path}, which is there already",
+                f"{day.path}: the same content as {file.path}, which was added before",
                 f"fetch {day.name} again; or, if it is right, add it with --allow_repeated_day",
             )
 
 
 def check_row_count(day: DayFile, rows: int, manifest: Manifest, factor: float) -> None:
-    """Refuse a day of far more, or far fewer, rows than all days before.
+    """Check that a day does not have far more, or far fewer, rows than all earlier days.
 
-    A single earlier day shows no spread, and may be a log of many days.
+    After only one earlier day nothing is checked: it shows no spread, and may hold many days.
 
     Args:
         day: The day.
-        rows: About how many rows it has.
-        manifest: The manifest of the days before.
-        factor: How many times more, or fewer, rows it may have.
+        rows: The estimated number of rows of the day.
+        manifest: The manifest of the earlier days.
+        factor: The day may have up to ``factor`` times the rows of the largest earlier day, and
+            down to 1 / ``factor`` of the smallest.
 
     Raises:
-        BadInputError: It has more or fewer.
+        BadInputError: The number of rows is out of this range.
     """
     before = [counts["rows"] for counts in manifest.by_day.values()]
     if len(before) > 1 and not min(before) / factor <= rows <= max(before) * factor:
         raise BadInputError(
-            f"{day.source}: about {rows:,} rows; the days before have {min(before):,} to "
+            f"{day.source}: about {rows:,} rows, but earlier days have {min(before):,} to "
             f"{max(before):,}",
             f"fetch {day.name} again; or, if it is right, add it with a larger --max_rows_factor",
         )
 
 
 def _name_next_day(inputs: dict[int, InputFile]) -> str:
-    """Return how the file of the next day would be called, without its ending."""
+    """Return the name of the next day's file, without its ending."""
     newest = max(inputs)
-    name = day_names.name_of(inputs[newest]["path"])
-    return name.other(newest + 1) if name else f"day_{newest + 1}"
+    name = day_names.parse_day_name(inputs[newest]["path"])
+    return name.format_name(newest + 1) if name else f"day_{newest + 1}"

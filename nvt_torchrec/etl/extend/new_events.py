@@ -1,4 +1,4 @@
-"""Which files of sources of events are new: the events of a file count once."""
+"""Find the new files of event sources, so that the events of a file count only once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-#: By the name of a table or a source, by the path of a file: what identifies its content.
+#: Name of a table or source → path of a file → its fingerprint and content digest.
 _FileRecords: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
 def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> TableSources:
-    """Return the files of tables, and those files of sources that no day before has taken.
+    """Return all files of tables, and the files of event sources that no earlier day has read.
 
-    A path may name the files of all days, as that in a spec does. A file is known by its path, size
-    and time of change; else by its content, so that one that was moved is not taken twice.
+    The path of a source usually names the files of all days. A file is recognized by its path, size
+    and modification time, or else by its content, so that a moved file is not read twice.
 
     Args:
-        files: The files.
-        spec: The columns.
-        manifest: Of the days before.
+        files: The files of tables and sources.
+        spec: The feature spec.
+        manifest: The manifest of the earlier days.
 
     Raises:
-        BadInputError: A file has been taken, and has other content now.
+        BadInputError: A file was read with an earlier day, and was changed since.
     """
     records_of_days: list[_FileRecords] = []
     for settings in [manifest.settings, *(day.settings for day in manifest.extensions)]:
@@ -46,13 +46,13 @@ def drop_taken(files: TableSources, spec: FeatureSpec, manifest: Manifest) -> Ta
         new = [file for file in given if not _is_taken(rule, file, taken)]
         if len(new) < len(given):
             num_taken = len(given) - len(new)
-            log.info("source %s: %d files were taken before", rule.name, num_taken)
+            log.info("source %s: %d files were read with earlier days", rule.name, num_taken)
         kept[rule.name] = new
     return kept
 
 
 def _is_taken(rule: SourceRule, file: DayFile, taken: dict[str, dict[str, Any]]) -> bool:
-    """Return whether a file is one that was taken, by its path or its content."""
+    """Return True if a file was read with an earlier day, judging by its path or its content."""
     record = taken.get(file.path)
     if record is not None:
         identity = {key: value for key, value in record.items() if key != DIGEST}
@@ -62,8 +62,8 @@ def _is_taken(rule: SourceRule, file: DayFile, taken: dict[str, dict[str, Any]])
         return True
     if record is not None:
         raise BadInputError(
-            f"source {rule.name}: {file.source}: has been taken with a day before, and was changed "
+            f"source {rule.name}: {file.source}: was read with an earlier day, and has changed "
             "since",
-            f"pass the new events alone, in a file of another name, with --table {rule.name}=PATH",
+            f"pass only the new events, in a file of another name, with --table {rule.name}=PATH",
         )
     return False

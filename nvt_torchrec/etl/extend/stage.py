@@ -1,11 +1,11 @@
-"""The next generation of an output, ready beside it: what the switch will rename.
+"""Build the next generation of an output in a separate directory, ready for the switch.
 
-Its directory is laid out as ``OUT``. Parts are hard links there, under the names that they will
-have, so that schemas, footers and the report are written by the same functions as those of a run,
-and the generation before stays as it is.
+The directory is laid out like ``OUT``. Its parts are hard links with their new names, so the
+functions of a run can write its schemas, footers and report, and the current generation does not
+change.
 
-Where days are split by days, the newest one is halved into valid and test, and all others are for
-training. No part is written again: those of the day before are renamed.
+In a split by days, the newest day is halved into valid and test, and all others are for training.
+No part is rewritten for that: the parts of the previous newest day are renamed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def link_parts(
     Args:
         output: The output directory.
         work: The state of the day.
-        files: The parts there are, by their names now.
-        renamed: Their new names, of those that get one.
-        new: The names of the new day's parts, by those that they have in ``work``.
+        files: The current names of the existing parts that the next generation keeps.
+        renamed: Current name → new name of the existing parts that are renamed.
+        new: Name in ``work`` → name in the next generation of the new day's parts.
 
     Returns:
         The directory of the splits.
@@ -46,32 +46,36 @@ def link_parts(
     Raises:
         OSError: The directory cannot be written, or its file system has no hard links.
     """
-    splits, now = EtlOutput(work / NEXT).splits, EtlOutput(output).splits
+    splits = EtlOutput(work / NEXT).splits
+    current_splits = EtlOutput(output).splits
     shutil.rmtree(splits, ignore_errors=True)
     for split in SPLITS:
         (splits / split).mkdir(parents=True)
     for file in files:
-        os.link(now / file, splits / renamed.get(file, file), follow_symlinks=False)
+        os.link(current_splits / file, splits / renamed.get(file, file), follow_symlinks=False)
     for file, name in new.items():
         os.link(work / PARTS / file, splits / name)
     return splits
 
 
 def list_rejected_files(rejected: Path, inputs: list[InputFile], days: set[int]) -> set[str]:
-    """Return the names of the files of some days below ``rejected``."""
+    """Return the names of the files in ``rejected`` that belong to the given days."""
     names = set()
     for file in inputs:
         if file.day not in days:
             continue
         name = f"{Path(file.path).name}.tsv"
-        # The name begins with the day where another file had that name already.
+        # If another file had that name already, the name begins with the day.
         name_with_day = f"{file.day}.{name}"
         names.add(name_with_day if (rejected / name_with_day).exists() else name)
     return names
 
 
 def link_files(source: Path, target: Path, without: set[str]) -> None:
-    """Link the files of a directory, if there is one, to another that may have some of them."""
+    """Link the files of a directory into another one, in which some may exist already.
+
+    Neither directory needs to exist.
+    """
     for file in sorted(source.glob("*")):
         if file.name in without:
             continue
@@ -81,18 +85,20 @@ def link_files(source: Path, target: Path, without: set[str]) -> None:
 
 
 def move_waiting(before: Manifest, results: list[UnitResult]) -> Manifest:
-    """Return a manifest whose files have the rows that waited, and are written now, as written.
+    """Return the manifest with the rows that no longer wait for clicks counted as written.
 
     Args:
-        before: The manifest of this generation.
-        results: Of all units of the day that is added, files of days before among them.
+        before: The manifest of the current generation.
+        results: The results of all units of the extension, including those of files of earlier
+            days.
     """
     written = Counter[str]()
     for result in results:
         written[result.unit.block.source] += result.rows
     inputs = []
     for file in before.inputs:
-        rows, count = dict(file.rows), written[file.path]
+        rows = dict(file.rows)
+        count = written[file.path]
         if count:
             rows["out"] += count
             rows["waiting"] -= count
@@ -102,7 +108,7 @@ def move_waiting(before: Manifest, results: list[UnitResult]) -> Manifest:
 
 def make_next_manifest(
     before: Manifest,
-    of_day: Manifest,
+    day_manifest: Manifest,
     by_days: bool,
     renamed: dict[str, str],
     first_parts: dict[str, int],
@@ -111,13 +117,12 @@ def make_next_manifest(
     """Make the manifest of the next generation.
 
     Args:
-        before: The manifest of this generation.
-        of_day: That of the new day, as if it were the only one.
-        by_days: Whether all days before are for training from now on; otherwise each row keeps its
-            split.
-        renamed: New names of parts there are.
-        first_parts: The number of the day's first part in each split.
-        dropped: Days that are left out from now on.
+        before: The manifest of the current generation.
+        day_manifest: The manifest of the new day alone.
+        by_days: Whether all earlier days become training days; otherwise each row keeps its split.
+        renamed: Current name → new name of the existing parts that are renamed.
+        first_parts: The number of the new day's first part in each split.
+        dropped: Days whose parquet the next generation leaves out.
     """
     by_day_and_split = {}
     for name, counts in before.by_day_and_split.items():
@@ -125,28 +130,28 @@ def make_next_manifest(
             if by_days:
                 counts = {"train": add_counts(list(counts.values()))}
             by_day_and_split[name] = counts
-    by_day_and_split |= of_day.by_day_and_split
+    by_day_and_split |= day_manifest.by_day_and_split
     files = []
     for part in before.files:
         if part.day not in dropped:
             new_name = renamed.get(part.file, part.file)
             files.append(dataclasses.replace(part, file=new_name))
-    files += of_day.files
+    files += day_manifest.files
     inputs = []
     for file in before.inputs:
-        # A file whose rows wait is read again, whatever its day.
+        # A file with waiting rows is read again, even if its day is dropped.
         if file.day not in dropped or file.rows.get("waiting"):
             inputs.append(file)
-    inputs += of_day.inputs
-    settings = dict(of_day.settings)
+    inputs += day_manifest.inputs
+    settings = dict(day_manifest.settings)
     extension = Extension(settings.pop("generation"), settings.pop("day"), settings)
     return dataclasses.replace(
-        of_day,
+        day_manifest,
         settings=before.settings,
         extensions=[*before.extensions, extension],
         **sum_up_counts(by_day_and_split, inputs),
         files=sorted(files, key=lambda part: parse_part_name(part.file)),
-        next_parts={split: first_parts[split] + of_day.next_parts[split] for split in SPLITS},
+        next_parts={split: first_parts[split] + day_manifest.next_parts[split] for split in SPLITS},
         split=before.split,
     )
 
@@ -154,15 +159,15 @@ def make_next_manifest(
 def rename_parts(
     files: list[PartFile], next_parts: dict[str, int]
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the new names of parts of valid and test, whose day is for training from now on.
+    """Return the new names of the parts of valid and test, whose day becomes a training day.
 
     Args:
         files: The manifest's ``files``.
         next_parts: The number of the next part of each split.
 
     Returns:
-        Old name to new name, in the order of the rows in the log; and the numbers of the next
-        parts after that.
+        Old name → new name, in the order of the rows in the log; and the numbers of the next parts
+        after the renames.
     """
     names = {}
     next_parts = dict(next_parts)
@@ -175,10 +180,10 @@ def rename_parts(
 
 
 def parse_part_name(file: str) -> tuple[int, int]:
-    """Return what parts are ordered by: ``valid/part.3.parquet`` → (1, 3).
+    """Return the sort key of a part: ``valid/part.3.parquet`` → (1, 3).
 
     Raises:
-        BadInputError: It is not the name of a part, and may lead elsewhere.
+        BadInputError: It is not the name of a part, and may point out of the directory.
     """
     match = re.fullmatch(r"(\w+)/part\.(\d+)\.parquet", file)
     if match is None or match[1] not in SPLITS:

@@ -184,7 +184,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
             auroc=aurocs[name],
         )
         if not column.hash_buckets:
-            to_text = RAW_TYPES[column.raw].log_text
+            to_text = RAW_TYPES[column.raw].to_log_text
             top_values = []
             for value, count, share, rate in top[vocabulary.name]:
                 top_values.append((to_text(value), count, share, rate))
@@ -307,7 +307,7 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
     column = spec.dense[spec.dense_names.index(name)]
-    values = spec.get_transform(column).x(values, np)
+    values = spec.get_transform(column).invert(values, np)
     return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
 
 

@@ -1,4 +1,4 @@
-"""How a file of text is written: encoding, preamble, delimiter, quotes, header."""
+"""Detect how a text file is written: encoding, preamble, delimiter, quotes, header."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections import Counter
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.values import NULLS
 
-#: Delimiters, the more special first: of two that divide the lines equally well, the first is it.
+#: Delimiters, the rarest in ordinary text first: of two equally good ones, the first is chosen.
 _DELIMITERS = ("\t", "::", "\x01", ";", ",", "|", "^", "~", " ")
-#: Rows by which the delimiter is found.
+#: The number of lines from which the delimiter is detected.
 _NUM_TRIED = 20_000
-#: The most lines that a preamble has.
+#: Maximum number of lines of a preamble.
 _MAX_PREAMBLE = 50
-#: The share of the rows that must have the same number of fields.
+#: Minimum share of the rows with the same number of fields.
 _MIN_SHARE = 0.9
-#: Names of columns, but no hashes.
+#: A name of a column, but not a hash.
 _NAME = re.compile(r"(?![0-9a-f]{8}$)[A-Za-z_#][\w .:/()-]{0,60}")
-#: A number, a time or signs, but no name of a column.
+#: A number, a time or punctuation, but not a name of a column.
 _VALUE = re.compile(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?|[\W_]+")
-#: Bytes that are signs such as € and “ in Windows' encoding, and control characters in Latin-1.
+#: Bytes that are printable in Windows-1252, such as € and “, and control characters in Latin-1.
 _WINDOWS = re.compile(rb"[\x80-\x9f]")
-#: What to do with line breaks in values.
+#: The remedy for line breaks in values.
 AS_PARQUET = (
-    "write the log as parquet, in DuckDB COPY (FROM read_csv('LOG.csv')) TO 'LOG.parquet', or "
-    "without these line breaks"
+    "convert the log to parquet, in DuckDB COPY (FROM read_csv('LOG.csv')) TO 'LOG.parquet', or "
+    "remove these line breaks"
 )
 
 
@@ -36,12 +36,12 @@ class Dialect:
     """How the rows of a text are written.
 
     Attributes:
-        delimiter: What is between the fields of a row.
-        fields: How many fields most rows have.
+        delimiter: The delimiter between the fields of a row.
+        fields: The most common number of fields in a row.
         quoted: Whether some fields are quoted.
         skip_lines: The number of lines before the first row.
-        share: The share of the rows with as many fields as most.
-        rank: What makes one delimiter better than another.
+        share: The share of the rows that have this number of fields.
+        rank: A sort key: the best of several delimiters has the largest.
     """
 
     delimiter: str
@@ -53,10 +53,10 @@ class Dialect:
 
 
 def decode(data: bytes, path: str) -> tuple[str, str]:
-    """Return a text and its encoding; a byte order mark is removed.
+    """Decode text, without its byte order mark; return it and its encoding.
 
     Raises:
-        BadInputError: It is not a text.
+        BadInputError: The data are not text.
     """
     if b"\0" in data:
         raise BadInputError(
@@ -72,10 +72,15 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
 
 
 def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
-    """Return how a text of whole lines is written; ``delimiter`` is given, or found.
+    """Detect how a text of whole lines is written.
+
+    Args:
+        text: The text.
+        path: Names the file in errors.
+        delimiter: The delimiter; "" to detect it.
 
     Raises:
-        BadInputError: The rows have one field only, or no common number of fields.
+        BadInputError: The rows have only one field, or no common number of fields.
     """
     candidates = [delimiter]
     if not delimiter:
@@ -89,44 +94,45 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
     problem = "one column"
     if best and best.fields > 1:
         problem = (
-            f"delimiter {best.delimiter!r} gives {best.share:.0%} of the lines {best.fields} "
-            "fields, and others different numbers of fields"
+            f"with delimiter {best.delimiter!r}, {best.share:.0%} of the lines have {best.fields} "
+            "fields, and the others have different numbers of fields"
         )
     breaks = find_quoted_breaks(text, best.delimiter if best else ",")
     if breaks:
         raise BadInputError(
             f"{path}: line {breaks[0]} ends within quotes, and so do {len(breaks) - 1} others: "
-            "line breaks in values, where a line is a row",
+            "values contain line breaks, but each line is read as a row",
             AS_PARQUET,
         )
     first_line = text.lstrip().split("\n", 1)[0]
     raise BadInputError(
         f"{path}: {problem}: {first_line:.60}",
-        "a log has a label and at least one more column; give what separates them with "
-        "--delimiter, or write the spec by hand",
+        "a log has a label and at least one more column; set the delimiter with --delimiter, or "
+        "write the spec by hand",
     )
 
 
 def _try_delimiter(lines: list[str], delimiter: str, candidates: list[str]) -> Dialect:
-    """Return how lines are written if they are divided by one of several delimiters.
+    """Return the dialect of lines under one of several candidate delimiters, with its rank.
 
-    Spaces are within texts and times more often than between fields. The header has as many fields
-    as the rows, and the delimiter of a list is in fewer columns than that of the rows.
+    The rank prefers, in this order: delimiters other than spaces, which occur in texts and times;
+    no preamble; few columns that contain other candidates, which separate the items of lists; rows
+    with a constant number of fields, and many fields.
     """
     rows = [_split_fields(line, delimiter) for line in lines[: _NUM_TRIED + _MAX_PREAMBLE]]
     counts = Counter(len(row) for row in rows if row not in ([], [""]))
     fields = max(counts, key=lambda fields: (counts[fields], fields))
     share = counts[fields] / counts.total()
-    even = [row for row in rows if len(row) == fields]
+    well_formed = [row for row in rows if len(row) == fields]
     others = set(candidates) - {delimiter, " "}
-    num_mixed = 0  # columns in whose fields there are other delimiters
-    for column in zip(*even[:100], strict=True):
+    num_mixed = 0  # columns whose fields contain other delimiters
+    for column in zip(*well_formed[:100], strict=True):
         joined = "\0".join(column)
         num_mixed += any(other in joined for other in others)
     skip_lines = 0
-    for k, row in enumerate(rows[:_MAX_PREAMBLE]):
+    for i, row in enumerate(rows[:_MAX_PREAMBLE]):
         if len(row) == fields:
-            skip_lines = k
+            skip_lines = i
             break
     rank = (delimiter != " ", skip_lines == 0, -num_mixed, share >= 0.99, fields, share)
     quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines[:_NUM_TRIED])
@@ -134,16 +140,17 @@ def _try_delimiter(lines: list[str], delimiter: str, candidates: list[str]) -> D
 
 
 def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
-    """Return the fields of each row after the preamble, without quotes; empty lines are no rows."""
+    """Return the unquoted fields of each row after the preamble, without empty lines."""
     lines = _split_lines(text)[dialect.skip_lines :]
     rows = [_split_fields(line, dialect.delimiter) for line in lines]
     return [row for row in rows if row not in ([], [""])]
 
 
 def find_quoted_breaks(text: str, delimiter: str) -> list[int]:
-    """Return the numbers, from 1 on, of the lines that end within a value in quotes."""
+    """Return the numbers, from 1, of the lines that end within a quoted value."""
     begin = re.compile(rf'(?:^|{re.escape(delimiter)})"(?:[^"]|"")*$')
-    numbers, is_open = [], False
+    numbers = []
+    is_open = False
     for number, line in enumerate(_split_lines(text), 1):
         if line.count('"') % 2:
             is_open = not is_open and begin.search(line) is not None
@@ -157,10 +164,11 @@ def _split_lines(text: str) -> list[str]:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Return whether the first row names the columns: its fields are unlike those below them.
+    """Return True if the first row names the columns.
 
-    Words above columns of numbers are names, though other names may be numbers, unless more fields
-    of the first row are values of their columns.
+    A word above a column of numbers is a name. If there are such words, the first row is a header
+    unless more of its fields occur as values in the rows below. Otherwise all of its fields must be
+    possible names, and none may occur below.
     """
     num_fields = num_names = num_above_values = num_values = 0
     for j, field in enumerate(rows[0]):
@@ -180,9 +188,9 @@ def has_header(rows: list[list[str]]) -> bool:
 
 
 def _split_fields(line: str, delimiter: str) -> list[str]:
-    if '"' not in line or len(delimiter) > 1:  # Python's csv module takes one character
+    if '"' not in line or len(delimiter) > 1:  # csv.reader only takes a single character
         return line.split(delimiter)
     try:
         return next(csv.reader([line], delimiter=delimiter), [""])
-    except csv.Error:  # a field longer than the module allows: an open quote, mostly
+    except csv.Error:  # a field is too long, mostly because of an unclosed quote
         return line.split(delimiter)

@@ -1,4 +1,4 @@
-"""Which columns may be the label, and how one of them is read as 0 and 1."""
+"""Choose the columns of the labels, and find how to read them as 0 and 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.guess.names import DAY, is_called, is_code
-from nvt_torchrec.etl.guess.sample import SampledFile, spec_name
+from nvt_torchrec.etl.guess.sample import SampledFile, make_spec_name
 from nvt_torchrec.etl.guess.values import Profile
 
 _TRUE = (
@@ -19,25 +19,26 @@ _TRUE = (
     "order", "ordered", "transaction",
 )  # fmt: skip
 _NOT = r"(not?|non|un|in|dis)[\W_]*"
-#: The smallest and the largest share of positives that a label mostly has.
+#: Usual range of the share of positives.
 _MIN_SHARE = 0.01
 _MAX_SHARE = 0.6
 _BINARY = {"0", "1", "0.0", "1.0"}
-#: Texts that a label has at most.
+#: Maximum number of distinct strings of a label.
 _MAX_TEXTS = 20
-#: The most distinct numbers of a rating.
+#: Maximum number of distinct values of a rating.
 _MAX_RATINGS = 11
-#: The largest number of a rating.
+#: The largest rating.
 _MAX_RATING = 10
-#: The least score of a column that may be a label.
+#: Minimum score of a column that may be a label.
 _MIN_SCORE = 5
-#: A candidate whose score is so near to the best one's may be the label as well.
-_CLOSE = 15
-#: Of two equal candidates, the last column is the label if it has this share of the other's ones.
-_ALIKE = 0.8
-#: Other candidates that a comment names.
-_SHOWN = 5
-#: Keys of which each has one label, with several rows, for that to be no chance.
+#: A candidate whose score is at most this much below the best one may equally be the label.
+_MAX_SCORE_GAP = 15
+#: If the last column has the best score too, it is the label if it has at least this share of the
+#: best column's positives.
+_MIN_SHARE_OF_POSITIVES = 0.8
+#: Maximum number of other candidates to name in a comment.
+_MAX_SHOWN = 5
+#: Minimum number of keys with one value each, for that not to be chance.
 _MIN_KEYS = 20
 
 
@@ -46,34 +47,35 @@ class LabelChoice:
     """The columns that are labels, and those that could be.
 
     Attributes:
-        indices: The columns of the labels, the main one first.
-        possible: The names, or numbers from 1 on, of columns that could be the label instead.
-        close: Those of the main label and of all candidates that are nearly as good; [] if there
-            is no doubt.
+        indices: The indices of the labels' columns, the main label first.
+        alternatives: The names, or numbers from 1, of columns that could be the label instead.
+        candidates: The names, or numbers from 1, of the main label and of all columns that are
+            nearly as good; [] if there is no doubt.
     """
 
     indices: list[int]
-    possible: list[str]
-    close: list[str]
+    alternatives: list[str]
+    candidates: list[str]
 
 
 def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
-    """Find the labels of a log, or look up those that are given.
+    """Find the labels of a log, or look up the given ones.
 
     Args:
-        sample: The rows.
+        sample: The sample of the log.
         path: Names the file in errors.
-        label: The names of the labels' columns, or their numbers from 1 on, with commas between;
-            "": find them.
+        label: The names of the labels' columns, or their numbers from 1, separated by commas; "" to
+            find them.
 
     Raises:
-        BadInputError: There is no such column, or none looks like a label.
+        BadInputError: A given column does not exist, or no column looks like a label.
     """
     columns = sample.columns
     names = [column.name for column in columns]
     known = ", ".join(filter(None, names[:20])) or f"columns 1 to {len(columns)}"
     if label:
-        # By number, by the name in the file, and by the name alone; names come before numbers.
+        # A label is given by number, by its name in the file, or by its name without a declared
+        # type. If these clash, names win over numbers.
         indices = {str(j + 1): j for j in range(len(columns))}
         indices |= {column.source: j for j, column in enumerate(columns) if column.name}
         indices |= {name: j for j, name in enumerate(names) if name}
@@ -84,50 +86,49 @@ def choose_labels(sample: SampledFile, path: str, label: str) -> LabelChoice:
         return LabelChoice([indices[name] for name in given], [], [])
     scores = [_score(column, j, sample) for j, column in enumerate(columns)]
     for j, column in enumerate(columns):
-        if scores[j] and _is_attribute(column, columns):
+        if scores[j] and _is_attribute(column, columns):  # the gender of a user is no label
             scores[j] = max(scores[j] - 30, 1)
     positives = [_count_positives(column) for column in columns]
     ranked = sorted(range(len(scores)), key=lambda j: (-scores[j], -positives[j], j))
     best = ranked[0]
-    last = _find_last(sample)
-    if scores[last] == scores[best] and positives[last] >= _ALIKE * positives[best]:
+    last = _find_last_column(sample)
+    min_positives = _MIN_SHARE_OF_POSITIVES * positives[best]
+    if scores[last] == scores[best] and positives[last] >= min_positives:
         best = last
     others = [j for j in ranked if j != best]
     if not scores[best]:
         raise BadInputError(
             f"{path}: no column looks like a label: none has two values or is named rating",
-            f"name it with --label: it has {known}; a log of what was clicked alone has no "
-            "label, it also needs rows of what was shown and not clicked",
+            f"name it with --label: the columns are {known}; a log of clicks alone has no label: "
+            "it also needs rows for items that were shown and not clicked",
         )
-    # Further events with two values are labels as well.
-    further = []
-    possible = []
+    # Other events with two values are labels as well.
+    more_labels = []
+    alternatives = []
     for j in others:
         if scores[j] < _MIN_SCORE:
             continue
         if is_event(columns[j]) and len(_canonical_values(columns[j])) == 2:
-            further.append(j)
+            more_labels.append(j)
         else:
-            possible.append(j)
-    close = [j for j in possible if scores[j] >= scores[best] - _CLOSE]
+            alternatives.append(j)
+    candidates = [j for j in alternatives if scores[j] >= scores[best] - _MAX_SCORE_GAP]
+    if candidates:
+        candidates.insert(0, best)
 
-    def name_all(indices: list[int]) -> list[str]:
-        return [names[j] or str(j + 1) for j in indices]
+    def name_columns(indices: list[int]) -> list[str]:
+        return [names[j] or str(j + 1) for j in indices][:_MAX_SHOWN]
 
-    return LabelChoice(
-        [best, *further],
-        name_all(possible)[:_SHOWN],
-        name_all([best, *close])[:_SHOWN] if close else [],
-    )
+    return LabelChoice([best, *more_labels], name_columns(alternatives), name_columns(candidates))
 
 
-def _find_last(sample: SampledFile) -> int:
-    """Return the number of the last column, where tables mostly have the label."""
-    return max(k for k, column in enumerate(sample.columns) if column.name or not sample.named)
+def _find_last_column(sample: SampledFile) -> int:
+    """Return the index of the last column, where most tables have the label."""
+    return max(j for j, column in enumerate(sample.columns) if column.name or not sample.named)
 
 
 def is_event(column: Profile) -> bool:
-    """Return whether a column says by its name what somebody did, or that it is a label."""
+    """Return True if the name of a column says what somebody did, or that it is a label."""
     name = column.name
     if len(_canonical_values(column)) == 2:
         name = DAY.sub("", name)
@@ -135,21 +136,20 @@ def is_event(column: Profile) -> bool:
 
 
 def _score(column: Profile, j: int, sample: SampledFile) -> int:
-    """Return how much a column looks like a label, by name, values and position; 0: not at all."""
-    name, named = column.name, sample.named
-    if column.kind in ("empty", "time") or column.multi_hot or is_called(name, "weight"):
+    """Rate how much a column looks like a label, by name, values and position; 0: not at all."""
+    if column.kind in ("empty", "time") or column.multi_hot or is_called(column.name, "weight"):
         return 0
-    if named and not name:
+    if sample.named and not column.name:
         return 0
     score = 0
     if len(_canonical_values(column)) == 2:
         score = _score_two_values(column, j, sample)
     elif column.distinct == 1:
-        # The head of a file that is sorted by its label has one value of it.
-        if _is_perhaps(column) and set(column.counts) <= _BINARY:
+        # If the file is sorted by its label, the sample has only one value of it.
+        if _may_be_label(column) and set(column.counts) <= _BINARY:
             score = 45
     elif column.is_number:
-        score = _score_numbers(column, named=named)
+        score = _score_numbers(column, named=sample.named)
     elif column.kind == "string" and column.distinct <= _MAX_TEXTS:
         score = _score_texts(column)
     if score and column.missing > 0.05 * column.rows:
@@ -157,28 +157,30 @@ def _score(column: Profile, j: int, sample: SampledFile) -> int:
     return score
 
 
-def _is_perhaps(column: Profile) -> bool:
+def _may_be_label(column: Profile) -> bool:
+    """Return True if the name of a column fits a label, for certain or perhaps."""
     return is_event(column) or is_called(column.name, "perhaps")
 
 
 def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
-    name, binary = column.name, set(column.counts) <= _BINARY
+    name = column.name
+    is_binary = set(column.counts) <= _BINARY
     score = 20
     if is_event(column):
         score += 80
     else:
         last_word = name.rpartition("_")[2]
-        if _is_perhaps(column) or is_called(last_word, "perhaps") or _names_events(column):
+        if _may_be_label(column) or is_called(last_word, "perhaps") or _has_event_values(column):
             score += 30
-        if j == _find_last(sample):
-            score += 25 if binary else 20
+        if j == _find_last_column(sample):
+            score += 25 if is_binary else 20
         elif j == 0:
             score += 5
     if is_called(name, "label"):
         score += 10
     if re.search("click|clk", name, re.IGNORECASE):
         score += 5
-    if not binary and not _find_true_texts(column):
+    if not is_binary and not _find_true_texts(column):
         score -= 10
     if not _MIN_SHARE <= _count_positives(column) / max(column.present, 1) <= _MAX_SHARE:
         score -= 10
@@ -186,7 +188,9 @@ def _score_two_values(column: Profile, j: int, sample: SampledFile) -> int:
 
 
 def _score_numbers(column: Profile, *, named: bool) -> int:
-    name, minimum, maximum = column.name, column.numbers.min(), column.numbers.max()
+    name = column.name
+    minimum = column.numbers.min()
+    maximum = column.numbers.max()
     is_rating = 3 <= column.distinct <= _MAX_RATINGS
     is_rating = is_rating and minimum >= 0 and 3 <= maximum <= _MAX_RATING
     if is_called(name, "label"):
@@ -196,7 +200,7 @@ def _score_numbers(column: Profile, *, named: bool) -> int:
     if is_rating and not named:
         return 25
     if is_event(column) and column.kind == "int" and minimum == 0:
-        return 30  # counts
+        return 30  # the number of such events
     if is_called(name, "outcome"):
         return 4 if name.lower().endswith("ratio") else 2
     return 0
@@ -205,15 +209,15 @@ def _score_numbers(column: Profile, *, named: bool) -> int:
 def _score_texts(column: Profile) -> int:
     if is_called(column.name, "label"):
         return 105
-    if _names_events(column):
+    if _has_event_values(column):
         return 60
     if is_event(column):
         return 35
     return 25 if is_called(column.name, "perhaps") else 0
 
 
-def _names_events(column: Profile) -> bool:
-    """Return whether the values name kinds of events, one of which a model may predict."""
+def _has_event_values(column: Profile) -> bool:
+    """Return True if the values name kinds of events, one of which a model may predict."""
     if column.kind != "string":
         return False
     values = [_simplify(text) for text in column.counts]
@@ -222,13 +226,13 @@ def _names_events(column: Profile) -> bool:
 
 
 def _is_attribute(column: Profile, columns: list[Profile]) -> bool:
-    """Return whether a column is a property of a user or an item, as the gender is of a user.
+    """Return True if a column is an attribute of a user or an item, as a gender is of a user.
 
-    Each value of another column then has one value of this one, in all of its rows, and each value
-    of this one enough of the other's, which is no chance.
+    Then each value of some other column, the key, has the same value of this column in all of its
+    rows. Each value of this column must have enough keys, for that not to be chance.
     """
     for key in columns:
-        # a number that gives the label away, such as a delay, is no thing with properties
+        # A number that gives the label away, such as a delay, determines it too, but is not a key.
         is_thing = key.kind in ("string", "hex32", "bigint") or is_code(key.name)
         if key is column or not is_thing or key.distinct < _MIN_KEYS:
             continue
@@ -242,8 +246,11 @@ def _is_attribute(column: Profile, columns: list[Profile]) -> bool:
 
 
 def is_determined(column: Profile, key: Profile) -> bool:
-    """Return whether each value of ``key``, most of them in several rows, has one of a column."""
-    if key.multi_hot or key.often < 2:
+    """Return True if each value of ``key`` has one value of a column in all of its rows.
+
+    Keys with fewer than two rows on average determine nothing.
+    """
+    if key.multi_hot or key.mean_count < 2:
         return False
     both = (key.codes >= 0) & (column.codes >= 0)
     pairs = np.unique(key.codes[both] * column.distinct + column.codes[both])
@@ -251,7 +258,7 @@ def is_determined(column: Profile, key: Profile) -> bool:
 
 
 def _find_true_texts(column: Profile) -> set[str]:
-    """Return the texts that say yes, or of two the one that the other negates; set() if none."""
+    """Return the strings that mean yes, or the one that the other one negates; set() if none."""
     true = {text for text in column.counts if _simplify(text) in _TRUE}
     if true and len(true) < column.distinct:
         return true
@@ -268,7 +275,10 @@ def _find_true_texts(column: Profile) -> set[str]:
 
 
 def _choose_positive(column: Profile) -> set[str]:
-    """Return the texts that are 1: those that say so, else the rarest that is no exception."""
+    """Return the strings that become 1: those that mean yes, or else the rarest one.
+
+    Exceptions, which are in less than ``_MIN_SHARE`` of the rows, do not count as the rarest.
+    """
     counts = column.counts
     if set(counts) <= _BINARY:
         return set(counts) & {"1", "1.0"}
@@ -281,14 +291,14 @@ def _choose_positive(column: Profile) -> set[str]:
 
 
 def _count_positives(column: Profile) -> int:
-    """Return how many rows of a column with two values are positive; 0 of others."""
+    """Count the positive rows of a column with at most two values; return 0 for other columns."""
     if len(_canonical_values(column)) > 2:
         return 0
     return sum(column.counts[text] for text in _choose_positive(column))
 
 
 def _canonical_values(column: Profile) -> set[str]:
-    """Return the values without differences in how they are written."""
+    """Return the distinct values without differences of spelling, such as 1 and 1.0."""
     return set(column.counts) if column.distinct > 8 else set(map(_simplify, column.counts))
 
 
@@ -296,14 +306,18 @@ def _simplify(text: str) -> str:
     return text.casefold().removesuffix(".").removesuffix(".0")
 
 
-def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
-    """Return the keys of ``[label]`` and the comment; ``where`` names file and column in errors.
+def make_label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
+    """Return the keys of ``[label]`` and the comment above it.
+
+    Args:
+        column: The column of the label.
+        where: Names the file and the column in errors.
 
     Raises:
         BadInputError: The column has too many values to be a label.
     """
     shares = {text: count / max(column.present, 1) for text, count in column.counts.items()}
-    rule: dict[str, Any] = {"name": spec_name(column.name)}
+    rule: dict[str, Any] = {"name": make_spec_name(column.name)}
     if rule["name"] != column.source:
         rule["from"] = column.source
     if "trim" in column.reading:
@@ -329,24 +343,26 @@ def label_rule(column: Profile, where: str) -> tuple[dict[str, Any], str]:
         others = [f"{text} {shares[text]:.1%}" for text in shares if text not in positive]
         why = (
             f"{column.distinct} values: {positive_texts}, {positive_share:.1%}, is 1, all others "
-            f"0; choose: {', '.join(others)}"
+            f"are 0; or choose {', '.join(others)}"
         )
     else:
         examples = ", ".join(f"{text:.40}" for text in list(column.counts)[:3])
         raise BadInputError(
             f"{where} cannot be a label: it has {column.distinct} values, such as {examples}",
-            f"a label is a number, or one of at most {_MAX_TEXTS} texts: name one with --label",
+            f"a label has numbers, or at most {_MAX_TEXTS} different strings: name another column "
+            "with --label",
         )
     if column.missing:
-        why += f"; {column.missing} rows have none and are malformed"
+        why += f"; {column.missing} rows have no label and are malformed"
     return rule, why
 
 
 def _choose_threshold(column: Profile) -> float:
-    """Return the least number that is a 1.
+    """Return the smallest number that becomes 1.
 
-    Of events it is 1; of few numbers the smallest in the upper half of the range, 4 for ratings up
-    to 5; of many the number that a quarter of the rows reach.
+    For numbers of events it is 1. If there are few distinct numbers, it is the smallest one that
+    reaches three quarters of the largest: 4 for ratings up to 5. Otherwise a quarter of the rows
+    reach it.
     """
     numbers = column.sorted_numbers()
     if is_called(column.name, "event") and numbers[0] == 0:
@@ -360,8 +376,13 @@ def _choose_threshold(column: Profile) -> float:
 
 
 def read_labels(column: Profile, rule: dict[str, Any]) -> np.ndarray:
-    """Return the label of each row by the keys of ``[label]``, NaN where it is missing."""
-    known = column.numbers >= rule.get("threshold", 1)
+    """Read the label of each row by the keys of ``[label]``.
+
+    Returns:
+        float64 [rows]: 0, 1, or NaN if the label is missing.
+    """
+    is_positive = column.numbers >= rule.get("threshold", 1)
     if "positive" in rule:
-        known = np.array([text in rule["positive"] for text in column.counts])
-    return np.append(known, np.nan)[column.codes]
+        is_positive = np.array([text in rule["positive"] for text in column.counts])
+    # The code −1 of a missing value selects the NaN at the end.
+    return np.append(is_positive, np.nan)[column.codes]

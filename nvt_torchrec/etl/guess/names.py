@@ -1,4 +1,4 @@
-"""What the names of columns say of them."""
+"""Find what columns are by their names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _THINGS = (
     "domain|language|browser|os|carrier|worker|name|agent|agency|company|vendor|supplier|partner|"
     "driver|host|branch|airline|airport|hotel|doctor|school"
 )
-#: What a whole name means, regardless of case. Events are what people do with what they are shown,
-#: never known when it is shown; outcomes are measured afterwards, unlike prev_conversions; a name
-#: of "perhaps" may be a feature as well.
+#: Kind of column → pattern of a whole name, regardless of case. An event is what a person does with
+#: an item, unknown when the item is shown; an outcome is measured afterwards, unlike
+#: prev_conversions; a column of kind "perhaps" may be a label or a feature.
 _NAMES = {
     "label": r"labels?|targets?|y",
     "event": r"((is|has|was|did)_?|label_)?(clicks?|clicked|clk|conversions?|convert(ed)?|buys?|"
@@ -33,7 +33,7 @@ _NAMES = {
     r"(?!.*(hist|prev|past|last|avg|rate)).*conversions?([\W_]?(value|amount|count))?",
     "rating": r"(.*[\W_])?(ratings?|stars?|score|grade|overall|feedback|satisfaction|preference|"
     r"opinion|vote)",
-    # how long something took, which may be what the label is about; of a film it is not
+    # how long something took, which may reveal the label; the length of a film does not
     "duration": r"(.*[\W_])?(duration|elapsed|time_?spent)([\W_]?(time|s|sec|seconds|ms|min))?",
     "weight": r"((sample|instance|row|case|importance|example)[_ ]?)?weights?|fnlwgt|"
     r"(.*_)?propensity(_score)?",
@@ -48,31 +48,31 @@ _NAMES = {
     "anonymous": r"C?\d+|feat(ure)?_?\d+",
     # the first word of the name of a quantity, whatever the last one is: years_at_company
     "quantity": "years|months|days|hours|minutes|num|total|avg|average|mean|max|min",
-    # words that say that something is of the time before the row
+    # words for things that happened before the row
     "before": "hist(ory|oric|orical)?|prev(ious|iously)?|past|last|prior|before|recent|ever|avg|"
     "average|mean|rate|ctr|since|counts?|num|number|n|no",
-    # words that many names end with, whatever these stand for
+    # words that many names end with, whatever the columns mean
     "general": "labels?|targets?|class|status|state|type|group|category|level|result|score|code|"
     "flag|y|outcome|response",
-    # what rows of a log are that is one of events of all kinds
+    # values that name the kind of event of a row, in a log of events of all kinds
     "kind of event": "(page_?)?views?|pv|expos(ure|ed)|impressions?|shown?|add_?to_?cart|"
     "remove_?from_?cart|wish_?list|transactions?|checkout|detail",
-    # of files, directories and values, which rows of a log these are
+    # names of files and directories, and values, that say which split rows belong to
     "train": "train(ing)?",
     "valid": "valid(ation)?|val|dev",
     "test": "test(ing)?",
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _NAMES.items()}
-#: What stands behind the name of an event on another day (retention_7, clicked_30d).
+#: The end of the name of an event on a later day (retention_7, clicked_30d).
 DAY = re.compile(r"_?d?\d+(_?d(ays?)?)?$", re.IGNORECASE)
-#: Letters of a stem, at least.
+#: Minimum number of letters of a stem.
 _MIN_STEM = 3
-#: What is left out of a word for its stem, which delayed, delays and delay have in common.
+#: Endings to remove from a word for its stem: delayed, delays and delay have the same stem.
 _ENDING = re.compile(r"(ations?|ions?|ing|ed|es|s|e)$")
 
 
 def is_called(name: str, *kinds: str) -> bool:
-    """Return whether a name means one of some kinds of columns."""
+    """Return True if a name matches one of the given kinds of ``_NAMES``."""
     return any(_PATTERNS[kind].fullmatch(name) for kind in kinds)
 
 
@@ -82,7 +82,7 @@ def split_words(name: str) -> list[str]:
 
 
 def is_code(name: str) -> bool:
-    """Return whether integers of this name stand for things."""
+    """Return True if integers in a column of this name are codes for things, not quantities."""
     words = split_words(name)
     if words and is_called(words[0], "quantity"):
         return False
@@ -91,11 +91,11 @@ def is_code(name: str) -> bool:
 
 
 def contains_outcome(name: str, outcome: str) -> bool:
-    """Return whether a name says that a column comes with an outcome, such as a label.
+    """Return True if a name says that a column is known only with an outcome, such as a label.
 
-    It begins with the outcome's name, as reservation_status_date does, or ends like it with the
-    word of an event, as ArrDelay and IsDepDelayed do. Names that speak of the time before a row,
-    such as previous_cancellations, do not count.
+    The name begins with the outcome's name, as reservation_status_date does, or it contains the
+    last word of the outcome's name, if that is an event, as ArrDelay and IsDepDelayed do. Names of
+    what happened before a row, such as previous_cancellations, are excluded.
     """
     words = split_words(name)
     outcome_words = split_words(outcome)
@@ -113,12 +113,13 @@ def contains_outcome(name: str, outcome: str) -> bool:
 
 
 def _stem(word: str) -> str:
+    """Return the stem of a word, without its ending."""
     stem = _ENDING.sub("", word) if len(word) > _MIN_STEM + 1 else word
-    return re.sub(r"(.)\1$", r"\1", stem)  # cancelled and canceled
+    return re.sub(r"(.)\1$", r"\1", stem)  # cancelled like canceled
 
 
 def find_split_name(text: str) -> str:
-    """Return which rows a value is for, as a split is called: train, valid or test; "" if none."""
+    """Return the split that a value names: train, valid or test; "" if it names none."""
     for split in SPLITS:
         if is_called(text.strip(), split):
             return split
@@ -126,7 +127,7 @@ def find_split_name(text: str) -> str:
 
 
 def find_split_path(path: str) -> str:
-    """Return the split that a file is for by the words of its path, the last ones first."""
+    """Return the split that the words of a path name, the last word first; "" if none."""
     for word in reversed(re.split(r"[^A-Za-z]+", path)):
         split = find_split_name(word)
         if split:

@@ -1,4 +1,4 @@
-"""The first rows of a file."""
+"""Sample the first rows of a log: its format, columns and their profiles."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ from nvt_torchrec.etl.guess.dialect import (
 )
 from nvt_torchrec.etl.guess.names import find_split_path
 from nvt_torchrec.etl.guess.values import DECLARED, Profile, make_vector, profile
-from nvt_torchrec.formats.day_names import name_of
+from nvt_torchrec.formats.day_names import parse_day_name
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.formats.feature_spec.split import ANY_FILES
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.vectors import MAX_WIDTH
 
-#: So many first rows are looked at.
+#: Maximum number of rows in a sample.
 HEAD_ROWS = 50_000
-#: Files of one table, as Spark and others write it, and no days.
+#: Names of files that are parts of one table, as Spark and others write them, and not days.
 _PARTS = re.compile(r"(part|shard|chunk|split|fold|file|data)[-_][^/]*$", re.IGNORECASE)
-#: The name of a column, and its type.
+#: The name of a column with its declared type, such as ``user_id:token``.
 _TYPED = re.compile(rf"(.+):({'|'.join(DECLARED)})")
-#: Text that is read of files for valid and test, for the names of their columns.
+#: Bytes to read of the files for valid and test, for the names of their columns.
 _HEADER_BYTES = 1 << 20
-#: The end of a text whose last line is empty.
+#: Endings of a text whose last line is empty.
 _EMPTY_LINE = (b"\n\n", b"\n\r\n")
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledFile:
-    """What the rows of a sample show.
+    """A sample of the first rows of a log.
 
     Attributes:
         columns: The columns, in the order of the file.
-        whole: Whether the rows are all rows of the log.
+        whole: Whether the sample has all rows of the log.
         input: The keys of ``[input]``, in the order in which they are written.
         positional: Whether the spec names columns by position.
-        malformed: How many of the rows that were read have too many or too few fields.
-        quoted_breaks: How many of the lines that were read end within quotes.
-        days: The directory or glob whose files are days, this one among them; "" if there is none.
-        day_files: How many there are.
-        file: The file that the rows are of.
-        splits: By split, the files that are named for it, below ``root``; {} if none are.
-        split_columns: By split, the columns of the first of these files.
-        root: The directory of these files.
+        malformed: The number of sampled rows with too many or too few fields.
+        quoted_breaks: The number of sampled lines that end within quotes.
+        days: The directory or glob whose files are days, including the sampled file; "" if the
+            files are not days.
+        day_files: The number of these files.
+        file: The sampled file.
+        splits: By split, the files that are named for it, relative to ``root``; {} if none are.
+        split_columns: By split, the columns of the first of its files.
+        root: The directory of the files of ``splits``.
     """
 
     columns: list[Profile]
@@ -85,7 +86,7 @@ class SampledFile:
         return any(column.name for column in self.columns)
 
     def has_labels(self, split: str, labels: list[Profile]) -> bool:
-        """Return whether the files for a split have the columns of the labels."""
+        """Return True if the files of a split have the columns of the labels."""
         columns = self.split_columns[split]
         if not self.named:
             return len(columns) == len(self.columns)
@@ -93,16 +94,16 @@ class SampledFile:
 
 
 def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
-    """Read a part of a log: of its first file, or of the first one for training.
+    """Sample the first file of a log, or its first file for training.
 
     Args:
-        path: A file, text (also compressed) or a table, or a directory or glob of such; local or a
-            URL.
-        head_bytes: How much text is read from the beginning.
-        delimiter: Of text, what is between the fields; "": find it.
+        path: A file, text (also compressed) or a table, or a directory or glob of such files; local
+            or a URL.
+        head_bytes: The number of bytes of text to read from the beginning.
+        delimiter: The delimiter between the fields of text; "" to detect it.
 
     Raises:
-        BadInputError: It is missing, empty, of another format, or has one column.
+        BadInputError: The file is missing or empty, has an unknown format, or has only one column.
     """
     root, splits = _find_split_files(path)
     if not splits:
@@ -119,15 +120,17 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> SampledFile:
 
 
 def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
-    """Return a directory, and the files in it that are for training, validation and test by name.
+    """Return a directory, and its files by the split that their names say.
 
-    There are none unless some are for training, and some for another split.
+    Without files for training and for at least one other split, it is "" and {}.
     """
     filesystem, name = find_filesystem(path)
     splits: dict[str, list[str]] = {}
     if filesystem.isfile(name):
         return "", splits
-    root = path.rstrip("/") if filesystem.isdir(name) else path.rpartition("/")[0] or "."
+    root = path.rstrip("/")
+    if not filesystem.isdir(name):  # a glob
+        root = path.rpartition("/")[0] or "."
     filesystem, name = find_filesystem(root)
     base = filesystem.unstrip_protocol(name).removeprefix("file://").rstrip("/")
     with contextlib.suppress(BadInputError):
@@ -142,6 +145,7 @@ def _find_split_files(path: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFile:
+    """Sample the first of the files of a log, in its format or as text."""
     head, whole = _read_head(files[0], head_bytes)
     format_name = ""
     for name in READERS:
@@ -154,8 +158,8 @@ def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFi
         end = len(head) if whole else head.rfind(b"\n", 0, head_bytes) + 1
         if head and not end:
             raise BadInputError(
-                f"{files[0]}: no line ends within the first {head_bytes >> 20} MiB",
-                "give a larger --head_mb",
+                f"{files[0]}: the first line does not end within {head_bytes >> 20} MiB",
+                "set a larger --head_mb",
             )
         head = head[:end]
         if not head.strip():
@@ -168,7 +172,11 @@ def _read_sample(files: list[str], head_bytes: int, delimiter: str) -> SampledFi
 
 
 def _find_files(path: str) -> tuple[list[str], str, int]:
-    """Return the files of a log, and the directory or glob whose files are days and how many.
+    """Find the files of a log, and the days that they belong to.
+
+    Returns:
+        The files, the directory or glob of the days ("" if the files are not days), and the number
+        of days.
 
     Raises:
         BadInputError: There are no files.
@@ -179,7 +187,7 @@ def _find_files(path: str) -> tuple[list[str], str, int]:
         if days:
             return days, path, len(days)
         return [file.path for file in find_days(path, split=ANY_FILES)], "", 0
-    day = name_of(path)
+    day = parse_day_name(path)
     if not day:
         return [path], "", 0
     directory, _, file_name = path.rpartition("/")
@@ -194,7 +202,7 @@ def _find_files(path: str) -> tuple[list[str], str, int]:
 
 
 def _list_days(path: str) -> list[str]:
-    """Return the files of a directory or glob if they are days, several of them; else []."""
+    """Return the files of a directory or glob if they are at least two days; else []."""
     with contextlib.suppress(BadInputError):
         days = [file.path for file in find_days(path)]
         if len(days) > 1 and not _PARTS.search(days[0]):
@@ -203,7 +211,10 @@ def _list_days(path: str) -> list[str]:
 
 
 def _read_head(path: str, head_bytes: int) -> tuple[bytes, bool]:
-    """Return the beginning of a file, and whether it is all of it; nothing of other tables."""
+    """Return the beginning of a file, and whether that is the whole file.
+
+    A path that is not a file, such as a table that is a directory, has no beginning.
+    """
     filesystem, name = find_filesystem(path)
     if not filesystem.isfile(name):
         return b"", True
@@ -216,21 +227,24 @@ def _read_head(path: str, head_bytes: int) -> tuple[bytes, bool]:
 
 
 def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> SampledFile:
+    """Sample text with delimiters, given the whole lines of its head."""
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
     header = has_header(rows)
-    names = [field.strip(" \t") for field in rows.pop(0)] if header else [""] * dialect.fields
+    names = [""] * dialect.fields
+    if header:
+        names = [field.strip(" \t") for field in rows.pop(0)]
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     whole = whole and len(rows) <= HEAD_ROWS
     rows = rows[:HEAD_ROWS]
-    even = [row for row in rows if len(row) == dialect.fields]
-    columns = list(zip(*even, strict=True))
-    different = unique_names(names)
-    by_name = header and different == names
+    well_formed = [row for row in rows if len(row) == dialect.fields]
+    columns = list(zip(*well_formed, strict=True))
+    unique_names = make_unique(names)
+    by_name = header and unique_names == names
     profiles = []
-    for name, values in zip(different, columns, strict=True):
+    for name, values in zip(unique_names, columns, strict=True):
         typed = _TYPED.fullmatch(name) if by_name else None
         if typed:
             column = profile(values, typed[1], declared=typed[2])
@@ -241,36 +255,42 @@ def _sample_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sampled
         dialect = dataclasses.replace(dialect, skip_lines=dialect.skip_lines + 1)
     keys = _make_input_keys(dialect, encoding, by_name, whole and head.endswith(_EMPTY_LINE))
     profiles = _keep_one_separator(profiles, keys)
-    malformed = len(rows) - len(even)
+    malformed = len(rows) - len(well_formed)
     breaks = len(find_quoted_breaks(text, dialect.delimiter)) if malformed else 0
     return SampledFile(profiles, whole, keys, not by_name, malformed, breaks)
 
 
-def spec_name(name: str) -> str:
-    """Return a name that a column of a spec, and a table of a model, can have."""
-    return "".join(c if c.isprintable() and c not in "/." else "_" for c in name) or "column"
+def make_spec_name(name: str) -> str:
+    """Return a name that is valid for a column of a spec and for an embedding table."""
+    letters = [c if c.isprintable() and c not in "/." else "_" for c in name]
+    return "".join(letters) or "column"
 
 
-def unique_names(names: list[str]) -> list[str]:
-    """Return different names: the second ``a`` becomes ``a_2``; "" is no name."""
+def make_unique(names: list[str]) -> list[str]:
+    """Return names without repetitions: the second ``a`` becomes ``a_2``; "" may repeat."""
     result: list[str] = []
     for name in names:
-        other, number = name, 2
-        while name and other in result:
-            other, number = f"{name}_{number}", number + 1
-        result.append(other)
+        candidate = name
+        number = 2
+        while name and candidate in result:
+            candidate = f"{name}_{number}"
+            number += 1
+        result.append(candidate)
     return result
 
 
 def _keep_one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[Profile]:
-    """Read lists of the most common separator only, which becomes a key: a file has one."""
+    """Choose the separator of the lists in a file, and mark lists with another one as unread.
+
+    A spec has one ``list_separator``, which is added to ``keys``.
+    """
     used = [column.separator for column in profiles if column.separator]
     best = max(sorted(set(used)), key=used.count, default="|")
     if best == keys.get("delimiter"):
         best = "|" if best == ";" else ";"
     if best != "|":
         keys["list_separator"] = best
-    why = f"lists by another separator than {best}: a file has one list_separator"
+    why = f"its lists have another separator than {best}, and a file has one list_separator"
     kept = []
     for column in profiles:
         if column.separator not in ("", best):
@@ -282,6 +302,7 @@ def _keep_one_separator(profiles: list[Profile], keys: dict[str, Any]) -> list[P
 def _make_input_keys(
     dialect: Dialect, encoding: str, header: bool, empty_end: bool
 ) -> dict[str, Any]:
+    """Return the keys of ``[input]`` that differ from the defaults."""
     csv = dialect.quoted or dialect.delimiter != "\t"
     keys = {
         "format": "csv" if csv else "",
@@ -292,13 +313,13 @@ def _make_input_keys(
     }
     defaults = {"encoding": "utf-8", "delimiter": ","}
     keys = {key: value for key, value in keys.items() if value and value != defaults.get(key)}
-    if header != csv:  # the default
+    if header != csv:  # by default csv has a header, tab-separated text has none
         keys["header"] = header
     return keys
 
 
 def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> SampledFile:
-    """Return what rows of a format show that names its columns."""
+    """Sample a file of a format that names its columns."""
     kind = INPUT_FORMATS[name]
     sample = load_reader(name).sample(files[0], head, HEAD_ROWS)
     if not len(sample.table) and not kind.lines:
@@ -307,12 +328,13 @@ def _sample_format(name: str, files: list[str], head: bytes, whole: bool) -> Sam
     if kind.lines and whole and head.endswith(_EMPTY_LINE):
         keys["skip_empty_lines"] = True
     profiles = _profile_table(sample.table, files, keys)
-    every = sample.whole and (whole or not kind.lines)
-    return SampledFile(profiles, every, keys, malformed=sample.malformed)
+    # Only formats of lines were read from the head alone.
+    all_rows = sample.whole and (whole or not kind.lines)
+    return SampledFile(profiles, all_rows, keys, malformed=sample.malformed)
 
 
 def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> list[Profile]:
-    """Return what the rows of a table show; names of directories are columns as well."""
+    """Return the profiles of a table's columns, including partition columns in the paths."""
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     names = table.schema.names
@@ -320,7 +342,8 @@ def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> l
     for name, column in zip(names, table.columns, strict=True):
         if names.count(name) == 1:
             profiles.append(_profile_array(column.combine_chunks(), name))
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    repeated = {name for name in names if names.count(name) > 1}
+    for name in sorted(repeated):
         profiles.append(_leave_unread(name, len(table), "several columns have this name"))
     partitions = [partition_values(path) for path in files]
     for name in set.intersection(*map(set, partitions)) - set(names):
@@ -330,6 +353,7 @@ def _profile_table(table: pa.Table, files: list[str], keys: dict[str, Any]) -> l
 
 
 def _leave_unread(name: str, rows: int, why: str) -> Profile:
+    """Return the profile of a column that cannot be read."""
     return Profile(name, "empty", rows, Counter(), unread=why)
 
 
@@ -338,36 +362,39 @@ def _profile_array(array: pa.Array, name: str) -> Profile:
     types = pa.types
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    held = array.type
-    if is_list(held):
+    data_type = array.type
+    if is_list(data_type):
         return _profile_lists(array, name)
-    is_time = types.is_timestamp(held) or types.is_date(held)
-    is_fraction = types.is_floating(held) or types.is_decimal(held)
-    is_number = is_fraction or types.is_integer(held) or types.is_boolean(held)
-    if not (is_time or is_number or is_text(held) or types.is_null(held)):
-        return _leave_unread(name, len(array), f"columns of type {held} are not read")
-    if types.is_boolean(held):
+    is_time = types.is_timestamp(data_type) or types.is_date(data_type)
+    is_fraction = types.is_floating(data_type) or types.is_decimal(data_type)
+    is_number = is_fraction or types.is_integer(data_type) or types.is_boolean(data_type)
+    if not (is_time or is_number or is_text(data_type) or types.is_null(data_type)):
+        return _leave_unread(name, len(array), f"columns of type {data_type} are not read")
+    if types.is_boolean(data_type):
         array = array.cast(pa.uint8())
-    if types.is_floating(held):
+    if types.is_floating(data_type):
         array = pc.if_else(pc.is_nan(array), None, array)
-    if types.is_timestamp(held):  # in UTC: a time zone needs files that are not everywhere
-        array = array.cast(pa.timestamp(held.unit))
-    texts = array if is_text(held) else array.cast(pa.string())
-    values = texts.cast(pa.large_binary()).to_pylist()  # Python shows no text that is not UTF-8
-    shown = [value.decode("utf-8", "replace") if value else "" for value in values]
-    column = profile(shown, name, lists=is_text(held))
-    if types.is_boolean(held) and column.counts:
+    if types.is_timestamp(data_type):
+        # Drop the time zone, so that times are in UTC: converting needs a time zone database, which
+        # not every machine has.
+        array = array.cast(pa.timestamp(data_type.unit))
+    texts = array if is_text(data_type) else array.cast(pa.string())
+    # Through bytes, because text in a file may not be valid UTF-8.
+    values = texts.cast(pa.large_binary()).to_pylist()
+    decoded = [value.decode("utf-8", "replace") if value else "" for value in values]
+    column = profile(decoded, name, lists=is_text(data_type))
+    if types.is_boolean(data_type) and column.counts:
         return dataclasses.replace(column, kind="bool")
-    if is_text(held) and column.is_number:
+    if is_text(data_type) and column.is_number:
         return dataclasses.replace(column, kind="string")
-    if is_fraction:  # integers are ids where some are missing
+    if is_fraction:  # pandas writes integer ids as floats if some are missing
         reading = {key: value for key, value in column.reading.items() if key != "lenient"}
         return dataclasses.replace(column, reading=reading, floating=True)
     return column
 
 
 def _find_width(array: pa.Array) -> int:
-    """Return the length of lists of floats, of those that are not empty; 0 if it differs."""
+    """Return the common length of non-empty lists of floats; 0 if they are no vectors."""
     if not pa.types.is_floating(array.type.value_type):
         return 0
     lengths = pc.unique(pc.list_value_length(array)).to_pylist()
@@ -377,20 +404,23 @@ def _find_width(array: pa.Array) -> int:
 
 def _profile_lists(array: pa.Array, name: str) -> Profile:
     """Return the profile of a column of lists."""
-    held, items = array.type, pc.list_flatten(array)
-    if pa.types.is_nested(held.value_type):
-        return _leave_unread(name, len(array), f"columns of type {held} are not read")
+    list_type = array.type
+    items = pc.list_flatten(array)
+    if pa.types.is_nested(list_type.value_type):
+        return _leave_unread(name, len(array), f"columns of type {list_type} are not read")
     width = _find_width(array)
     if width and not items.null_count:
         vectors = make_vector(name, len(array), len(array) - len(items) // width, width)
-        return dataclasses.replace(vectors, half=pa.types.is_float16(held.value_type))
+        return dataclasses.replace(vectors, half=pa.types.is_float16(list_type.value_type))
     column = _profile_array(items, name)
     if items.null_count:
-        why = f"its lists hold nulls: leave them out, in SQL filter({name}, x -> x is not null)"
+        why = f"its lists hold nulls: remove them, in SQL by filter({name}, x -> x is not null)"
         return _leave_unread(name, len(array), why)
     if column.kind == "float" or (column.floating and column.kind != "int"):
-        return _leave_unread(name, len(array), f"columns of type {held} are not read")
-    texts = [str(each) if each else "" for each in array.cast(as_bytes(held)).to_pylist()]
-    rows = profile(texts, name, lists=False)
+        return _leave_unread(name, len(array), f"columns of type {list_type} are not read")
+    # The rows and codes are those of whole lists, the kind and the counts those of their items.
+    rows = array.cast(as_bytes(list_type)).to_pylist()
+    texts = [str(row) if row else "" for row in rows]
+    lists = profile(texts, name, lists=False)
     kind = column.kind if column.kind in ("int", "hex32") else "string"
-    return dataclasses.replace(rows, kind=kind, counts=column.counts, reading={}, multi_hot=True)
+    return dataclasses.replace(lists, kind=kind, counts=column.counts, reading={}, multi_hot=True)

@@ -1,8 +1,9 @@
-"""Which rows are for training, validation and test."""
+"""Choose which rows are for training, validation and test."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,11 @@ from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
 from nvt_torchrec.formats.splits import SPLITS
 
-#: Microseconds of a day.
+#: Microseconds in a day.
 _DAY = 86_400_000_000
-#: Of logs that are as long, cuts are at midnight.
+#: In logs of at least this length, cuts are at midnight.
 _MIN_SPAN_OF_DAYS = 10 * _DAY
-#: Shares where nothing else is known.
+#: Default shares.
 _SHARES: dict[str, Any] = {"valid": 0.1, "test": 0.1}
 
 
@@ -26,21 +27,22 @@ class SplitChoice:
     """How rows are split.
 
     Attributes:
-        keys: Those of ``[split]``.
-        why: The comment.
-        input_path: What the ETL reads, if that is not what was given; "" else.
+        keys: The keys of ``[split]``.
+        why: The comment above it.
+        input_path: The path that the ETL must read, if it is not the given one; else "".
     """
 
     keys: dict[str, Any]
     why: str
     input_path: str = ""
 
-    def change(self, given: Mapping[str, float]) -> SplitChoice:
-        """Return the same kind of split with the ``valid``, ``test`` and ``seed`` that are given.
+    def override(self, given: Mapping[str, float]) -> SplitChoice:
+        """Return the same kind of split with the given ``valid``, ``test`` and ``seed``.
 
-        Shares take the place of fixed cuts by time.
+        Shares replace fixed cuts by time.
         """
-        keys, why = dict(self.keys), self.why
+        keys = dict(self.keys)
+        why = self.why
         if {"valid", "test"} & given.keys():
             keys = {key: value for key, value in keys.items() if not key.endswith("_from")}
             keys = {**keys, **_SHARES}
@@ -51,13 +53,13 @@ class SplitChoice:
 def choose_split(
     sample: SampledFile, column: Profile | None, time: Profile | None, labels: list[Profile]
 ) -> SplitChoice:
-    """Return how rows are split: as they are published, else so that days can be added.
+    """Choose a split: the published one if there is one, else one by days, by time or at random.
 
     Args:
-        sample: The rows.
-        column: The column that :func:`find_split_column` found, if there is one.
-        time: The column that says when a row happened, if there is one.
-        labels: The columns of the labels, which rows of valid and test need.
+        sample: The sample of the log.
+        column: The column that :func:`find_split_column` found, or None.
+        time: The column with the time of a row, or None.
+        labels: The columns of the labels; rows of valid and test need them.
     """
     published = SplitChoice({}, "")
     if column:
@@ -70,24 +72,24 @@ def choose_split(
         keys = {"by": "days"}
         reason = (
             f"the log has a file for each day: pass {sample.days} as --input_path; the last day "
-            "is halved into valid and test, and `nvt-etl extend` adds further ones"
+            "is halved into valid and test, and `nvt-etl extend` adds more days"
         )
     elif time:
         keys, reason = _choose_time(sample, time)
     else:
         keys = {"by": "share"} | _SHARES
-        reason = "at random, because no column says when a row happened"
+        reason = "at random, because no column has the time of a row"
     return SplitChoice(keys, published.why + reason, published.input_path or sample.days)
 
 
 def find_split_column(sample: SampledFile) -> int | None:
-    """Return the index of the column that says of each row whether it is for training, if any.
+    """Return the index of the column that names the split of each row, or None.
 
-    It is no feature, and a split at random would put rows of test into training.
+    Such a column is not a feature, and a random split would put rows of test into training.
     """
     for index, column in enumerate(sample.columns):
         splits = {find_split_name(text) for text in column.counts}
-        # The head of a log may have rows for training alone.
+        # The sample may have rows for training only, if it is a part of the log.
         is_split = len(splits) > 1 or not (sample.whole or sample.splits)
         if "" not in splits and "train" in splits and is_split:
             return index
@@ -95,7 +97,7 @@ def find_split_column(sample: SampledFile) -> int | None:
 
 
 def _choose_values(column: Profile, labels: list[Profile]) -> SplitChoice:
-    """Return the split by a column's values; without keys if only training has labels."""
+    """Return the split by a column's values; without keys if only training rows have labels."""
     texts: dict[str, list[str]] = {}
     for text in column.counts:
         texts.setdefault(find_split_name(text), []).append(text)
@@ -110,27 +112,27 @@ def _choose_values(column: Profile, labels: list[Profile]) -> SplitChoice:
     if len(texts) == 1:
         texts["test"] = ["test"]
         why += (
-            "the rows that were read are all for training: write what the others have as test, and "
-            "as valid if there is one; "
+            "the rows that were read are all for training: set test, and valid if it exists, to "
+            "the values of the other rows; "
         )
     keys: dict[str, Any] = {"by": "values", "column": column.source}
-    keys |= _name_splits({split: _simplify_list(given) for split, given in texts.items()})
+    keys |= _complete_splits({split: _simplify_list(given) for split, given in texts.items()})
     if "valid" not in texts:
         why += "valid is a tenth of the rows for training; "
     return SplitChoice(keys, f"{why}as {column.name} says")
 
 
 def _have_labels(column: Profile, texts: list[str], labels: list[Profile]) -> bool:
-    """Return whether some rows with these texts in a column have each of the labels."""
-    numbers = [number for number, text in enumerate(column.counts) if text in texts]
-    rows = np.isin(column.codes, numbers)
+    """Return True if each label is present in some row that has one of the texts in a column."""
+    codes = [code for code, text in enumerate(column.counts) if text in texts]
+    rows = np.isin(column.codes, codes)
     return all(np.any(label.codes[rows] >= 0) for label in labels)
 
 
-def _name_splits(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what is train, valid and test, given training and at least one other.
+def _complete_splits(given: dict[str, Any]) -> dict[str, Any]:
+    """Return train, valid and test, given train and at least one of the others.
 
-    What is published besides the rows for training is test, if it is one thing.
+    A single other split is test, even if it is published as valid; valid is then a share of train.
     """
     splits = {**given}
     if "test" not in splits:
@@ -145,7 +147,7 @@ def _simplify_list(names: list[str]) -> str | list[str]:
 
 
 def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
-    """Return the split of files that are named for it; without keys if only training has labels."""
+    """Return the split of files by their names; without keys if only training files have labels."""
     files: dict[str, Any] = {}
     why = ""
     for split in SPLITS:
@@ -158,29 +160,23 @@ def _choose_files(sample: SampledFile, labels: list[Profile]) -> SplitChoice:
             why += f"{names[0]} has no label, so its rows are neither for training nor for test; "
     if len(files) == 1:
         names = sample.splits["train"]
-        file = names[0] if len(names) == 1 else f"{_common_beginning(names)}*"
+        file = names[0]
+        if len(names) > 1:
+            file = f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - by character, for a glob
         return SplitChoice({}, why, f"{sample.root}/{file}")
     if "test" not in files:
         why += "valid is a tenth of the training rows, as only one other file has labels; "
-    keys = {"by": "files"} | _name_splits(files)
+    keys = {"by": "files"} | _complete_splits(files)
     return SplitChoice(keys, f"{why}as the files are named", sample.root)
 
 
-def _common_beginning(names: list[str]) -> str:
-    """Return the characters that all names begin with."""
-    first, last = min(names), max(names)  # all others are between them
-    length = 0
-    while length < len(first) and first[length] == last[length]:
-        length += 1
-    return first[:length]
-
-
 def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], str]:
+    """Return the keys of a split by time, and the comment."""
     split = {"by": "time", "column": time.source}
     if time.time_format:
         split["time_format"] = time.time_format
     why = f"{time.name} is a time, and a model scores rows newer than those it was trained on"
-    cuts = _cut_times(time, sample)
+    cuts = _find_time_cuts(time, sample)
     if cuts:
         split["valid_from"], split["test_from"] = cuts
         why += (
@@ -197,13 +193,14 @@ def _choose_time(sample: SampledFile, time: Profile) -> tuple[dict[str, Any], st
     return split | _SHARES, why
 
 
-def _cut_times(column: Profile, sample: SampledFile) -> list[str]:
-    """Return when validation and test begin; [] if the times cannot be cut so."""
+def _find_time_cuts(column: Profile, sample: SampledFile) -> list[str]:
+    """Return the times at which valid and test begin; [] if the sample does not tell."""
     if not sample.whole:
         return []
     times = column.sorted_numbers()
-    first, last = times[0], times[-1]
-    cuts = times[[int(share * len(times)) for share in (0.8, 0.9)]]
+    first = times[0]
+    last = times[-1]
+    cuts = times[[int(0.8 * len(times)), int(0.9 * len(times))]]
     days = cuts // _DAY * _DAY
     if last - first >= _MIN_SPAN_OF_DAYS and days[0] < days[1]:
         cuts = days

@@ -1,8 +1,9 @@
-"""Which column of a log is the key of a table, and what the table's columns are."""
+"""Join a table to a guessed spec: find its key in the log, and choose its features."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,14 +15,14 @@ from nvt_torchrec.etl.guess.roles import Feature, Guess, choose_features, rename
 from nvt_torchrec.etl.guess.sample import SampledFile
 from nvt_torchrec.etl.guess.values import Profile
 
-#: The least share of the rows of the log whose key the table has.
+#: Minimum share of the log's rows whose key is in the table.
 _MIN_FOUND = 0.5
-#: The least share where only a part of the table was read.
+#: Minimum share if only a part of the table was read.
 _MIN_FOUND_IN_PART = 0.01
-#: With fewer rows it is not known whether a text says more than the key.
+#: Minimum number of rows to judge whether a string column says more than the key.
 _MIN_ROWS = 100
-#: How often a text occurs on average, at least, to say more than the key.
-_MIN_OFTEN = 1.1
+#: Minimum mean count of the values of a string column that says more than the key.
+_MIN_MEAN_COUNT = 1.1
 #: The keys of ``[input]`` of tab-separated text with a header.
 _TSV = {"header": True}
 
@@ -31,8 +32,8 @@ class GuessedTable:
     """A table of a spec.
 
     Attributes:
-        keys: The keys of its block.
-        why: The comment.
+        keys: The keys of its ``[[table]]`` block.
+        why: The comment above the block.
     """
 
     keys: dict[str, Any]
@@ -46,8 +47,8 @@ class _Key:
     Attributes:
         column: The column of the log.
         own: The column of the table.
-        time: The time of a version; None if each key has one row.
-        found: The share of the log's rows whose key is there.
+        time: The column of the table with the time of a version; None if each key has one row.
+        found: The share of the log's rows whose key is in the table.
     """
 
     column: Profile
@@ -68,7 +69,7 @@ def add_table(
         path: The file of the table.
 
     Raises:
-        BadInputError: The table has no names, or no key that the log has.
+        BadInputError: The table's columns have no names, or none of them is a key of the log.
     """
     if table.positional:
         raise BadInputError(
@@ -80,15 +81,16 @@ def add_table(
     key = _find_key(read, table.columns, min_found)
     if key is None:
         raise BadInputError(
-            f"{path}: no column of it has the values of one of the log, each in one row",
+            f"{path}: no column of it has the values of a column of the log, each in only one row",
             "pass a table with a key, or write the [[table]] by hand as docs/tables.md shows",
         )
     if key.time is not None and found.time is None:
         raise BadInputError(
-            f"{path}: several rows of a key, by {key.time.name}, and rows of the log have no time",
-            "keep the newest row of each key",
+            f"{path}: keys have several rows with different {key.time.name}, but the log has no "
+            "time by which to choose one",
+            "keep only the newest row of each key",
         )
-    name = _table_name(path)
+    name = _make_table_name(path)
     used = {key.own.source}
     if key.time:
         used.add(key.time.source)
@@ -97,13 +99,14 @@ def add_table(
     for column in table.columns:
         if column.source in used:
             continue
-        made = [_make_vector(column)] if column.width else choose_features(column, table)
-        if _names_each_row(column):
-            made = "nearly each row has a value of its own, as it has a key"
-        if isinstance(made, str):
-            unread[f"{name}: {column.name}"] = made
+        if _is_nearly_unique(column):
+            unread[f"{name}: {column.name}"] = "nearly every row has another value, like the key"
             continue
-        for feature in made:
+        chosen = [_make_vector(column)] if column.width else choose_features(column, table)
+        if isinstance(chosen, str):
+            unread[f"{name}: {column.name}"] = chosen
+            continue
+        for feature in chosen:
             options = {**feature.options, "table": name}
             features.append(dataclasses.replace(feature, options=options))
     taken = [rule["name"] for rule, _ in found.labels]
@@ -111,7 +114,7 @@ def add_table(
     features = [*found.features, *rename_features(features, taken)]
     features.sort(key=lambda feature: ["dense", "categorical", "vector"].index(feature.kind))
     guess = dataclasses.replace(found, features=features, unread=unread)
-    keys = _block_keys(name, key, table, path)
+    keys = _make_block_keys(name, key, table, path)
     if key.time is not None and found.time is not None:
         keys["log_time"] = found.time.source
         if found.time.time_format:
@@ -120,7 +123,7 @@ def add_table(
 
 
 def _make_vector(column: Profile) -> Feature:
-    """Return the vector that lists of numbers of one length become."""
+    """Return the vector feature of a column of lists of numbers."""
     options: dict[str, Any] = {"width": column.width}
     if column.half:
         options["dtype"] = "float16"
@@ -131,12 +134,12 @@ def _make_vector(column: Profile) -> Feature:
 
 
 def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Key | None:
-    """Return the key that most rows of the log have, one of the same name before others.
+    """Find the key by which to join a table; prefer equal names, then the most rows found.
 
     Args:
         log: The columns of the log that may be keys.
         table: The columns of the table.
-        min_found: The least share of the rows of the log that have it.
+        min_found: Minimum share of the log's rows whose key must be in the table.
     """
     best: tuple[tuple[bool, float, int], _Key] | None = None
     for own in table:
@@ -156,20 +159,26 @@ def _find_key(log: list[Profile], table: list[Profile], min_found: float) -> _Ke
     return best[1] if best else None
 
 
-def _names_each_row(column: Profile) -> bool:
-    """Return whether a column of texts, such as titles, says no more than the key."""
+def _is_nearly_unique(column: Profile) -> bool:
+    """Return True if a string column, such as one of titles, says no more than the key."""
     is_text = column.kind in ("string", "hex32") and not column.multi_hot
-    return is_text and column.present >= _MIN_ROWS and column.often < _MIN_OFTEN
+    return is_text and column.present >= _MIN_ROWS and column.mean_count < _MIN_MEAN_COUNT
 
 
 def _may_be_key(column: Profile, own: Profile) -> bool:
-    """Return whether a column may be a key: small quantities have the values of any row number."""
+    """Return True if a column of the log may be the key of the table.
+
+    Integers need a name that says so: small quantities have the same values as row numbers.
+    """
     same_name = column.name.lower() == own.name.lower()
     return column.kind != "float" and (same_name or column.kind != "int" or is_code(column.name))
 
 
 def _find_version_time(own: Profile, table: list[Profile]) -> Profile | None:
-    """Return the time by which rows of the same key differ; None if there is none."""
+    """Return the time column in which rows of the same key differ.
+
+    It is None if each key has one row, or no time tells the rows of a key apart.
+    """
     for column in table:
         if column is own or column.kind != "time":
             continue
@@ -180,19 +189,20 @@ def _find_version_time(own: Profile, table: list[Profile]) -> Profile | None:
 
 
 def _find_share(log: Counter[str], table: Counter[str]) -> float:
-    """Return the share of the log's values, as often as they occur, that a table has."""
+    """Return the share of the log's rows whose value a table has."""
     num_found = sum(count for value, count in log.items() if value in table)
     return num_found / max(log.total(), 1)
 
 
-def _table_name(path: str) -> str:
-    """Return the name of a table by that of its file."""
+def _make_table_name(path: str) -> str:
+    """Return the name of a table, made from the name of its file."""
     stem = path.rstrip("/").rsplit("/", 1)[-1].split(".", 1)[0]
-    name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in stem)
+    name = re.sub(r"\W", "_", stem)
     return name if name.isidentifier() else f"table_{name}"
 
 
-def _block_keys(name: str, key: _Key, table: SampledFile, path: str) -> dict[str, Any]:
+def _make_block_keys(name: str, key: _Key, table: SampledFile, path: str) -> dict[str, Any]:
+    """Return the keys of the ``[[table]]`` block, without those about the log's time."""
     keys: dict[str, Any] = {"name": name, "path": path.rstrip("/").rsplit("/", 1)[-1]}
     keys["key"] = key.column.source
     if key.own.source != key.column.source:
@@ -209,5 +219,5 @@ def _block_keys(name: str, key: _Key, table: SampledFile, path: str) -> dict[str
 def _explain(key: _Key) -> str:
     why = f"it has the {key.column.name} of {key.found:.1%} of the log's rows"
     if key.time is not None:
-        return f"{why}; a version counts for rows later than its {key.time.name}"
-    return f"{why}; it should say nothing of the time after a row, see docs/tables.md"
+        return f"{why}; a version applies to rows later than its {key.time.name}"
+    return f"{why}; it should hold nothing that was learned after a row, see docs/tables.md"

@@ -1,4 +1,4 @@
-"""A guess as a TOML file with comments."""
+"""Write a guessed spec as TOML with comments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nvt_torchrec.etl.guess.tables_of_log import GuessedTable
 from nvt_torchrec.formats.feature_spec.aggregates import DEFAULT_VALUES
 
 _WIDTH = 100
-#: How often the values of an item occur on average, at least.
-_MIN_OFTEN = 2
+#: Minimum mean count of the values of the column of items.
+_MIN_MEAN_COUNT = 2
 
 
 def to_toml(
@@ -33,20 +33,20 @@ def to_toml(
     """Return a feature spec as text.
 
     Args:
-        guess: What becomes of the columns.
-        sample: Rows of the log.
+        guess: The roles of the columns.
+        sample: The sample of the log.
         path: Names the log.
-        events: Lines that the spec contains.
-        tables: The tables that columns are of.
+        events: Lines about events to insert, see :func:`comment_events`.
+        tables: The tables that are joined to the log.
     """
     lines = _comment(_describe_sample(sample, path))
     if sample.positional and sample.named:
         lines.append("# The header repeats names, so columns are named by position here.")
     if sample.malformed:
-        what = f"Malformed lines besides: {sample.malformed}, see --on_bad_rows."
+        problem = f"Malformed lines, not counted here: {sample.malformed}, see --on_bad_rows."
         if sample.quoted_breaks:
-            what += f" {sample.quoted_breaks} lines end within quotes: {AS_PARQUET}."
-        lines += _comment(what)
+            problem += f" {sample.quoted_breaks} lines end within quotes: {AS_PARQUET}."
+        lines += _comment(problem)
     input_keys = dict(sample.input)
     columns = _list_columns(guess, sample)
     if columns:
@@ -54,9 +54,9 @@ def to_toml(
         input_keys["columns"] = columns
     if input_keys:
         lines += ["", "[input]", *_write_keys(input_keys)]
-    mark = "[label]" if len(guess.labels) == 1 else "[[label]]"
+    heading = "[label]" if len(guess.labels) == 1 else "[[label]]"
     for rule, why in guess.labels:
-        lines += ["", *_comment(why), mark, *_write_keys(rule)]
+        lines += ["", *_comment(why), heading, *_write_keys(rule)]
     lines += ["", *_comment(guess.split.why), "[split]", *_write_keys(guess.split.keys)]
     for table in tables:
         lines += ["", *_comment(table.why), "[[table]]", *_write_keys(table.keys)]
@@ -71,12 +71,16 @@ def to_toml(
 
 
 def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
-    """Return what happened before a row as lines of a spec; [] without time, user and item.
+    """Propose aggregates and a history of what happened before each row.
 
-    The item is the column of one value in a row that has the most values, each of them repeatedly.
+    The item is the single-valued column with the most distinct values, among those whose values
+    recur.
+
+    Returns:
+        Lines of a spec; [] without a time, a user and an item.
     """
     profiles = {column.source: column for column in sample.columns if column.name}
-    names = {}  # of columns with one value in a row, by their sources
+    names = {}  # source → name in the spec, for categorical columns with one value per row
     for feature in guess.features:
         is_single = not {"multi_hot", "derive"} & feature.options.keys()
         if feature.kind == "categorical" and is_single:
@@ -85,12 +89,13 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
     users = [column for column in columns if is_called(column.name, "user")]
     items = []
     for column in columns:
-        # A column that is determined by the user, such as where they live, is no item.
+        # A column that is determined by the user, such as a home town, is not an item.
         is_of_user = users and is_determined(column, users[0])
-        if column not in users and column.often >= _MIN_OFTEN and not is_of_user:
+        if column not in users and column.mean_count >= _MIN_MEAN_COUNT and not is_of_user:
             items.append(column)
     split = guess.split.keys
-    # Rows that are split at random would see each other.
+    # Valid and test must be later than train: the events of a random split would hold labels of
+    # other splits.
     is_later = split["by"] in ("time", "days")
     is_later |= split["by"] == "files" and isinstance(split["valid"], (str, list))
     if not (is_later and guess.time and users and items):
@@ -108,18 +113,19 @@ def propose_events(guess: Guess, sample: SampledFile) -> list[str]:
 
 
 def comment_events(lines: list[str], *, wanted: bool) -> list[str]:
-    """Return the lines of :func:`propose_events` with a comment; unless wanted, as comments."""
+    """Return lines of :func:`propose_events` below a comment; comment them out unless wanted."""
     if not lines:
         return []
-    about = "What happened before a row, see docs/events.md"
-    later = 'if labels are known later, add known = "1h" to [events]'
+    heading = "What happened before a row, see docs/events.md"
+    hint = 'if labels are known later, add known = "1h" to [events]'
     if wanted:
-        return ["", *_comment(f"{about}; {later}."), *lines]
-    about += f": uncomment it, or call guess with --events; {later}."
-    return ["", *_comment(about), *(f"# {line}" for line in lines)]
+        return ["", *_comment(f"{heading}; {hint}."), *lines]
+    heading += f": uncomment it, or call guess with --events; {hint}."
+    return ["", *_comment(heading), *(f"# {line}" for line in lines)]
 
 
 def _describe_sample(sample: SampledFile, path: str) -> str:
+    """Return the first comment, which says what the spec was made from."""
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
     file = sample.file.removeprefix(f"{sample.root or path.rstrip('/')}/")[-80:]
@@ -131,11 +137,15 @@ def _describe_sample(sample: SampledFile, path: str) -> str:
 
 
 def _to_printable(text: str) -> str:
+    """Return a text that is safe in a comment: on one line, and not too long."""
     return "".join(character if character.isprintable() else "?" for character in text)[:80]
 
 
 def _list_columns(guess: Guess, sample: SampledFile) -> list[str]:
-    """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
+    """Return ``columns`` of ``[input]`` for a text without a header, "" for unread columns.
+
+    Without such a key, the columns have the order of the spec; if that is right, it is [].
+    """
     read = [rule.get("from", rule["name"]) for rule, _ in guess.labels]
     if "column" in guess.split.keys:
         read.append(guess.split.keys["column"])
@@ -146,9 +156,10 @@ def _list_columns(guess: Guess, sample: SampledFile) -> list[str]:
 
 
 def _describe_block(feature: Feature) -> tuple[str, dict[str, Any], str]:
-    """Return what neighbours in one block have in common: its kind, its keys, and a name.
+    """Return the kind, the keys and the name of a feature's block.
 
-    Vectors, derived columns and those with another name than in the file have a block each.
+    Neighbours with the same result share a block. The name is "" unless a feature needs a separate
+    block: a vector, a derived column, or a column that is renamed.
     """
     is_renamed = feature.name != feature.source
     options = feature.options
@@ -189,7 +200,7 @@ def _write_keys(options: dict[str, Any]) -> list[str]:
 
 
 def _write_value(value: Any) -> str:
-    """Return a value as TOML writes it: as JSON, whose escapes TOML has too."""
+    """Return a value in TOML. All but tables are written as in JSON, which has the same escapes."""
     if isinstance(value, dict):
         items = [f"{_write_key(key)} = {_write_value(item)}" for key, item in value.items()]
         return f"{{{', '.join(items)}}}"
@@ -197,5 +208,5 @@ def _write_value(value: Any) -> str:
 
 
 def _write_key(key: str) -> str:
-    """Return a key as TOML writes it: in quotes where it has other signs than a bare one may."""
+    """Return a key in TOML: quoted if it has characters that a bare key cannot have."""
     return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _write_value(key)

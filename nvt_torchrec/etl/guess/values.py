@@ -1,4 +1,4 @@
-"""What the values of a column are: numbers, times, lists or texts."""
+"""Find what the values of a column are: numbers, times, lists or strings."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import EPOCHS, ISO
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 from nvt_torchrec.formats.vectors import MAX_WIDTH
 
-#: Texts that mean a missing value in any column, and those that do so among numbers only.
+#: Strings that mean a missing value in any column, and those that do so only among numbers.
 NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
 _NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
-#: So few words, in a hundredth of the rows at most, are missing values among many numbers.
+#: Up to this many distinct words in a column of at least this many distinct numbers mean missing
+#: values, if they are in at most a hundredth of the rows.
 _MAX_WORDS = 3
-#: So many numbers are many.
 _MIN_NUMBERS = 20
-#: Signs that are no part of a number, and numbers with them: $5, 5 %, 1,000, 1.234,5.
+#: Signs that are not part of a number, and numbers with such signs: $5, 5 %, 1,000, 1.234,5.
 _SIGN = re.compile("[,$€£¥₹₽₩%]")
 _AMOUNT = re.compile(
     r"[-+]?[$€£¥₹₽₩%]? ?-?(\d+|\d{1,3}([.,])\d{3}(\2\d{3})*)([.,]\d*)? ?[$€£¥₹₽₩%]?"
 )
 _INT = re.compile(r"-?\d+")
 _LEADING_ZERO = re.compile(r"-?0\d+")
-#: An item of a list with spaces between, such as 17 or N55689; 017 may be part of a number.
+#: An item of a space-separated list, such as 17 or N55689; 017 may be a part of a phone number.
 _CODE = re.compile(r"-?(0|[1-9]\d*)|[A-Za-z]+\d+")
-#: How programs write booleans, in lower case; 1 and 0 alone are numbers.
+#: Booleans in lower case; a column with only 1 and 0 has numbers.
 _BOOLEANS = {"true", "false", "1", "0"}
 _SEPARATORS = "|,;^ "
 _DATES = (
@@ -46,43 +46,46 @@ _DATES = (
 )  # fmt: skip
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z")
 _SERVER_LOG = "%d/%b/%Y:%H:%M:%S %z"
-#: Formats of digits only, by how many there are.
+#: Time formats with only digits, by the number of digits.
 _COMPACT = {8: ["%Y%m%d", "%y%m%d%H"], 10: ["%Y%m%d%H"], 12: ["%Y%m%d%H%M"], 14: ["%Y%m%d%H%M%S"]}
-#: Texts and numbers that are not ISO are taken for times from 1990 to 2037; in microseconds.
+#: Strings and numbers that are not ISO are times only if they lie in 1990 to 2037; microseconds.
 _FIRST, _END = np.array(["1990", "2038"], "M8[us]").astype(np.int64)
-#: What RecBole writes behind the names of columns: an id or a word, a number, lists of these.
+#: RecBole's types, which follow the names of columns: an id or word, a number, lists of these.
 DECLARED = ("token", "token_seq", "float", "float_seq")
-#: Numbers that may be times, which some programs write as floats: 978300760.0.
+#: Numbers that may be times; some programs write them as floats: 978300760.0.
 _DIGITS = re.compile(r"[0-9]+(\.0+)?")
-#: By so few texts most formats are ruled out.
+#: The number of values that are tried first: most formats fail on one of them.
 _NUM_TRIED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What is known of a column.
+    """The type and the values of a column in a sample.
 
     Attributes:
-        name: The name in the file, without a type behind it; of text without a header the
-            placeholder that the spec uses.
-        kind: "empty", "int", "bigint" (of more than 53 bits), "float", "bool", "hex32", "time",
-            "string" or, of lists, their items' kind.
-        rows: How many rows were seen.
-        counts: How often each value was seen, without missing ones and spaces around.
-        missing: How many values are missing.
+        name: The name in the file, without a declared type; for text without a header, the
+            placeholder name that the spec uses.
+        kind: "empty", "int", "bigint" (more than 53 bits), "float", "bool", "hex32", "time" or
+            "string"; for lists, the kind of the items. Columns that cannot be read are "empty".
+        rows: The number of rows of the sample.
+        counts: How often each value occurs (for lists, each item), without missing values and
+            without surrounding spaces.
+        missing: The number of missing values.
         reading: How values are written, as keys of the spec: nulls, trim, lenient.
-        numbers: The numbers that the values are, of times microseconds since 1970.
+        numbers: The distinct values in the order of ``counts`` as numbers; times are microseconds
+            since 1970.
         time_format: The format of times; "" for parquet's own.
         separator: The separator of lists in text.
-        floating: Whether the file holds floats, though these are integers.
+        floating: Whether the file stores the integers as floats.
         multi_hot: Whether values are lists.
         unread: Why the column cannot be read; "" if it can.
-        codes: int [rows], the number of each row's value, of lists of its text; -1 where missing.
-        header: The name in the file, where that has a type behind it: ``user_id:token``.
-        declared: That type, one of ``DECLARED``.
-        width: Of a vector, how many numbers each row has; else 0. As columns of a log it is not
-            read, its kind is "empty".
-        half: Of a vector, whether the file holds float16.
+        codes: int64 [rows], the index in ``counts`` of each row's value, for lists of the whole
+            list; -1 if missing.
+        header: The name in the file if it ends with a declared type: ``user_id:token``; else "".
+        declared: The declared type, one of ``DECLARED``; else "".
+        width: The length of vectors; 0 for other columns. A log cannot have vectors, only its
+            tables can, so their kind is "empty".
+        half: Whether the file stores vectors as float16.
     """
 
     name: str
@@ -105,7 +108,7 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The name by which a spec finds the column."""
+        """The name of the column in the file, as a spec refers to it."""
         return self.header or self.name
 
     @property
@@ -119,33 +122,33 @@ class Profile:
         return self.rows - self.missing
 
     @property
-    def often(self) -> float:
-        """How often a value is there, on average."""
+    def mean_count(self) -> float:
+        """How often a distinct value occurs on average."""
         return self.present / max(self.distinct, 1)
 
     @property
     def is_number(self) -> bool:
-        """Whether values are numbers that a dense column can have."""
+        """Whether a dense column can hold the values."""
         return self.kind in ("int", "float") and not self.multi_hot
 
     def sorted_numbers(self) -> np.ndarray:
-        """Return the numbers of the rows, sorted."""
+        """Return the number of each row that has one, sorted."""
         return np.sort(np.repeat(self.numbers, list(self.counts.values())))
 
     def fits(self, raw: str) -> bool:
-        """Whether all numbers are within the limits of a raw type."""
+        """Return True if all numbers are within the limits of a raw type."""
         kind = RAW_TYPES[raw]
         return kind.contains(self.numbers.min()) and kind.contains(self.numbers.max())
 
 
 def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: str = "") -> Profile:
-    """Return what a column of texts is.
+    """Find the type of a column of strings.
 
     Args:
-        values: The text of each row; "" where missing.
+        values: The string of each row; "" if it is missing.
         name: The name of the column; "" if it has none.
-        lists: Whether a text may be a list of values.
-        declared: Its type, if the file says it: one of ``DECLARED``.
+        lists: Whether a string may be a list of values.
+        declared: The type that the file declares, one of ``DECLARED``; else "".
     """
     stripped = [value.strip(" \t") for value in values]
     counts = Counter(stripped)
@@ -154,15 +157,15 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
     if any(map(operator.ne, stripped, values)):
         reading["trim"] = True
     missing = sum(counts.pop(text, 0) for text in ("", *nulls))
-    numbers_of_texts = {text: number for number, text in enumerate(counts)}
-    codes = np.array([numbers_of_texts.get(text, -1) for text in stripped], np.int64)
+    codes_by_text = {text: code for code, text in enumerate(counts)}
+    codes = np.array([codes_by_text.get(text, -1) for text in stripped], np.int64)
     column = Profile(
         name, "empty", len(values), counts, missing, reading, codes=codes, declared=declared
     )
     if not counts:
         return column
     if declared == "float_seq":
-        return dataclasses.replace(column, unread="lists of numbers are read as ids only")
+        return dataclasses.replace(column, unread="lists of numbers can only be read as ids")
     if declared == "token_seq":
         return _split_lists(column, " ")
     if declared == "token":
@@ -181,7 +184,7 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
         return dataclasses.replace(column, kind="bool")
     if any(map(_SIGN.search, counts)) and all(map(_AMOUNT.fullmatch, counts)):
         why = (
-            "numbers with signs: write them without $, % or a comma between thousands; "
+            "numbers with signs: write them without $, % and separators of thousands; "
             'decimal = "," in [input] reads a decimal comma'
         )
         return dataclasses.replace(column, unread=why)
@@ -196,18 +199,18 @@ def profile(values: Sequence[str], name: str, *, lists: bool = True, declared: s
 
 
 def _parse(texts: Sequence[str], raw: str, **keys: Any) -> ParsedText:
-    """Return what the reader of a raw type makes of some texts."""
+    """Parse texts with the reader of a raw type."""
     array = strings(texts).view(pa.binary())
     return RAW_TYPES[raw].from_text(array, np.zeros(len(texts), bool), Read("", raw, **keys))
 
 
 def _can_parse(texts: Sequence[str], raw: str, **keys: Any) -> bool:
-    """Return whether all texts are of a raw type."""
+    """Return True if the reader of a raw type accepts all texts."""
     return not _parse(texts, raw, **keys).code.any()
 
 
 def _find_nulls(counts: Counter[str]) -> list[str]:
-    """Return the texts among the values that mean a missing value."""
+    """Return the values that mean a missing value."""
     nulls = {text for text in NULLS if text in counts}
     signs = {text for text in _NULLS_OF_NUMBERS if text in counts}
     others = [text for text in counts if text and text not in nulls | signs]
@@ -224,14 +227,16 @@ def _find_nulls(counts: Counter[str]) -> list[str]:
 def _find_numbers(column: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
     texts = list(column.counts)
-    for kind, lenient in itertools.product(("int", "float"), ({}, {"lenient": True})):
+    options: tuple[dict[str, Any], ...] = ({}, {"lenient": True})
+    for kind, lenient in itertools.product(("int", "float"), options):
         parsed = _parse(texts, kind, **lenient)
         if parsed.code.any():
-            if kind == "float" or lenient or (parsed.code == SYNTAX).any():
+            is_too_large = kind == "int" and not lenient and not (parsed.code == SYNTAX).any()
+            if not is_too_large:
                 continue
             kind = "bigint"
         if kind != "float" and any(map(_LEADING_ZERO.fullmatch, texts)):
-            return None  # 00501 is not 501
+            return None  # codes: 00501 is not 501
         reading = column.reading | lenient
         return dataclasses.replace(column, kind=kind, reading=reading, numbers=parsed.values)
     return None
@@ -244,11 +249,12 @@ def _find_hashes(column: Profile) -> Profile | None:
     if num_full < 0.9 * len(texts) or not _can_parse(texts, "hex32"):
         return None
     if "".join(texts).isdigit() and len(texts) > min(num_full, 4):
-        return None  # hashes of digits only are rare: 00501234
+        return None  # hashes with only digits are rare, so 00501234 is a code
     return dataclasses.replace(column, kind="hex32")
 
 
 def _split_lists(column: Profile, separator: str) -> Profile:
+    """Return the profile of a column of lists, given the profile of their texts."""
     items: Counter[str] = Counter()
     reading = dict(column.reading)
     for text, count in column.counts.items():
@@ -258,23 +264,24 @@ def _split_lists(column: Profile, separator: str) -> Profile:
                 reading["trim"] = True
     lists = dataclasses.replace(column, counts=items, reading=reading)
     numbers = _find_numbers(lists) or _find_hashes(lists)
-    kind, unread = "string", ""
+    kind = "string"
+    unread = ""
     if numbers and numbers.kind != "float" and numbers.reading == reading:
         kind = numbers.kind
     elif any(map(_is_bracketed, column.counts)):
-        unread = f"lists of texts in brackets: write them without, with {separator} between"
+        unread = f"lists of strings in brackets: write only the items, separated by {separator}"
         kind = "empty"
     return dataclasses.replace(lists, kind=kind, unread=unread, separator=separator, multi_hot=True)
 
 
 def make_vector(name: str, rows: int, missing: int, width: int) -> Profile:
     """Return the profile of a column of lists of numbers of one length."""
-    why = f"lists of {width} numbers: a [[vector]] is read from a table, see docs/vectors.md"
+    why = f"lists of {width} numbers: put them into a table with a [[vector]], see docs/vectors.md"
     return Profile(name, "empty", rows, Counter(), missing, unread=why, width=width, multi_hot=True)
 
 
 def _find_vectors(counts: Counter[str]) -> tuple[int, str]:
-    """Return the length of lists of numbers, and what is between them; 0 where texts are none.
+    """Return the length and the separator of lists that are vectors; 0 and "" if texts are not.
 
     Lists are vectors if all have the same length, of at least two numbers, and some number has a
     fraction: integers may be ids.
@@ -295,16 +302,16 @@ def _is_bracketed(text: str) -> bool:
 
 
 def split_items(text: str, separator: str) -> list[str]:
-    """Return the items of a list, which may be in brackets or end with a separator."""
+    """Split a list, which may be in brackets or end with a separator."""
     text = text[1:-1] if _is_bracketed(text) else text
     return text.removesuffix(separator).split(separator) if text.strip() else []
 
 
 def _find_list_separator(counts: Counter[str]) -> str:
-    """Return the character between the items of lists; "" where texts are no lists.
+    """Return the separator of lists; "" if texts are not lists.
 
-    Texts are lists if there are several in a tenth of them, no item is empty, and all items are
-    integers, or fewer than the texts, because they come back in other lists.
+    Texts are lists if a tenth of them have several items, no item is empty, and the items look like
+    ids: all are integers, or there are fewer distinct items than texts, because items recur.
     """
     for separator in _SEPARATORS:
         lists = [split_items(text, separator) for text in counts]
@@ -312,22 +319,22 @@ def _find_list_separator(counts: Counter[str]) -> str:
             continue
         items = {item for each in lists for item in each}
         bare = {item.strip() for item in items}
-        if separator == " ":  # also within a text
-            known = all(map(_CODE.fullmatch, bare))
+        if separator == " ":  # also between the words of a text
+            are_ids = all(map(_CODE.fullmatch, bare))
         else:
             integers = all(map(_INT.fullmatch, bare))
-            known = integers or (bare == items and len(items) < len(counts))
-        if known and all(bare):
+            are_ids = integers or (bare == items and len(items) < len(counts))
+        if are_ids and all(bare):
             return separator
     return ""
 
 
 def find_time_format(texts: list[str], name: str) -> str | None:
-    """Return the format of a column's times, as a spec writes it; None if they are no times.
+    """Return the format of a column's times, as a spec writes it; None if they are not times.
 
     Args:
-        texts: The column's values that are not missing, each once, at least one.
-        name: The column's name: digits are taken for a time if it suggests this or is "".
+        texts: The distinct values, at least one, without missing ones.
+        name: The column's name; values of only digits are times if the name suggests it or is "".
     """
     if _can_parse(texts, "time", time_format=ISO):
         return ISO
@@ -351,12 +358,13 @@ def find_time_format(texts: list[str], name: str) -> str | None:
             spans[format] = np.ptp(times)
     if digits:
         return next(iter(spans), None)
-    # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
+    # 01/03, 02/03, … may be days of March or the third days of months. The rows of a log are close
+    # in time, so the format with the shortest span is the right one.
     return min(spans, key=lambda format: spans[format], default=None)
 
 
 def _read_times(texts: list[str], format: str) -> np.ndarray | None:
-    """Return the times that texts are in a format; None if they are none, or not of our time."""
+    """Parse times of a format; return None if one is not of the format, or out of 1990 to 2037."""
     times = _parse(texts, "time", time_format=format)
     if times.code.any() or not ((times.values >= _FIRST) & (times.values < _END)).all():
         return None

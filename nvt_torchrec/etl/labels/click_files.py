@@ -92,7 +92,7 @@ def read_clicks(
     """
     log_time = spec.label_time
     assert log_time is not None
-    time = label.time_read(log_time)
+    time = label.make_time_read(log_time)
     keys = [np.empty(0, np.int64)]
     times = [np.empty(0, np.int64)]
     rejected: list[bytes] = []
@@ -102,7 +102,7 @@ def read_clicks(
             spec,
             file.path,
             columns=[],
-            key=dict(zip(label.key, label.own_key, strict=True)),
+            key=dict(zip(label.key, label.file_key, strict=True)),
             time=time,
             given=label.input,
         )
@@ -110,7 +110,7 @@ def read_clicks(
         def parse(unparsed: UnparsedRows, source: str = file.source) -> KeyedRows:
             what = f"label {label.name}"
             return parse_keyed(
-                unparsed, source, what, label.own_key, time=time.source, reject=reject
+                unparsed, source, what, label.file_key, time=time.source, reject=reject
             )
 
         pieces = get_format(click_spec).stream(file.path, _BLOCK_BYTES)

@@ -19,7 +19,7 @@ from nvt_torchrec.etl.units.split_pass import CHUNK_BYTES
 from nvt_torchrec.etl.units.unit_plan import block_name
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import HOUR
-from nvt_torchrec.formats.feature_spec.spec_variants import read_label_keys_alone
+from nvt_torchrec.formats.feature_spec.spec_variants import keep_label_keys_only
 from nvt_torchrec.formats.rows import NO_TIME, RawRows
 
 
@@ -129,7 +129,7 @@ def match_blocks(
     """
     # Without quarantine a malformed row ends the run, so the columns of labels suffice; with it,
     # all columns decide which rows count.
-    read = spec if max_bad_rows else read_label_keys_alone(spec)
+    read = spec if max_bad_rows else keep_label_keys_only(spec)
 
     def match(block: Block) -> np.ndarray:
         counted = []

@@ -184,7 +184,7 @@ def _check_found(spec: FeatureSpec, matches: Sequence[Matches], counted: np.ndar
             continue
         known = of_label.count_known()
         if known < _MIN_FOUND * count:
-            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in label.key)
+            kinds = ", ".join(f"{name} as {spec.make_key_read(name).raw}" for name in label.key)
             raise SettingsError(
                 f"label {label.name}: {known:,} of {count:,} clicks have the key of a row of the "
                 "log",

@@ -20,7 +20,7 @@ from nvt_torchrec.etl.tables.table_writer import (
     to_arrays,
 )
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.feature_spec.negatives import item_columns
+from nvt_torchrec.formats.feature_spec.negatives import list_item_columns
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.rows import CategoryValues, RawRows
 from nvt_torchrec.formats.table_files import KEYS, STARTS
@@ -64,7 +64,7 @@ def own_columns(
     """
     assert spec.negatives is not None
     columns = []
-    for column in item_columns(spec.negatives, spec.features):
+    for column in list_item_columns(spec.negatives, spec.features):
         reading = dataclasses.replace(column.reading, sources=(source or spec.negatives.item,))
         columns.append(dataclasses.replace(column, reading=reading, table=table))
     return columns

@@ -12,7 +12,7 @@ from nvt_torchrec.clicklog.text.assemble import join_hashes
 from nvt_torchrec.etl.negatives.candidates import ItemRows, own_columns
 from nvt_torchrec.etl.units.counting import Counts, count, merge
 from nvt_torchrec.etl.units.unit_plan import DividedBlock
-from nvt_torchrec.etl.units.writing import choose
+from nvt_torchrec.etl.units.writing import choose_splits
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.splits import SPLITS
@@ -86,7 +86,7 @@ class Positives:
 def _find_trained(rows: RawRows, block: Block, lines_before: int, *, train: bool) -> np.ndarray:
     """Return which rows of a block are for training, bool [n]."""
     if isinstance(block, DividedBlock):
-        return choose(rows, block, lines_before) == SPLITS.index("train")
+        return choose_splits(rows, block, lines_before) == SPLITS.index("train")
     return np.full(len(rows), train)
 
 

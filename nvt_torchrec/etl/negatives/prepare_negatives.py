@@ -47,7 +47,7 @@ from nvt_torchrec.etl.tables.table_sources import TableSources
 from nvt_torchrec.etl.tables.table_writer import read_table_file
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.table_files import table_arrays
+from nvt_torchrec.formats.table_files import list_table_arrays
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def prepare_negatives(
         write_array(temporary / COUNTS, counts)
         write_array(temporary / PAIRS, pairs)
         names = [COUNTS, PAIRS]
-        names += [f"{CANDIDATES}/{file}" for file in table_arrays(stored_spec, CANDIDATES)]
+        names += [f"{CANDIDATES}/{file}" for file in list_table_arrays(stored_spec, CANDIDATES)]
         files = {name: FileEntry.from_file(temporary / name) for name in names}
         record = NegativesRecord(files, log_mean_weight)
         FORMAT.write(temporary / RECORD, dataclasses.asdict(record))
@@ -142,7 +142,7 @@ def _read_table(
     """Read the items of a table; none of an extension without files of it."""
     assert spec.negatives is not None
     (rule,) = (rule for rule in spec.tables if rule.name == spec.negatives.table)
-    (source,) = rule.own_key
+    (source,) = rule.file_key
     columns = own_columns(spec, rule.name, source)
     names = [column.name for column in columns]
     parts = []
@@ -163,7 +163,7 @@ def _check_found(spec: FeatureSpec, positives: Positives, items: list[ItemRows])
             f"negatives: table {spec.negatives.table} has {found:,} of the {len(counted):,} items "
             "of the log",
             "correct the key of the table in the spec; both sides are read alike: "
-            f"{spec.negatives.item} as {spec.key_read(spec.negatives.item).raw}",
+            f"{spec.negatives.item} as {spec.make_key_read(spec.negatives.item).raw}",
         )
 
 

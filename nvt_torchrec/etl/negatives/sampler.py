@@ -17,7 +17,7 @@ from nvt_torchrec.etl.negatives.draws import draw_items
 from nvt_torchrec.etl.negatives.negatives_record import COUNTS, PAIRS, read_record
 from nvt_torchrec.etl.tables.table_writer import take_values
 from nvt_torchrec.formats.feature_spec import FeatureSpec
-from nvt_torchrec.formats.feature_spec.negatives import item_columns
+from nvt_torchrec.formats.feature_spec.negatives import list_item_columns
 from nvt_torchrec.formats.rows import (
     CategoryValues,
     RawRows,
@@ -108,7 +108,7 @@ class NegativeSampler:
         if arrays["amounts"] is not None:
             arrays["amounts"][:, drawn] = np.nan
         stored = self._order[places]
-        own = {column.name for column in item_columns(self._rule, spec.features)}
+        own = {column.name for column in list_item_columns(self._rule, spec.features)}
         for j, column in enumerate(spec.dense):
             if column.name in own:
                 values, missing = self._items.take(column.name, stored)

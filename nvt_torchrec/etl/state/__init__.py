@@ -1,1 +1,1 @@
-"""The directory of an output while a run works on it: its claim, its plan, decompressed days."""
+"""The state of a run in its output directory: the claim, the plan, decompressed days."""

@@ -1,9 +1,9 @@
-"""The output directory of a run: what may be used of it, and which run may write to it.
+"""Claim an output directory for a run, and name the files of the run's state.
 
 A run that has not finished leaves a marker, which is locked while it runs; the lock ends with the
-process, even by SIGKILL. The marker names the directory of the run's state, below ``.work``. After
-each ``--restart`` that is another name, so that a worker of the run before, which may still be
-working, writes nothing into the state of the new run.
+process, even by SIGKILL. The marker names the directory of the run's state, below ``.work``. Each
+``--restart`` gives it a new name, so that a worker of the previous run, which may still be busy,
+writes nothing into the state of the new run.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ UNFINISHED_FILE = ".unfinished"
 WORK_DIRECTORY = ".work"
 #: The marker of an extension of a finished output, see :mod:`etl.extend.claim`.
 EXTENDING_FILE = ".extending"
-#: Letters of the name of the directory of a run's state.
+#: Number of letters in the name of the directory of a run's state.
 NAME_LETTERS = 8
-#: What to do about a damaged state.
-RESTART = "discard what was done and begin again with --restart"
-#: What a run creates in its output directory.
+#: The remedy for a damaged state.
+RESTART = "discard the finished work and begin again with --restart"
+#: The entries that a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
-# What follows is below the directory of a run's state, beside its journal.
+# The following names are in the directory of a run's state, together with its journal.
 #: Decompressed days.
 COPIES = "decompressed"
-#: What was counted.
+#: Counts and moments.
 FIT = "fit"
-#: What NVTabular has counted.
+#: The counts of NVTabular's own operators.
 CATEGORIES = "categories"
 #: The digest of the fitted workflow.
 FITTED_FILE = "fit.json"
@@ -51,7 +51,7 @@ PARTS = "parts"
 REJECTED = "rejected"
 #: Dask's own files.
 DASK = "dask"
-#: The times by which a log is split that follow from shares.
+#: The cuts of a split by time that follow from shares.
 CUTS_FILE = "cuts.json"
 #: The time from which rows are late, see :mod:`etl.events.late_rows`.
 LATE_FILE = "late.json"
@@ -59,49 +59,49 @@ LATE_FILE = "late.json"
 EVENTS = "events"
 #: The tables that are joined to the log, see :mod:`etl.tables`.
 TABLES = "tables"
-#: What negatives are drawn by, see :mod:`etl.negatives`; also in the directory for extensions.
+#: The data for drawing negatives, see :mod:`etl.negatives`; also in the directory for extensions.
 NEGATIVES = "negatives"
-#: Which rows were clicked, where the labels are from other files, see :mod:`etl.labels`.
+#: Labels that come from other files than the log, see :mod:`etl.labels`.
 LABELS = "labels"
-#: What a resumed run need not do again. Decompressed days are not worth their room once the input
-#: has turned out to be wrong: it will be another one, or none.
+#: Files that save work in a resumed run. Decompressed days do so too, unless the input turned out
+#: to be wrong: the next run will read other files.
 _DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", CUTS_FILE)
 
 
 def check_output(output: Path, *, restart: bool = False) -> None:
-    """Check that a run may use an output directory: it is absent, empty, or a run's.
+    """Check that a run may use an output directory: it is absent, empty, or written by a run.
 
     Args:
         output: The directory.
-        restart: Whether it may hold no finished run.
+        restart: Whether to refuse a finished run as well.
 
     Raises:
-        OutputError: It holds something else.
+        OutputError: The directory holds something else.
     """
     if not output.is_dir():
         return
     names = sorted(path.name for path in output.iterdir())
-    # A thread that was at work after Ctrl-C may have made this directory again.
+    # A thread that was still busy after Ctrl-C may have created this directory again.
     if names in ([], [WORK_DIRECTORY]):
         return
-    held = ", ".join(names[:5])
+    content = ", ".join(names[:5])
     remedy = "choose an empty --output_path, or remove it first"
     if is_finished(output):
         if restart:
-            raise OutputError(f"{output}: holds {held} (a finished run)", remedy)
+            raise OutputError(f"{output}: holds {content} (a finished run)", remedy)
     elif UNFINISHED_FILE not in names:
-        raise OutputError(f"{output}: holds {held}", remedy)
+        raise OutputError(f"{output}: holds {content}", remedy)
 
 
 @contextlib.contextmanager
 def claim_output(output: Path, *, restart: bool) -> Iterator[Path]:
-    """Claim an output directory for a run; yields the directory of the run's state.
+    """Claim an output directory for a run; yield the directory of the run's state.
 
-    If the caller fails before any work was done, everything it wrote is removed.
+    If the caller fails before it did any work that can be resumed, everything it wrote is removed.
 
     Args:
         output: See :func:`check_output`.
-        restart: Whether to discard what an unfinished run did, instead of keeping it.
+        restart: Whether to discard the work of an unfinished run, instead of continuing it.
 
     Raises:
         OutputError: The directory holds something else, another process writes to it, or it cannot
@@ -123,13 +123,13 @@ def claim_output(output: Path, *, restart: bool) -> Iterator[Path]:
 
 
 def _is_wrong_input(error: BaseException) -> bool:
-    """Return whether an error is of the input's content, and not of reading it (EIO, a timeout)."""
+    """Return True if the input's content is wrong, not if reading it failed (EIO, a timeout)."""
     reading_failed = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
     return isinstance(error, BadInputError) and not reading_failed
 
 
 def anything_done(work: Path, error: BaseException) -> bool:
-    """Return whether a run that ended with an error leaves what it need not do again."""
+    """Return True if a run that ended with an error leaves work that can be resumed."""
     patterns = list(_DONE)
     if not _is_wrong_input(error):
         patterns.append(f"{COPIES}/*")
@@ -138,7 +138,7 @@ def anything_done(work: Path, error: BaseException) -> bool:
 
 
 def _log_copies(output: Path, work: Path) -> None:
-    """Log how much room decompressed days take, where there are any."""
+    """Log the size of the decompressed days, if there are any."""
     size = sum(path.stat().st_size for path in (work / COPIES).glob("*"))
     if size:
         log.info(
@@ -149,7 +149,7 @@ def _log_copies(output: Path, work: Path) -> None:
 
 
 def _take(output: Path, stack: contextlib.ExitStack, restart: bool) -> Path:
-    """Lock an output directory as long as ``stack`` lives; return the directory of the state."""
+    """Lock an output directory until ``stack`` is closed; return the directory of the state."""
     if not is_finished(output):
         check_output(output)
         output.mkdir(parents=True, exist_ok=True)
@@ -157,13 +157,13 @@ def _take(output: Path, stack: contextlib.ExitStack, restart: bool) -> Path:
         check_output(output, restart=restart)
         return output / WORK_DIRECTORY
     marker = stack.enter_context(locked(output / UNFINISHED_FILE, output))
-    if is_finished(output):  # by another process, between the first look and the lock
+    if is_finished(output):  # another process finished it before we got the lock
         release(output)
         check_output(output, restart=restart)
         return output / WORK_DIRECTORY
     if restart:
         _remove(output, OWN)
-    remove_temporary(output)  # there may be some of a worker that is not done yet, see _remove
+    remove_temporary(output)
     if restart:
         name_state(marker, "")
     return begin_state(output, marker)
@@ -173,7 +173,7 @@ def find_state(output: Path, marker: IO[str]) -> Path | None:
     """Return the directory of the state that a marker names; None if it names none yet.
 
     Raises:
-        OutputError: It names something else.
+        OutputError: The marker's content is not the name of a state.
     """
     marker.seek(0)
     try:
@@ -181,7 +181,7 @@ def find_state(output: Path, marker: IO[str]) -> Path | None:
     except UnicodeDecodeError:
         name = "?"
     if name and not re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name):
-        raise OutputError(f"{marker.name}: {name!r} is not a name that a run writes there", RESTART)
+        raise OutputError(f"{marker.name}: {name!r} is not the name of a run's state", RESTART)
     return output / WORK_DIRECTORY / name if name else None
 
 
@@ -189,13 +189,13 @@ def begin_state(output: Path, marker: IO[str]) -> Path:
     """Return the directory of the state that a marker names; a new one if it names none.
 
     Raises:
-        OutputError: It would be elsewhere than in the output directory.
+        OutputError: The directory would be on another file system than the output.
     """
     directory = output / WORK_DIRECTORY
     if directory.is_symlink() or directory.is_mount():
         raise OutputError(
-            f"{directory}: a link or a mount point; what is finished could not be renamed into OUT",
-            "remove it: unfinished work takes room on the file system of OUT",
+            f"{directory}: a link or a mount point, but finished files must be renamed into OUT",
+            "remove it, so that unfinished work is on the file system of OUT",
         )
     work = find_state(output, marker)
     if work is not None:
@@ -214,12 +214,15 @@ def name_state(marker: IO[str], name: str) -> None:
 
 
 def is_finished(output: Path) -> bool:
-    """Return whether a directory holds a whole run; during a switch its manifest may be away."""
+    """Return True if a directory holds a finished run.
+
+    During a switch of generations the manifest may be missing, but the record of the switch exists.
+    """
     return EtlOutput(output).manifest.exists() or (output / SWITCH_FILE).exists()
 
 
 def release(output: Path, marker: str = UNFINISHED_FILE) -> None:
-    """Remove the state of what has just finished, and its marker; errors do not matter any more."""
+    """Remove the state of a run or extension that has finished, and its marker; ignore errors."""
     shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
     with contextlib.suppress(OSError):
         (output / marker).unlink()
@@ -233,11 +236,12 @@ def name_errors(output: Path) -> AbstractContextManager[None]:
 
 
 def _remove(output: Path, names: tuple[str, ...]) -> None:
+    """Remove entries of an output directory."""
     for name in names:
         path = output / name
         if path.is_dir():
-            # Workers of a cluster may still be at a unit of the run that failed. What they write
-            # into its state meanwhile is harmless: the next run's state has another name.
+            # Workers of a cluster may still be busy with a unit of the failed run, and write into
+            # its state while it is deleted. That does no harm: the next state has another name.
             shutil.rmtree(path, ignore_errors=name == WORK_DIRECTORY)
         else:
             path.unlink(missing_ok=True)

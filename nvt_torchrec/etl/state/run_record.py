@@ -1,4 +1,4 @@
-"""The plan of a run, recorded when it begins: a resumed one must have the same."""
+"""The plan of a run, recorded when it begins; a resumed run must have the same plan."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-#: Packages of other versions may write other bytes.
+#: Packages whose version may change the bytes that are written.
 _VERSIONED_PACKAGES = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
-#: Bytes of a sample of a file.
+#: Bytes of one sample of a file.
 _SAMPLE_BYTES = 1 << 20
-#: How many samples of a file its digest is of.
+#: Maximum number of samples in the digest of a file.
 _NUM_SAMPLES = 16
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:
-    """Return what identifies the content of a file: its size and time of change.
+    """Return what identifies the content of a file: its size and modification time.
 
-    Where a file system knows no time, it is a checksum of the first and last bytes.
+    Without a modification time, a checksum of the first and last bytes takes its place.
 
     Raises:
-        BadInputError: It cannot be read.
+        BadInputError: The file cannot be read.
     """
     if day.modified is not None:
         return {"size": day.size, "modified": str(day.modified)}
-    # A set: both are the same range of a small file.
+    # A set, because in a small file both ends are the same range.
     ends = {(0, min(day.size, _SAMPLE_BYTES)), (max(0, day.size - _SAMPLE_BYTES), day.size)}
     return {"size": day.size, "sha256 of its ends": _digest(day, sorted(ends))}
 
 
 def content_digest(day: DayFile) -> str:
-    """Return a digest by which copies of a file are known: of its size, and of 16 MiB in 16 places.
+    """Return a digest that recognizes copies of a file: of its size and 16 samples of 1 MiB.
 
-    All of a small file is read. To read all of a large one would take as long as a tenth of a run.
+    Small files are read completely. For a large file that would take a tenth of the time of a run.
 
     Raises:
-        BadInputError: It cannot be read.
+        BadInputError: The file cannot be read.
     """
     step = max(_SAMPLE_BYTES, -(-day.size // _NUM_SAMPLES))
     ranges = []
@@ -59,6 +59,7 @@ def content_digest(day: DayFile) -> str:
 
 
 def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
+    """Return the SHA-256 digest of ranges of a file's bytes."""
     digest = hashlib.sha256()
     for begin, end in ranges:
         digest.update(read_bytes(day.path, begin, end))
@@ -66,16 +67,16 @@ def _digest(day: DayFile, ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
-    """Return what a run depends on, in JSON: settings, inputs, versions of packages."""
+    """Return the plan of a run, JSON-ready: settings, inputs, versions of packages."""
     versions = {name: installed_version(name) for name in _VERSIONED_PACKAGES}
     inputs = {day.path: fingerprint(day) for day in days}
     record = {"settings": settings, "inputs": inputs, "versions": versions}
-    return json.loads(json.dumps(record))  # with lists in place of tuples, as when it is read
+    return json.loads(json.dumps(record))  # tuples become lists, as in a plan that was read
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanRecord:
-    """The plan of a job in JSON, see :func:`plan_record`."""
+    """A recorded plan, see :func:`plan_record`."""
 
     settings: dict[str, Any]
     inputs: dict[str, dict[str, Any]]
@@ -83,19 +84,19 @@ class PlanRecord:
 
 
 def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
-    """Begin a job, or resume it, whose plan must then be that of its beginning.
+    """Begin a run or an extension, or resume it if its plan has not changed.
 
     Args:
-        work: The directory of the job's state.
-        now: The plan of the job, see :func:`plan_record`.
-        output: What it writes, for errors.
+        work: The directory of the state.
+        now: The current plan, see :func:`plan_record`.
+        output: The output directory, named in errors.
 
     Returns:
         Whether it is resumed.
 
     Raises:
-        BadInputError: The plan of the beginning is damaged.
-        OutputError: The plan is another one, or cannot be written.
+        BadInputError: The recorded plan is damaged.
+        OutputError: The plan has changed, or cannot be written.
     """
     journal = Journal(work)
     begun = journal.plan(PlanRecord, RESTART)
@@ -110,26 +111,26 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
 
 
 def adapt_plan(begun: PlanRecord, now: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan of the beginning, as that of a resumed job has to be."""
+    """Return a recorded plan in the form that the current plan must equal to resume it."""
     before = dataclasses.asdict(begun)
     if now["settings"].get("on_bad_rows") == "quarantine":
-        # No finished unit had bad rows, or the job would have ended: with quarantine, the units
-        # would be the same.
+        # With "error", no finished unit had bad rows, or the run would have ended. So "quarantine"
+        # gives the same units, and may replace "error" in a resumed run.
         before["settings"]["on_bad_rows"] = "quarantine"
     return before
 
 
 def read_finished(output: Path, now: dict[str, Any]) -> Manifest:
-    """Return the manifest of a finished run that is asked for again; its plan must be the same.
+    """Return the manifest of a finished run that is started again; its plan must be the same.
 
     Args:
-        output: What the run wrote.
-        now: The plan, see :func:`plan_record`. Versions are not compared: others may read the
-            output.
+        output: The output directory.
+        now: The current plan, see :func:`plan_record`. Its versions are not compared: other
+            versions of packages may read the output.
 
     Raises:
         BadInputError: The output is damaged, or an extension of it was interrupted.
-        OutputError: The plan is another one.
+        OutputError: The plan differs from that of the finished run.
     """
     paths = EtlOutput(output)
     paths.check_whole()

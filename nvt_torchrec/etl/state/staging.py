@@ -1,7 +1,7 @@
-"""Decompressing days: blocks need random access, and both passes over the log read each block.
+"""Decompress days: blocks need random access, and both passes over the log read each block.
 
-A copy of the text is written once: writing and reading it takes less processor time than
-decompressing again for the second pass. A file whose first rows are malformed is refused before
+The text of a compressed day is written once: writing and reading it takes less processor time than
+decompressing it again for the second pass. A file whose first rows are malformed is refused before
 anything is written.
 """
 
@@ -26,22 +26,22 @@ from nvt_torchrec.etl.state.output import COPIES
 
 log = logging.getLogger(__name__)
 
-#: Text that is decompressed at once.
+#: Bytes of text to decompress at once.
 _CHUNK_BYTES = 8 << 20
 
 
 def decompress_days(days: list[DayFile], settings: EtlSettings, work: Path) -> list[DayFile]:
-    """Return the days of a run, the compressed ones as files of text below ``work``.
+    """Return the days of a run, with compressed ones replaced by files of text below ``work``.
 
     Args:
-        days: The days, as they were found; gzip, bzip2, xz and zstd by the endings of their names.
+        days: The days that were found; names ending in .gz, .bz2, .xz or .zst are compressed.
         settings: The settings of the run.
         work: The directory of the run's state.
 
     Raises:
-        BadInputError: A file is truncated, or not in the format its name says.
-        BadRowError: Its first rows break the spec.
-        OutputError: There is too little room, or the directory cannot be written.
+        BadInputError: A file is truncated, or not in the format that its name says.
+        BadRowError: The first rows of a file break the spec.
+        OutputError: The disk is full, or the directory cannot be written.
     """
     copies = _name_copies([day for day in days if day.compressed], work / COPIES)
     missing = {day: copy for day, copy in copies.items() if not copy.exists()}
@@ -60,7 +60,7 @@ def decompress_days(days: list[DayFile], settings: EtlSettings, work: Path) -> l
 
 
 def _name_copies(days: list[DayFile], directory: Path) -> dict[DayFile, Path]:
-    """Return where the text of each compressed day goes; the names of files may be the same."""
+    """Return the path of each compressed day's text; distinct even for files of equal names."""
     names = Counter(Path(day.path).name for day in days)
     copies = {}
     for day in days:
@@ -71,6 +71,7 @@ def _name_copies(days: list[DayFile], directory: Path) -> dict[DayFile, Path]:
 
 
 def _decompress_all(copies: dict[DayFile, Path], threads: int) -> None:
+    """Decompress days in parallel; the first error stops all of them."""
     stop = Event()
     with (
         show_progress("decompress", unit="B") as bar,
@@ -85,7 +86,7 @@ def _decompress_all(copies: dict[DayFile, Path], threads: int) -> None:
         futures = [pool.submit(_decompress, day, copy, report) for day, copy in copies.items()]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
-        finally:  # after an error of one day, or Ctrl-C, the others stop as well
+        finally:  # after an error in one day, or Ctrl-C, stop the others as well
             stop.set()
             pool.shutdown(cancel_futures=True)
         for future in futures:
@@ -98,15 +99,15 @@ class _StoppedError(Exception):
 
 
 def _decompress(day: DayFile, copy: Path, report: Callable[[int], object]) -> None:
-    """Write the text of a compressed day; after an error nothing is left of it.
+    """Write the text of a compressed day; after an error no file is left.
 
     Args:
         day: The day.
-        copy: Where its text goes.
+        copy: The path of its text.
         report: Called with the number of bytes written since the last call.
 
     Raises:
-        BadInputError: The file is empty, truncated, or not in the format its name says.
+        BadInputError: The file is empty, truncated, or not in the format that its name says.
         OutputError: The copy cannot be written.
     """
     log.debug("begin decompress %s", day.path)

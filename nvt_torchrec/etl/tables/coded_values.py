@@ -12,7 +12,7 @@ from nvt_torchrec.base.arrays import string_parts, to_arrow, to_numpy, to_offset
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
-from nvt_torchrec.formats.rows import CategoryValues, Jagged, flat_values, repeat_lists
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, get_flat_values, repeat_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CodedValues:
 def encode_values(values: CategoryValues) -> CodedValues:
     """Return values as codes, in the order in which the distinct ones appear."""
     offsets = values.offsets.astype(np.int64) if isinstance(values, Jagged) else None
-    encoded = pa.array(flat_values(values)).dictionary_encode()
+    encoded = pa.array(get_flat_values(values)).dictionary_encode()
     codes = to_numpy(encoded.indices)
     if isinstance(encoded.dictionary, pa.StringArray):
         return CodedValues(codes, offsets, encoded.dictionary.cast(pa.large_string()))

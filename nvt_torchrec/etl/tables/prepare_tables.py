@@ -106,7 +106,7 @@ def check_keys(spec: FeatureSpec, work: Path, blocks: list[Block]) -> None:
             found[j] += np.count_nonzero(tables.by_name[rule.name].find(rows.table_keys[j]) >= 0)
     for rule, count in zip(spec.joined_tables, found.tolist(), strict=True):
         if count < _MIN_FOUND * num_rows:
-            kinds = ", ".join(f"{name} as {spec.key_read(name).raw}" for name in rule.key)
+            kinds = ", ".join(f"{name} as {spec.make_key_read(name).raw}" for name in rule.key)
             raise SettingsError(
                 f"table {rule.name}: it has the keys of {count:,} of {num_rows:,} rows of the log",
                 f"correct the key of the table in the spec; both sides are read alike: {kinds}",

@@ -108,7 +108,7 @@ def _refuse_repeated(
     rule: TableRule, read: list[RowKeys], first: int, second: int
 ) -> BadInputError:
     """Return the error of two rows that were read and are alike."""
-    what = ", ".join(rule.own_key)
+    what = ", ".join(rule.file_key)
     remedy = "keep one row for each key"
     if rule.valid_from:
         what = f"{what} and {rule.valid_from}"

@@ -50,7 +50,7 @@ def make_table_spec(
         spec,
         path,
         columns=[dataclasses.replace(column, table="") for column in columns],
-        key=dict(zip(rule.key, rule.own_key, strict=True)),
+        key=dict(zip(rule.key, rule.file_key, strict=True)),
         time=_version_time(rule),
         given=rule.input,
     )
@@ -87,7 +87,7 @@ def make_keyed_spec(
     """
     keys = []
     for name, own_name in key.items():
-        read = spec.key_read(name)
+        read = spec.make_key_read(name)
         reading = Reading((own_name,), nulls=read.nulls, trim=read.trim, lenient=read.lenient)
         keys.append(CategoricalColumn(f"key {own_name}", raw=read.raw, reading=reading))
     return FeatureSpec(

@@ -241,7 +241,7 @@ def read_table_file(
 
     def parse(unparsed: UnparsedRows) -> tuple[TablePiece, list[bytes]]:
         what = f"table {rule.name}"
-        found = parse_keyed(unparsed, file.source, what, rule.own_key, reject=reject)
+        found = parse_keyed(unparsed, file.source, what, rule.file_key, reject=reject)
         starts = np.zeros(len(found.keys), np.int64)
         if found.times is not None:
             # without a time, a version counts from the beginning

@@ -13,7 +13,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.tables.row_order import RowOrder
-from nvt_torchrec.formats.rows import CategoryValues, flat_values
+from nvt_torchrec.formats.rows import CategoryValues, get_flat_values
 from nvt_torchrec.formats.vectors import StoredVectors, VectorStore, write_vectors
 from nvt_torchrec.workflows.stored_table import StoredTable
 
@@ -43,7 +43,7 @@ class VectorsOnDisk:
             OSError: The file cannot be written.
         """
         rows = np.zeros((len(missing), self._stored.width), self._stored.dtype)
-        rows[~missing] = np.asarray(flat_values(values)).reshape(-1, self._stored.width)
+        rows[~missing] = np.asarray(get_flat_values(values)).reshape(-1, self._stored.width)
         self._missing.append(missing)
         with open(self._file, "ab") as file:
             file.write(rows.data)

@@ -1,1 +1,1 @@
-"""Units of work: how a log is cut into them, the rows of each, its files, and its result."""
+"""Units of work: cutting a log into units; the rows, files and result of each unit."""

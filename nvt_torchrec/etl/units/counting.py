@@ -1,16 +1,16 @@
-"""What is counted in the columns of rows: values of categorical columns, moments of dense ones.
+"""Count the values of categorical columns, and compute the moments of dense ones.
 
-Numbers are sorted and counted in one pass: numpy's vectorized sort takes 1–4 ns per value, a hash
-table 2–14 ns. Counts stay sorted by value, so those of two blocks are merged in one pass too.
+Numbers are sorted, then counted in one pass: numpy's vectorized sort takes 1–4 ns per value, a hash
+table 2–14 ns. Counts stay sorted by value, so the counts of two blocks are merged in one pass too.
 Sorting more values at once is cheaper than merging counts, so whole blocks are counted. Strings
-are counted by Arrow's hash tables. All of it releases the interpreter lock.
+are counted by Arrow's hash tables. All of this releases the interpreter lock.
 
 Moments are float64 [dense columns, 4]: count, origin (the first value), mean − origin, and the sum
-of squared deviations from the mean (M2); all 0 of columns that are not normalized. They are merged
+of squared deviations from the mean (M2); all 0 for columns that are not normalized. They are merged
 by the formula of Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing
-sample variances, 1979), in the order of the rows, so that the result does not depend on who
-computed which. The mean and the standard deviation equal those of NVTabular's Normalize with
-``nvt_compat.operators`` up to the rounding of float64.
+sample variances, 1979), in the order of the rows, so that the result does not depend on which
+worker computed which block. The mean and the standard deviation equal those of NVTabular's
+Normalize with ``nvt_compat.operators`` up to the rounding of float64.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.transforms import LOG_SHIFT, TRANSFORMS
 from nvt_torchrec.formats.rows import RawRows, get_bit, get_word
 
-#: Text that is parsed at once. Small enough that it stays in a core's caches together with the
-#: parsed columns, and that freed memory is reused instead of returned to the system. The last bits
-#: of the moments depend on it.
+#: Bytes of text to parse at once. Small enough that the text and the parsed columns stay in a
+#: core's caches, and that freed memory is reused instead of returned to the system. The last bits
+#: of the moments depend on this size.
 PIECE_BYTES = 2 << 20
 
 
@@ -58,7 +58,7 @@ def count(pieces: Sequence[np.ndarray] | Sequence[pa.Array], placeholders: int =
     Args:
         pieces: The parts of the column, at least one: uint32 or int64 [n], or string arrays without
             nulls.
-        placeholders: The number of zeros that stand for missing values and are not counted. In
+        placeholders: The number of zeros that stand for missing values, which are not counted. In
             string columns every ``""`` stands for a missing value.
     """
     if isinstance(pieces[0], pa.Array):
@@ -81,20 +81,21 @@ def _count_text(values: pa.ChunkedArray) -> Counts:
 
 
 def merge(several: Iterable[Counts]) -> Counts:
-    """Add up counts of the same type of values, at least one; they are consumed one by one.
+    """Add up one or more counts of the same type of values, which are consumed one by one.
 
-    Counts are merged with others of about the same size. So a value is copied at most as often as
-    the logarithm of their number, and few of them are in memory at once.
+    Each counts object is merged with another one of about the same size, as in a merge sort. So a
+    value is copied at most log2(number of counts) times, and few counts are in memory at once.
     """
-    waiting: list[Counts] = []
+    # A stack of partial sums: the sizes decrease towards the top.
+    stack: list[Counts] = []
     for counts in several:
-        while waiting and len(waiting[-1]) <= len(counts):
-            counts = _merge_two(waiting.pop(), counts)
-        waiting.append(counts)
-    while len(waiting) > 1:
-        last = waiting.pop()
-        waiting.append(_merge_two(waiting.pop(), last))
-    return waiting[0]
+        while stack and len(stack[-1]) <= len(counts):
+            counts = _merge_two(stack.pop(), counts)
+        stack.append(counts)
+    while len(stack) > 1:
+        last = stack.pop()
+        stack.append(_merge_two(stack.pop(), last))
+    return stack[0]
 
 
 def _merge_two(a: Counts, b: Counts) -> Counts:
@@ -143,7 +144,10 @@ def _run_lengths(ordered, placeholders, values, counts):
 
 @compiled()
 def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
-    """Merge without branches that depend on the values, half of which would be mispredicted."""
+    """Merge two sorted counts; return the number of distinct values.
+
+    The main loop has no branches that depend on the values: half of them would be mispredicted.
+    """
     i = j = used = 0
     while i < len(a_values) and j < len(b_values):
         a, b = a_values[i], b_values[j]
@@ -168,16 +172,16 @@ def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
 
 # ---- moments
 
-#: The columns of moments: how many values there are, the first one, their mean − the first one,
-#: and the sum of squared deviations from the mean.
+#: The columns of moments: number of values, first value, mean − first value, and sum of squared
+#: deviations from the mean.
 COUNT = 0
 ORIGIN = 1
 OFFSET = 2
 M2 = 3
 
-#: The smallest value whose logarithm is taken.
+#: The smallest value whose logarithm is computed; smaller values are raised to it.
 _MINIMUM = TRANSFORMS["log"].minimum
-#: Logarithms of small integers: most values are small, and a look-up is faster than a call.
+#: Logarithms of small integers: most values are small, and a look-up is faster than np.log.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
 
@@ -187,9 +191,9 @@ def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     Missing values are filled first, so each counts as a value.
 
     Returns:
-        Per dense column: count, origin (the first value), mean − origin, sum of squared deviations
-        from the mean; float64 [dense columns, 4]. All 0 where the column is not normalized, or
-        is an aggregate that was not added.
+        float64 [dense columns, 4]: for each dense column, count, origin (the first value), mean −
+        origin, sum of squared deviations from the mean. All 0 for a column that is not normalized,
+        and for an aggregate that is not in ``rows``.
     """
     result = np.zeros((len(spec.dense), 4))
     if not len(rows):
@@ -205,7 +209,7 @@ def compute_moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         bit = np.uint64(1) << get_bit(j)
         if transform.function != TRANSFORMS["log"].function:
             _fill(values, missing, bit, fill, scratch)
-            result[j] = _compute_moments(transform.y(scratch, np))
+            result[j] = _compute_moments(transform.apply(scratch, np))
             continue
         if values.dtype == np.int32:
             _take_logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
@@ -225,7 +229,11 @@ def _take_logarithm(values, missing, bit, fill, out):
 
 @compiled()
 def _take_logarithm_of_int(values, missing, bit, fill, table, out):
-    """Compute :func:`_take_logarithm` with a table for small integers, in loops that vectorize."""
+    """Compute what :func:`_take_logarithm` computes for int32 values, faster.
+
+    Two simple loops, which LLVM vectorizes, clip all values to the table and look them up. Values
+    above the table, which are rare, are computed in a third loop.
+    """
     minimum = np.int32(_MINIMUM)
     maximum = np.int32(len(table) - LOG_SHIFT - 1)
     indices = np.empty(len(values), np.int32)
@@ -252,7 +260,10 @@ def _fill(values, missing, bit, fill, out):
 
 @compiled()
 def _compute_moments(values):
-    """Compute count, origin, mean − origin and M2; four partial sums add in parallel."""
+    """Compute count, origin, mean − origin and M2.
+
+    Four partial sums are added in parallel: one sum would wait for the latency of each addition.
+    """
     count = len(values)
     origin = values[0]
     even = count - count % 4
@@ -277,7 +288,10 @@ def _compute_moments(values):
 
 
 def has_moments(spec: FeatureSpec) -> bool:
-    """Return whether moments are counted; without dense columns, as for the spec's transform."""
+    """Return True if the workflow has moments.
+
+    Without dense columns, the default transform of the spec decides.
+    """
     if spec.dense:
         return bool(spec.normalized_names)
     return TRANSFORMS[spec.dense_transform].normalized
@@ -303,7 +317,10 @@ def _add_moments(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def compute_statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
-    """Return mean and std of each normalized column; std divides by n − 1, 0 below two rows."""
+    """Return mean and std of each normalized column.
+
+    The std is the sample's (divided by n − 1), and 0 with fewer than two rows.
+    """
     result = {}
     wanted = set(spec.normalized_names)
     for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):

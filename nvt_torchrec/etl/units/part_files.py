@@ -1,10 +1,10 @@
-"""Writing the parquet that the trainer reads, the same for all engines.
+"""Write the parquet that the trainer reads, the same for all engines.
 
-Row groups have 128 Ki rows. Columns of few values are indices of a dictionary, others plain;
-nothing is compressed. The files are larger than with Snappy and dictionaries everywhere, but they
-are written and decoded faster: Snappy saves little on indices, which are packed bits, and makes
-plain pages slow to decode. Page checksums turn a flipped bit into an error instead of a wrong id.
-:mod:`nvt_torchrec.base.parquet` writes them, in less CPU time than Arrow.
+Row groups have 128 Ki rows. Columns with few values are dictionary encoded, others plain; nothing
+is compressed. The files are larger than with Snappy and dictionaries everywhere, but they are
+written and decoded faster: Snappy saves little on dictionary indices, which are bit-packed, and
+makes plain pages slow to decode. Page checksums turn a flipped bit into an error instead of a wrong
+id. :mod:`nvt_torchrec.base.parquet` writes the files in less CPU time than Arrow.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from nvt_torchrec.base.parquet.file_writer import ParquetFileWriter
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
-#: Rows of a row group: 128 Ki.
+#: Rows of a row group.
 ROW_GROUP_ROWS = 128 << 10
 
 
 class PartWriter:
-    """A context manager that writes a part from tables of one schema, however long each is.
+    """A context manager that writes a part from tables of one schema and of any length.
 
-    Row groups have so many rows, the last one fewer; memory holds no more rows than that. Without
-    a table there is no part; if the context ends with an error, none is left.
+    All row groups have ``row_group_rows`` rows, except for the last one, which may have fewer. Rows
+    are buffered until they fill a row group. If no table is written, or the context ends with an
+    error, there is no file.
 
     Args:
         path: The path of the part.
         row_group_rows: The rows of a row group; by default :data:`ROW_GROUP_ROWS`.
 
     Attributes:
-        size: The bytes written, once the context has ended; 0 without a part.
+        size: The bytes written, once the context has ended; 0 without a file.
 
     Raises:
         OutputError: The part cannot be written.
@@ -44,13 +45,14 @@ class PartWriter:
 
     def __init__(self, path: Path, row_group_rows: int | None = None) -> None:
         self.size = 0
-        self._path, self._group_rows = path, row_group_rows or ROW_GROUP_ROWS
+        self._path = path
+        self._group_rows = row_group_rows or ROW_GROUP_ROWS
         self._stack = contextlib.ExitStack()
-        self._writer: ParquetFileWriter | None = None  # once there is a table
+        self._writer: ParquetFileWriter | None = None  # opened by the first table
         self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
-        """Add the rows of a table, which may have none."""
+        """Append the rows of a table, which may be empty."""
         if self._writer is None:
             self._writer = self._open(table.schema)
         self._waiting.append(table)
@@ -83,12 +85,12 @@ class PartWriter:
 
 
 def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) -> None:
-    """Write what describes the parts: ``_metadata`` and schemas.
+    """Write ``_metadata`` and the schemas, of all parts and of each split.
 
     Args:
         split_root: The directory of train, valid and test.
-        files: All parts, relative to it, in order.
-        schema: Columns and table sizes.
+        files: The paths of all parts relative to ``split_root``, in order.
+        schema: The columns and table sizes.
     """
     with together():
         _write_metadata(split_root, files, schema)
@@ -101,7 +103,7 @@ def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) 
 
 
 def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> None:
-    """Write ``_metadata``. Holds one footer beside what it writes."""
+    """Write ``_metadata`` from the footers of the parts, reading one footer at a time."""
     with atomic_path(directory / "_metadata") as temporary:
         pq.write_metadata(schema.arrow, temporary)
         metadata = pq.read_metadata(temporary)

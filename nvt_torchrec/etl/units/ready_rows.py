@@ -1,4 +1,4 @@
-"""The rows of a file that are written now, where others wait for their clicks."""
+"""The rows of a file that are written now, while the others wait for their clicks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ReadyRows:
-    """The rows of a file that are written, where others wait for their clicks.
+    """The rows of a file that are written now, while the others wait for their clicks.
 
     Attributes:
-        lines: How many rows the file has.
-        rows: int64 [n], the numbers of these rows, from 0.
+        lines: The number of rows of the file.
+        rows: int64 [n], the row numbers of the ready rows, from 0, ascending.
     """
 
     lines: int
@@ -24,7 +24,7 @@ class ReadyRows:
         return len(self.rows)
 
     def find(self, rank: int) -> int:
-        """Return the number of the row before which so many of these rows are."""
+        """Return the row number at which to cut the file so that ``rank`` ready rows are before."""
         if rank == 0:
             return 0
         if rank == len(self.rows):
@@ -32,17 +32,22 @@ class ReadyRows:
         return int(self.rows[rank])
 
 
-def cuts_of_file(
+def locate_cuts(
     ready: ReadyRows, cuts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Return which rows of a file each split takes, all of them together.
+    """Convert ranges of ready rows into ranges of all rows of their file.
 
     Args:
-        ready: The rows of the file that are written.
-        cuts: By split, the range of such rows, counted from the first of this file.
+        ready: The ready rows of the file.
+        cuts: By split, its range of ready rows, counted from the first ready row of this file;
+            ranges may begin before this file and end after it.
+
+    Returns:
+        By split that has rows of the file, the range of row numbers. Together the ranges cover the
+        file.
     """
     if not len(ready):
-        # All of its rows wait; they go to one split, so that a unit accounts for them.
+        # All rows wait. They go to one split, so that some unit accounts for them.
         split = "test"
         for name, (begin, end) in cuts.items():
             if begin <= 0 < end:

@@ -1,8 +1,8 @@
-"""What a division of rows needs to know before the first row is divided.
+"""The pass over a log that some divisions of rows need before the first row is divided.
 
-The hash of a row's position needs row numbers: the lines of text files are counted, which only
-looks for line ends. Cuts by time that follow from shares need all times: the log is read once more,
-and the distinct times are counted in memory, 16 bytes for each.
+A division by the hash of a row's position needs row numbers, so the lines of text files are
+counted, which only looks for line ends. Cuts by time that follow from shares need all times, so the
+log is read once more, and the distinct times are counted in memory, 16 bytes each.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nvt_torchrec.formats.rows import RawRows
 
 log = logging.getLogger(__name__)
 
-#: Yields pieces of a block without rows that are not written.
+#: Yields the pieces of a block without the rows that are not written.
 LeaveOut: TypeAlias = Callable[[Iterable[RawRows], Block], Iterator[RawRows]]
-#: Text that is parsed at once.
+#: Bytes of text to parse at once.
 CHUNK_BYTES = 2 << 20
 
 
@@ -53,10 +53,10 @@ def prepare_division(
         plan: See :func:`etl.units.unit_plan.make_plan`.
         spec: The columns and the split.
         work: The directory of the run's state.
-        threads: The number of blocks that are read at once.
+        threads: The number of blocks to read at once.
         max_bad_rows: How many malformed rows of a block may be left out; 0: one is an error.
         report: Called with the number of rows read since the last call.
-        leave_out: Yields the rows of a block that are written; None: all are.
+        leave_out: Yields the rows of a block that are written; None if all are written.
 
     Raises:
         BadRowError: A row is malformed.
@@ -65,7 +65,9 @@ def prepare_division(
     """
     split = spec.split
     if split.by == "time" and not split.valid_from:
-        cuts = _time_cuts(plan, spec, work / CUTS_FILE, threads, max_bad_rows, report, leave_out)
+        cuts = _read_or_find_cuts(
+            plan, spec, work / CUTS_FILE, threads, max_bad_rows, report, leave_out
+        )
         changed: dict[Block, Block] = {}
         for block in plan.divided_blocks:
             rule = dataclasses.replace(block.rule, cuts=cuts)
@@ -78,7 +80,7 @@ def prepare_division(
 
 
 def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
-    """Count the rows of each divided block; note how many are before it in its file."""
+    """Set the ``first_row`` of each divided block, by counting the rows of all blocks."""
     log_format = get_format(spec)
 
     def count_rows(block: Block) -> int:
@@ -86,7 +88,7 @@ def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
 
     blocks = plan.divided_blocks
     counts = map_in_order(count_rows, blocks, threads, "rows")
-    rows_so_far: Counter[str] = Counter()  # by file
+    rows_so_far: Counter[str] = Counter()  # by source
     changed: dict[Block, Block] = {}
     for block, num_rows in zip(blocks, counts, strict=True):
         changed[block] = dataclasses.replace(block, first_row=rows_so_far[block.source])
@@ -94,7 +96,7 @@ def _number_rows(plan: UnitPlan, spec: FeatureSpec, threads: int) -> UnitPlan:
     return plan.replace_blocks(changed)
 
 
-def _time_cuts(
+def _read_or_find_cuts(
     plan: UnitPlan,
     spec: FeatureSpec,
     file: Path,
@@ -103,8 +105,8 @@ def _time_cuts(
     report: Callable[[int], object],
     leave_out: LeaveOut | None,
 ) -> tuple[int, int]:
-    """Count all times, or take the cuts that an earlier process wrote to ``file``."""
-    with contextlib.suppress(BadInputError, ValueError):  # not there, or damaged: counted again
+    """Return the cuts that an earlier process wrote to ``file``, or count all times."""
+    with contextlib.suppress(BadInputError, ValueError):  # if missing or damaged, count again
         begin, end = parse(list[int], read_json(file, "the cuts by time"), file)
         return begin, end
 
@@ -125,13 +127,13 @@ def _time_cuts(
 
 
 def find_cuts(counted: Counts, valid: float, test: float) -> tuple[int, int]:
-    """Return the times at which validation and test begin, so that they have these shares.
+    """Return the times at which validation and test begin, for the given shares of rows.
 
-    A cut is the time of a row. Rows of the same time are on the same side, so a share may be
-    larger than asked for. There is at least one time in each split.
+    A cut is the time of a row. Rows with equal times are on the same side of it, so a split may be
+    larger than its share. Each split has at least one time.
 
     Args:
-        counted: The distinct times in ascending order, int64, and how many rows have each.
+        counted: The distinct times in ascending order, int64, and the number of rows of each.
         valid: The share of the rows for validation.
         test: The share of the rows for test.
 
@@ -139,24 +141,26 @@ def find_cuts(counted: Counts, valid: float, test: float) -> tuple[int, int]:
         BadInputError: A split would have no rows.
     """
     times = np.asarray(counted.values)
-    ends = np.cumsum(counted.counts)  # how many rows there are up to each time
+    ends = np.cumsum(counted.counts)  # the number of rows up to and including each time
     rows = int(counted.counts.sum())
     test_rows = max(1, round(rows * test))
     valid_rows = max(1, round(rows * valid))
     if rows < test_rows + valid_rows + 1:
-        raise BadInputError(f"split by time: {rows} rows are too few for three splits", "use more")
+        raise BadInputError(
+            f"split by time: {rows} rows are too few for three splits", "use a longer log"
+        )
     test_index = int(np.searchsorted(ends, rows - test_rows, side="right"))
     rows_before_test = int(ends[test_index - 1]) if test_index else 0
-    # The rows of one time may be more than the shares of valid and test together: then valid gets
-    # the last time before test.
+    # One time may have more rows than the shares of valid and test together. Then valid gets the
+    # last time before test.
     first_valid_row = min(rows - test_rows - valid_rows, rows_before_test - 1)
     valid_from = int(times[np.searchsorted(ends, first_valid_row, side="right")])
     first_time = int(times[0])
     if test_index == 0 or valid_from == first_time:
+        split = "test" if test_index == 0 else "valid"
         raise BadInputError(
-            "split by time: rows of one time stay together, so "
-            f"{'test' if test_index == 0 else 'valid'} would begin at {format_time(first_time)}, "
-            "the first time, and no row is left for training",
+            f"split by time: rows of one time stay together, so {split} would begin at "
+            f"{format_time(first_time)}, the first time, and no row is left for training",
             "give the times at which valid and test begin as valid_from and test_from, or use a "
             "column of finer times",
         )
@@ -167,7 +171,7 @@ def describe(plan: UnitPlan, spec: FeatureSpec) -> dict[str, object]:
     """Return the rule of the split for the manifest: its settings, and the cuts by time."""
     rule: dict[str, object] = {}
     for key, value in dataclasses.asdict(spec.split).items():
-        if value not in ("", 0, ()):  # it was set
+        if value not in ("", 0, ()):  # skip unset values
             rule[key] = list(value) if isinstance(value, tuple) else value
     if spec.split.by == "time":
         cuts = plan.divided_blocks[0].rule.cuts

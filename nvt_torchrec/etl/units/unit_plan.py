@@ -1,4 +1,4 @@
-"""The plan of a run: which rows go to which part of which split."""
+"""The plan of a run, which assigns rows to the parts of the splits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.clicklog.readers.log_format import Block, OpenDay, get_format
-from nvt_torchrec.etl.units.ready_rows import ReadyRows, cuts_of_file
+from nvt_torchrec.etl.units.ready_rows import ReadyRows, locate_cuts
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.formats.feature_spec.raw_types.time import parse_iso
 from nvt_torchrec.formats.feature_spec.split import Split
-from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
+from nvt_torchrec.formats.splits import SPLITS, RowRule, compute_hash_cuts, cut_last_day
 
-#: About how many rows are in each split where nothing else is known: for progress only.
+#: Rough share of the rows in each split if it is unknown; used for progress bars only.
 _USUAL_SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
 
@@ -24,10 +24,10 @@ class DividedBlock(Block):
     """A block whose rows go to several splits.
 
     Attributes:
-        rule: Decides which.
+        rule: Chooses the split of each row.
         file: The number of the file.
-        first_row: The number of the block's first row in its file, from 0; known where the rule
-            needs it.
+        first_row: The row number of the block's first row in its file, from 0; set only if the
+            rule needs it.
     """
 
     rule: RowRule
@@ -39,7 +39,7 @@ class DividedBlock(Block):
 class Unit:
     """A unit of work: rows of a block, which become ``<split>/part.<part>.parquet``.
 
-    They are all rows of the block, or those of the split if it is a :class:`DividedBlock`.
+    A unit has all rows of its block or, if that is a :class:`DividedBlock`, the rows of the split.
     """
 
     split: str
@@ -59,12 +59,12 @@ class UnitPlan:
 
     Attributes:
         days: The input files, in the order of the days.
-        units: The units of train by day, then those of valid and test; each split numbers its
-            parts from 0.
-        rows_per_step: Rows per step, estimated from the first rows. A step is what a block's begin
-            and end count: a byte of text, or a row of a table.
+        units: The units of train in the order of the days, then those of valid and test; each split
+            numbers its parts from 0.
+        rows_per_step: Rows per step, estimated from the first rows. A step is the unit of a block's
+            begin and end: a byte of text, or a row of a parquet file.
         bytes_per_step: Bytes of the files per step.
-        shares: About which share of the rows of a divided block is in each split.
+        shares: The estimated share of a divided block's rows in each split.
     """
 
     days: list[DayFile]
@@ -80,7 +80,7 @@ class UnitPlan:
 
     @property
     def train_days(self) -> list[int]:
-        """The days of these blocks, increasing."""
+        """The days of the train blocks, ascending."""
         return sorted({unit.day for unit in self.units if unit.split == "train"})
 
     @property
@@ -94,12 +94,12 @@ class UnitPlan:
         return [block for block in self.blocks if isinstance(block, DividedBlock)]
 
     def bound_times(self, first: int, end: int, *, again: frozenset[str] = frozenset()) -> UnitPlan:
-        """Return the plan in whose blocks rows of other times are malformed, see :class:`Block`.
+        """Return the plan with blocks in which rows outside ``[first, end)`` are malformed.
 
         Args:
-            first: The first time that a row may have.
-            end: The time before which it must be.
-            again: Files that days before have read, whose rows may be of any time.
+            first: The earliest time that a row may have.
+            end: The time before which a row must be.
+            again: Sources that are read again by this extension; their rows may have any time.
         """
         bounded = {}
         for block in self.blocks:
@@ -108,7 +108,7 @@ class UnitPlan:
         return self.replace_blocks(bounded)
 
     def assign_day(self, day: int) -> UnitPlan:
-        """Return the plan with all units on one day, that of the extension that writes them."""
+        """Return the plan with all units on one day, the day that the extension adds."""
         units = [dataclasses.replace(unit, day=day) for unit in self.units]
         return dataclasses.replace(self, units=units)
 
@@ -121,30 +121,35 @@ class UnitPlan:
         return dataclasses.replace(self, units=units)
 
     def _steps(self, split: str | None) -> float:
-        """Return about how many steps are in one split, or in all."""
+        """Estimate the number of steps in one split; None for all splits."""
         total = 0.0
         for unit in self.units:
             if split in (None, unit.split):
                 steps = unit.block.end - unit.block.begin
-                is_divided = isinstance(unit.block, DividedBlock)
-                total += steps * self.shares[unit.split] if is_divided else steps
+                if isinstance(unit.block, DividedBlock):
+                    total += steps * self.shares[unit.split]
+                else:
+                    total += steps
         return total
 
     def text_bytes(self, split: str | None = None) -> int:
-        """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
+        """Return the bytes of decompressed input in one split, or in all.
+
+        The number is estimated for parquet and divided blocks.
+        """
         return round(self._steps(split) * self.bytes_per_step)
 
     def max_rows(self, spec: FeatureSpec) -> int:
-        """Return the most well-formed rows that there can be."""
+        """Return an upper bound of the number of well-formed rows."""
         steps = sum(block.end - block.begin for block in self.blocks)
         return steps // get_format(spec).row_size
 
     def estimated_rows(self, split: str | None = None) -> int:
-        """Estimate the rows in one split, or in all; exact for parquet."""
+        """Estimate the number of rows in one split, or in all; exact for undivided parquet."""
         return round(self._steps(split) * self.rows_per_step)
 
     def estimate_file(self, source: str) -> int:
-        """Estimate the rows of a file."""
+        """Estimate the number of rows of a file."""
         steps = sum(block.end - block.begin for block in self.blocks if block.source == source)
         return round(steps * self.rows_per_step)
 
@@ -158,30 +163,29 @@ def make_plan(
     halved: bool = False,
     ready: Mapping[str, ReadyRows] | None = None,
 ) -> UnitPlan:
-    """Cut files into units; by the spec's split, the last day becomes valid and test.
+    """Cut files into units of the splits, as the spec's split says.
 
-    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
-    division of rows needs to know beyond the files is added by
-    :func:`etl.units.split_pass.prepare_division`.
+    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. If rows
+    are divided, :func:`etl.units.split_pass.prepare_division` completes the plan.
 
     Args:
         files: The uncompressed files; see :func:`etl.state.staging.decompress_days`.
         spec: The columns, and the format of the files.
         block_bytes: The approximate size of a unit, as text or as decoded parquet.
-        limit_rows: The number of rows of each day to use, from its begin; None for all.
-        halved: Whether it is a day that is added to an output that is split by days: valid and test
+        limit_rows: The number of rows to use from the beginning of each day; None for all.
+        halved: Whether the file is a new day of an output that is split by days: valid and test
             get half of the rows each.
-        ready: By days, the rows of each file that are written; None: all are.
+        ready: By source, the rows of a file that are written; None if all rows are written.
 
     Raises:
-        BadRowError: The rows have no label, or another number of fields than the spec.
+        BadRowError: The rows have no label, or not as many fields as the spec.
         BadInputError: A file lacks a column, or a split would get no row.
     """
     units = _Units(block_bytes)
     if spec.split.by != "days":
-        return _make_plan_of_rows(files, spec, units, limit_rows)
+        return _plan_divided_files(files, spec, units, limit_rows)
     if ready is not None:
-        return _make_plan_of_ready(files, spec, units, limit_rows, ready, halved=halved)
+        return _plan_ready_rows(files, spec, units, limit_rows, ready, halved=halved)
     for file in files:
         day, end = _open_day(file, spec, limit_rows)
         if file is not files[-1]:
@@ -195,8 +199,8 @@ def make_plan(
     if empty:
         raise BadInputError(
             f"{files[-1].source}: too few rows: none left for {', '.join(empty)}",
-            "the last day is halved into valid and test (a log of one day 80/10/10); use a longer "
-            "file or a larger --limit_rows",
+            "the last day is halved into valid and test (a log of one day is split 80/10/10); use "
+            "a longer file or a larger --limit_rows",
         )
     return _make_unit_plan(files, units, day)
 
@@ -204,9 +208,16 @@ def make_plan(
 def cut_files(
     files: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
 ) -> dict[str, list[Block]]:
-    """Cut whole files into blocks, before it is known which rows are for what; by their sources.
+    """Cut whole files into blocks, before any rows are assigned to splits.
 
-    See :func:`make_plan`.
+    Args:
+        files: See :func:`make_plan`.
+        spec: See :func:`make_plan`.
+        block_bytes: See :func:`make_plan`.
+        limit_rows: See :func:`make_plan`.
+
+    Returns:
+        The blocks of each file, by its source.
     """
     blocks = {}
     for file in files:
@@ -215,7 +226,7 @@ def cut_files(
     return blocks
 
 
-def _make_plan_of_ready(
+def _plan_ready_rows(
     files: list[DayFile],
     spec: FeatureSpec,
     units: _Units,
@@ -224,14 +235,15 @@ def _make_plan_of_ready(
     *,
     halved: bool,
 ) -> UnitPlan:
-    """Cut days of which not all rows are written.
+    """Cut days into units if some of their rows are not written yet.
 
-    The newest day of which at least half of the rows are written becomes valid and test, together
-    with the rows of later days that are; of a day that is added, all rows that are written now.
+    The newest day with at least half of its rows ready becomes valid and test, together with the
+    ready rows of later days. When a day is added, all rows that are ready now become valid and
+    test.
     """
     first = 0 if halved else _find_last_ready([ready[file.source] for file in files])
     total = sum(len(ready[file.source]) for file in files[first:])
-    # By split, the range of the rows that are written, counted from the first of the file at hand.
+    # By split, the range of ready rows, counted from the first ready row of the current file.
     cuts = cut_last_day(total, only_day=first == 0 and not halved)
     for i, file in enumerate(files):
         day, end = _open_day(file, spec, limit_rows)
@@ -239,23 +251,23 @@ def _make_plan_of_ready(
             units.add(day, "train", day.begin, end)
             continue
         rows = ready[file.source]
-        units.add_rows(day, end, rows.lines, cuts_of_file(rows, cuts))
+        units.add_rows(day, end, rows.lines, locate_cuts(rows, cuts))
         for split, (begin, stop) in cuts.items():
-            cuts[split] = begin - len(rows), stop - len(rows)
+            cuts[split] = (begin - len(rows), stop - len(rows))
     halves = cut_last_day(total)
     is_empty = any(halves[split][0] == halves[split][1] for split in ("valid", "test"))
     if is_empty or not units.next_parts["valid"]:
         raise BadInputError(
             f"{files[-1].source}: too few rows have all their labels: {total}",
-            "add days; or write a shorter within in the spec",
+            "add days, or set a shorter `within` in the spec",
         )
     return _make_unit_plan(files, units, day)
 
 
 def _find_last_ready(ready: Sequence[ReadyRows]) -> int:
-    """Return the index of the newest day of which at least half of the rows are written.
+    """Return the index of the newest day with at least half of its rows ready.
 
-    Without one, it is the newest day of which any row is written.
+    If there is no such day, it is the newest day with any ready row.
     """
     last = 0
     for i, rows in enumerate(ready):
@@ -269,7 +281,13 @@ def _find_last_ready(ready: Sequence[ReadyRows]) -> int:
 
 @dataclasses.dataclass
 class _Units:
-    """The units cut so far; ``next_parts`` is the number of the next part of each split."""
+    """The units cut so far.
+
+    Attributes:
+        block_bytes: The approximate size of a unit.
+        next_parts: The number of the next part of each split.
+        cut: The units.
+    """
 
     block_bytes: int
     next_parts: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
@@ -286,8 +304,15 @@ class _Units:
             self.add_block(split, day.file.day, block)
 
     def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
-        """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
-        # Where rows begin, by their number. Finding one scans the text, so each is found once.
+        """Cut the range of rows of each split into units.
+
+        Args:
+            day: The day.
+            end: The end of the last row of the day that is used.
+            rows: The number of rows before ``end``.
+            cuts: The range of row numbers of each split.
+        """
+        # Row number → where the row begins. Finding a row scans the text, so each is found once.
         offsets = {0: day.begin, rows: end}
         for split, (first, last) in cuts.items():
             for row in (first, last):
@@ -297,10 +322,10 @@ class _Units:
                 self.add(day, split, offsets[first], offsets[last])
 
 
-def _make_plan_of_rows(
+def _plan_divided_files(
     files: list[DayFile], spec: FeatureSpec, units: _Units, limit_rows: int | None
 ) -> UnitPlan:
-    """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
+    """Cut files into units whose rows are divided, unless the whole file is in one split."""
     for file in files:
         day, end = _open_day(file, spec, limit_rows)
         rule = _find_rule(file, spec.split)
@@ -309,8 +334,9 @@ def _make_plan_of_rows(
                 units.add_block(file.split, file.day, block)
                 continue
             first = block.begin if day.format.by_rows else 0
-            whole = dataclasses.asdict(block)
-            divided = DividedBlock(**whole, rule=rule, file=file.day, first_row=first)
+            divided = DividedBlock(
+                **dataclasses.asdict(block), rule=rule, file=file.day, first_row=first
+            )
             for split in rule.splits:
                 units.add_block(split, file.day, divided)
     empty = [split for split in SPLITS if not units.next_parts[split]]
@@ -325,34 +351,34 @@ def _make_plan_of_rows(
 
 
 def _find_rule(file: DayFile, split: Split) -> RowRule | None:
-    """Return the rule by which the rows of a file are divided; None if they are all in one split.
+    """Return the rule that divides the rows of a file; None if they are all in one split.
 
-    Cuts by time are 0 where they follow from shares, as long as the times were not counted.
+    Cuts by time that follow from shares are 0 here, because the times are not counted yet.
     """
     if split.by == "files":
         if file.split != "train" or not split.valid:
             return None
-        return RowRule("share", cuts_of_hash(split.valid, 0), split.seed)
+        return RowRule("share", compute_hash_cuts(split.valid, 0), split.seed)
     if split.by == "time":
         cuts = []
         for time in (split.valid_from, split.test_from):
             cuts.append(parse_iso(time, "split") if time else 0)
         return RowRule("time", tuple(cuts))
     if split.by == "values":
-        valid_cut = cuts_of_hash(split.valid, 0)[0] if split.valid else None
+        valid_cut = compute_hash_cuts(split.valid, 0)[0] if split.valid else None
         return RowRule("values", (1, 2), split.seed, valid_cut)
-    return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
+    return RowRule(split.by, compute_hash_cuts(split.valid, split.test), split.seed)
 
 
 def _estimate_shares(split: Split) -> dict[str, float]:
-    """Return about which share of the divided rows is in each split."""
+    """Estimate the share of the divided rows in each split."""
     if split.valid_from or split.by == "values":
         return _USUAL_SHARES
     return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
 
 
 def group_by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
-    """Return the units of each block together, in the order of each block's first unit."""
+    """Group units by block, in the order of each block's first unit."""
     blocks: dict[Block, list[Unit]] = {}
     for unit in units:
         blocks.setdefault(unit.block, []).append(unit)
@@ -360,7 +386,7 @@ def group_by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
 
 
 def _open_day(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
-    """Open a day whose rows have a label; return it, and where the last row that is used ends."""
+    """Open a day whose rows have a label; return it, and the end of the last row that is used."""
     day = get_format(spec).open(file)
     day.format.check_label(day.label, file.source)
     end = day.find_row(limit_rows, day.end) if limit_rows else day.end
@@ -368,11 +394,12 @@ def _open_day(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple
 
 
 def _make_unit_plan(days: list[DayFile], units: _Units, last: OpenDay) -> UnitPlan:
+    """Return the plan of the units; estimate rows and bytes per step from the last day."""
     rows_per_step, bytes_per_step = last.format.rates(last, units.cut[0].block)
     return UnitPlan(days, units.cut, rows_per_step, bytes_per_step)
 
 
 def block_name(block: Block) -> str:
-    """Return the name of a block in the names of files."""
+    """Return a name for a block that can be used in file names."""
     identity = f"{block.source}\n{block.begin}\n{block.end}"
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()

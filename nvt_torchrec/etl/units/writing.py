@@ -1,7 +1,7 @@
-"""The rows of each unit of a block; its part, rejected rows, result, and record in the journal.
+"""Divide the rows of a block into units; write their parts, rejected rows and journal records.
 
-The rows of a block are divided by a rule that looks at each row alone, so the division depends
-neither on the engine nor on how the log is cut into blocks.
+The rule that divides the rows of a block looks at each row alone, so the division depends neither
+on the engine nor on how the log is cut into blocks.
 """
 
 from __future__ import annotations
@@ -32,33 +32,36 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.vectors import NO_VECTOR
 
 #: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
-DESCRIBED = 5
+MAX_DESCRIBED = 5
 
-#: What is written for rows, and int64 [categorical columns]: out-of-vocabulary ids.
+#: Encoded rows: the table to write, and the number of out-of-vocabulary ids in each categorical
+#: column, int64 [categorical columns].
 Encoded: TypeAlias = tuple[pa.Table, np.ndarray]
 
 
 class LostRowsError(BadInputError):
-    """Rows of the input that are neither in the parquet nor among the rejected ones."""
+    """Rows of the input are neither in the parquet nor among the rejected rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitRecord:
-    """The result of a unit in JSON, without the unit.
+    """The result of a unit as stored in JSON, without the unit itself.
+
+    All but ``bad`` are numbers of rows, bytes or ids.
 
     Attributes:
         rows: Rows written.
-        bad_count: Rows left out.
-        bad: Line in the unit, from 0, and reason of the first rows left out.
-        positives: Rows with label 1.
+        bad_count: Malformed rows left out.
+        bad: Line in the unit, from 0, and reason of the first malformed rows.
+        positives: Rows written with label 1.
         size: Bytes of the part.
-        dense_missing: By dense column, rows in which it was missing.
-        null: By categorical column, rows in which it was missing.
+        dense_missing: By dense column, rows without a value.
+        null: By categorical column, rows without a value.
         oov: By categorical column, out-of-vocabulary ids.
-        drawn: How many of the rows written are negatives that were drawn.
+        drawn: Rows written that are sampled negatives.
         waiting: Rows left out because their clicks may still come.
-        done: Rows left out because days before have them.
-        no_vector: By vector, rows that have none.
+        done: Rows left out because earlier days have written them.
+        no_vector: By vector, rows without one.
     """
 
     rows: int
@@ -81,18 +84,18 @@ class UnitRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitResult(UnitRecord):
-    """The result of a unit."""
+    """The result of a unit, with the unit."""
 
     unit: Unit
 
     @property
     def lines(self) -> int:
-        """Rows read."""
+        """The number of rows read."""
         return self.rows - self.drawn + self.bad_count + self.waiting + self.done
 
     @property
     def has_part(self) -> bool:
-        """Whether there is a file; a divided block has none for a split without rows."""
+        """Whether the unit has a file; a split that gets no row of a divided block has none."""
         return self.size > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,12 +104,12 @@ class UnitResult(UnitRecord):
 
 
 def count_drawn(rows: RawRows) -> int:
-    """Return how many of the rows are negatives that were drawn."""
+    """Count the sampled negatives among rows."""
     return 0 if rows.drawn is None else int(np.count_nonzero(rows.drawn))
 
 
 def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
-    """Return the results of each input file, in the order of its blocks."""
+    """Group results by input file; each group is in the order of the blocks."""
     sources: dict[str, list[UnitResult]] = {result.unit.block.source: [] for result in results}
     for result in sorted(results, key=lambda result: result.unit.block.begin):
         sources[result.unit.block.source].append(result)
@@ -114,7 +117,15 @@ def group_by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
 
 
 def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:
-    """Count the rows that lack each column: a mask uint64 [words, n] → int64 [columns]."""
+    """Count the missing values of each column.
+
+    Args:
+        mask: uint64 [words, n], one bit per column.
+        columns: The number of columns.
+
+    Returns:
+        int64 [columns].
+    """
     counts = np.empty(columns, np.int64)
     for word, begin in zip(mask, range(0, columns, WORD_BITS), strict=False):
         _count_bits(word, counts[begin : begin + WORD_BITS])
@@ -125,7 +136,7 @@ def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:
 def _count_bits(mask, counts):
     for bit in range(len(counts)):
         count = np.uint64(0)
-        for i in range(len(mask)):  # an index: LLVM vectorizes no iterator
+        for i in range(len(mask)):  # by index: LLVM does not vectorize a loop over the array itself
             count += (mask[i] >> np.uint64(bit)) & np.uint64(1)
         counts[bit] = count
 
@@ -134,7 +145,7 @@ def _count_bits(mask, counts):
 
 
 def hash_values(values: np.ndarray, *seed: int) -> np.ndarray:
-    """Hash int64 [n] with a seed of non-negative integers; uint64 [n]."""
+    """Hash int64 [n] with a seed of non-negative integers; return uint64 [n]."""
     first, second = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     return _hash_words(np.ascontiguousarray(values), first, second)
 
@@ -147,13 +158,13 @@ def _hash_words(values, first, second):
     return hashes
 
 
-def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
-    """Return the index of each row's split in ``block.rule.splits``; uint8 [n].
+def choose_splits(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
+    """Return the split of each row as its index in ``SPLITS``; uint8 [n].
 
     Args:
         rows: Rows of the block.
         block: The block.
-        lines_before: The number of the block's lines before those of ``rows``.
+        lines_before: The number of lines of the block before ``rows``.
     """
     rule = block.rule
     if rule.by == "share":
@@ -169,22 +180,22 @@ def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
 
 
 def _hash_positions(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
-    """Hash the file and the number of each row; uint64 [n]."""
+    """Hash the file number and the row number of each row; return uint64 [n]."""
     return hash_values(block.first_row + lines_before + rows.line, block.rule.seed, block.file)
 
 
 def divide_rows(
     pieces: Iterable[RawRows], block: Block, splits: Sequence[str]
 ) -> Iterator[tuple[RawRows, ...]]:
-    """Divide rows of a block into those of each split.
+    """Yield, for each piece of a block, its rows of each split.
 
-    Bad rows go to the first split of the block, so that each is rejected once, and so do others
-    that are left out. ``lines`` of all results is that of the piece.
+    Bad rows and other rows that are left out are booked to the first split of the block, so that
+    each is counted once. ``lines`` of each result is the number of lines of the whole piece.
 
     Args:
-        pieces: All rows of the block, in their order.
-        block: The block; if it is not divided, there is one split.
-        splits: The splits to yield, of those of the block.
+        pieces: All rows of the block, in order.
+        block: The block; if it is not divided, its one split gets all rows.
+        splits: The splits of the block to yield.
 
     Raises:
         LostRowsError: The reader lost rows.
@@ -195,14 +206,14 @@ def divide_rows(
         left_out = rows.bad_count + rows.waiting + rows.done
         if rows.lines != num_read + left_out:
             raise LostRowsError(
-                f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
-                f"lines, but {num_read} rows and {left_out} left out",
-                "this is a defect; nothing was written for them",
+                f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} lines, "
+                f"but {num_read} rows and {left_out} left out",
+                "this is a defect of the program, please report it; nothing was written for them",
             )
         if not isinstance(block, DividedBlock):
             yield (rows,)
             continue
-        chosen = choose(rows, block, lines)
+        chosen = choose_splits(rows, block, lines)
         by_split = []
         for split in splits:
             taken = take(rows, chosen == SPLITS.index(split))
@@ -224,17 +235,17 @@ def write_units(
     encode: Callable[[RawRows], Encoded],
     work: Path,
 ) -> tuple[list[UnitResult], list[Written]]:
-    """Write the parts and rejected rows of the units of one block, which is read once.
+    """Write the parts and rejected rows of the units of one block, in one pass over its rows.
 
     Args:
         units: Some or all units of the block.
-        pieces: All rows of the block in their order, in one or more pieces, each of which is made
-            when it is written; if that raises, no file is left.
+        pieces: All rows of the block in order, in one or more pieces. The pieces may be produced
+            lazily; if that raises, no file is left.
         encode: Encodes rows of one split.
-        work: The directory of the run's state, with the parts.
+        work: The directory of the run's state, which holds the parts.
 
     Returns:
-        What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
+        The results, for :func:`record`, and the files, for :func:`base.files.atomic.publish`.
 
     Raises:
         OutputError: A file cannot be written.
@@ -248,12 +259,14 @@ def write_units(
 
 
 class _UnitWriter:
-    """Writes the files of a unit piece by piece; the stack, when it ends, completes them."""
+    """Writes the files of a unit piece by piece; closing the stack completes them."""
 
     def __init__(self, unit: Unit, work: Path, stack: contextlib.ExitStack) -> None:
-        self._unit, self._rejected_file, self._stack = unit, rejected_file(work, unit), stack
+        self._unit = unit
+        self._rejected_file = rejected_file(work, unit)
+        self._stack = stack
         self._part = stack.enter_context(PartWriter(work / PARTS / unit.file))
-        self._rejected: Any = None  # the file, once there is a bad row
+        self._rejected: Any = None  # the open file, after the first bad row
         self._lines = 0
         self._bad: list[list[Any]] = []
         self._tallies: list[dict[str, Any]] = []
@@ -266,9 +279,10 @@ class _UnitWriter:
             text = row.text.replace(b"\r", b"").replace(b"\n", b"\\n")
             line = self._lines + row.line
             self._rejected.write(b"%d\t%s\t%s\n" % (line, row.reason.encode(), text))
-            if len(self._bad) < DESCRIBED:
+            if len(self._bad) < MAX_DESCRIBED:
                 self._bad.append([line, row.reason])
         self._lines += rows.lines
+        # An undivided block has a part even if all of its rows are malformed.
         is_divided = isinstance(self._unit.block, DividedBlock) or rows.waiting or rows.done
         if len(table) or not is_divided:
             self._part.write(table)
@@ -297,19 +311,19 @@ class _UnitWriter:
 
 
 def finish_units(work: Path, results: list[UnitResult], written: list[Written]) -> list[UnitResult]:
-    """Make what :func:`write_units` wrote durable, and record it; return the results."""
+    """Make the files of :func:`write_units` durable, and record the results; return these."""
     publish(written)
     record(work, results)
     return results
 
 
 def record(work: Path, results: list[UnitResult]) -> None:
-    """Record units whose files are in place. Raises :class:`OutputError`."""
+    """Record units whose files are durable. Raises :class:`OutputError`."""
     Journal(work).add({result.unit.file: result.to_dict() for result in results})
 
 
 def open_recorder(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
-    """Return what records the units of blocks once their files are durable; see :class:`Syncer`."""
+    """Return a :class:`Syncer` that records the units of blocks once their files are durable."""
 
     def record_blocks(blocks: list[list[UnitResult]]) -> None:
         record(work, list(itertools.chain.from_iterable(blocks)))
@@ -318,11 +332,14 @@ def open_recorder(work: Path, ahead: int) -> Syncer[list[UnitResult]]:
 
 
 def read_results(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
-    """Read the results of those units that are done, in the order given."""
+    """Read the results of the finished ones among ``units``, in the given order."""
     records = Journal(work).finished(UnitRecord)
     return [records[unit.file].result(unit) for unit in units if unit.file in records]
 
 
 def rejected_file(work: Path, unit: Unit) -> Path:
-    """Return the file of a unit's rejected rows: line in the unit, from 0; reason; the raw line."""
+    """Return the file of a unit's rejected rows.
+
+    Its columns are the line in the unit (from 0), the reason and the raw line.
+    """
     return work / REJECTED / f"{unit.split}.{unit.part}.tsv"

@@ -1,10 +1,11 @@
 """The values of aggregates: one class each, in a registry by the name in the spec.
 
-A class says what is kept of the events of each key, by names of fields of :class:`EventsBefore`,
-and computes its value of them. How each field is kept (added as an event becomes known, subtracted
-as it leaves a window, summed up for further days and for inference) is the same for all values
-that name it: :mod:`etl.events.sums` for the rows of a log, :mod:`workflows.event_sums` for rows to
-score. So a value of fields that there are is a class and its line in :data:`AGGREGATES`.
+A class lists the running sums it needs for each key, as names of fields of :class:`EventsBefore`,
+and computes its value from them. How a field is maintained (added when an event becomes known,
+subtracted when it leaves the window, carried over to later days and to inference) does not depend
+on the values that use it: :mod:`etl.events.sums` does this for the rows of a log,
+:mod:`workflows.event_sums` for rows to score. A new value of existing fields is therefore one class
+and one line in :data:`AGGREGATES`.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ _SECOND = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class EventsBefore:
-    """What is known of the events before rows: of the key and within the window of each.
+    """Sums over the events before each of n rows that have the row's key and are in its window.
+
+    Every array but ``cuts`` is None unless the aggregate's value keeps it.
 
     Attributes:
         cuts: int64 [n], the times before which events count, in microseconds.
-        count: Integers [n], how many events there are; None unless kept, as all below.
-        positives: Integers [n], how many of them have the label.
-        last_time: int64 [n], when the last event happened, in microseconds; anything where there
-            is none. It knows no window.
-        amount_count: float64 [n], how many events have a number in the aggregate's column.
+        count: Integers [n], the number of events.
+        positives: Integers [n], the number of events with the label.
+        last_time: int64 [n], the time of the last event, in microseconds; undefined for rows
+            without an event. It ignores the window.
+        amount_count: float64 [n], the number of events that have a number in the aggregate's
+            column.
         total: float64 [n], the sum of these numbers.
-        newest: float64 [n], the number of the last event that has one; NaN without any, as below.
-            Of events that are known from the same time, the last one in the log.
-        smallest: float64 [n], the smallest number.
-        largest: float64 [n], the largest number.
-        distinct: Integers [n], how many different values events have in the aggregate's column.
-        prior: float64 [n], the rate of all events before; NaN where there are none. Only with
-            ``positives``; so is ``smoothing``.
-        smoothing: The weight of that rate, in events.
+        newest: float64 [n], the number of the last event that has one; NaN without such an event.
+            Among events that become known at the same time, the last one in the log.
+        smallest: float64 [n], the smallest number; NaN without one.
+        largest: float64 [n], the largest number; NaN without one.
+        distinct: Integers [n], the number of different values in the aggregate's column.
+        prior: float64 [n], the rate of the label over all earlier events, whatever their key; NaN
+            without any. Given with ``positives`` only.
+        smoothing: The weight of ``prior``, in events. Given with ``positives`` only.
     """
 
     cuts: np.ndarray
@@ -56,22 +60,22 @@ class EventsBefore:
 
 
 class AggregateValue:
-    """A kind of value of an aggregate; a subclass is one.
+    """Base class of an aggregate's kinds of value, such as a count or a mean.
 
     Attributes:
         name: Its name in the spec.
-        keeps: What is kept of each key: fields of :class:`EventsBefore`.
-        transform: That of its columns, unless the spec gives another one.
-        fill: What replaces a missing value.
-        unit: What a value is, for errors about those that a caller gives.
+        keeps: The fields of :class:`EventsBefore` that are maintained for each key.
+        transform: The transform of its columns, unless the spec gives another one.
+        fill: The replacement for a missing value.
+        unit: A description of valid values, for errors about values that a caller passes.
         minimum: The smallest value.
         maximum: The largest value.
         is_whole: Whether values are whole numbers.
-        may_lack: Whether a value may be missing.
-        has_window: Whether it can be of the events within a window.
-        has_label: Whether it is of a label, and smoothed.
-        has_column: Whether it is of a column of the log: ``name(column)``.
-        of_numbers: Whether the column's values are numbers; else they are only compared, as keys.
+        allows_missing: Whether a value may be missing.
+        has_window: Whether it can be restricted to the events within a window.
+        has_label: Whether it refers to a label, and is smoothed.
+        has_column: Whether it refers to a column of the log: ``name(column)``.
+        takes_numbers: Whether the column must hold numbers; otherwise its values are only compared.
     """
 
     name: ClassVar[str]
@@ -82,33 +86,36 @@ class AggregateValue:
     minimum: ClassVar[float] = -math.inf
     maximum: ClassVar[float] = math.inf
     is_whole: ClassVar[bool] = False
-    may_lack: ClassVar[bool] = False
+    allows_missing: ClassVar[bool] = False
     has_window: ClassVar[bool] = True
     has_label: ClassVar[bool] = False
     has_column: ClassVar[bool] = False
-    of_numbers: ClassVar[bool] = True
+    takes_numbers: ClassVar[bool] = True
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """Return the values, float64 [n]; NaN where missing."""
         raise NotImplementedError
 
     def find_wrong(self, numbers: np.ndarray) -> np.ndarray:
-        """Return which numbers that a caller gave are no values, bool [n].
+        """Return a mask of the numbers that cannot be values of this kind, bool [n].
 
         Args:
-            numbers: float64 [n], NaN where missing.
+            numbers: float64 [n], passed by a caller; NaN where missing.
         """
         wrong = (numbers < self.minimum) | (numbers > self.maximum)
         if self.is_whole:
             wrong |= numbers != np.floor(numbers)
-        return wrong if self.may_lack else wrong | np.isnan(numbers)
+        return wrong if self.allows_missing else wrong | np.isnan(numbers)
 
 
 class Count(AggregateValue):
     """The number of events."""
 
-    name, keeps, transform = "count", ("count",), "log_normalize"
-    minimum, is_whole = 0, True
+    name = "count"
+    keeps = ("count",)
+    transform = "log_normalize"
+    minimum = 0
+    is_whole = True
     unit = "a number of events, whole and from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -120,11 +127,14 @@ class Count(AggregateValue):
 class Rate(AggregateValue):
     """The share of events with the label, smoothed by the rate of all events.
 
-    It is missing before the first hour of which any event is known.
+    It is missing until the first hour whose events are known, because the prior is missing.
     """
 
-    name, keeps = "rate", ("count", "positives")
-    minimum, maximum, has_label = 0, 1, True
+    name = "rate"
+    keeps = ("count", "positives")
+    minimum = 0
+    maximum = 1
+    has_label = True
     unit = "a share from 0 to 1"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -137,25 +147,33 @@ class Rate(AggregateValue):
 
 
 class Since(AggregateValue):
-    """The seconds since the last event; missing without one, which is filled with ten years."""
+    """The seconds since the last event; missing without one, and then filled with ten years."""
 
-    name, keeps, transform = "since", ("count", "last_time"), "log1p_normalize"
-    fill, minimum, may_lack, has_window = 315_360_000, 0, True, False
+    name = "since"
+    keeps = ("count", "last_time")
+    transform = "log1p_normalize"
+    fill = 315_360_000
+    minimum = 0
+    allows_missing = True
+    has_window = False
     unit = "seconds from 0 on, or a missing value (null) if there was no event"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """See :meth:`AggregateValue.compute`."""
         assert before.count is not None
         assert before.last_time is not None
-        there, cuts = before.count > 0, before.cuts
-        seconds = np.maximum(cuts - np.where(there, before.last_time, cuts), 0) / _SECOND
-        return np.where(there, seconds, np.nan)
+        has_event = before.count > 0
+        cuts = before.cuts
+        seconds = np.maximum(cuts - np.where(has_event, before.last_time, cuts), 0) / _SECOND
+        return np.where(has_event, seconds, np.nan)
 
 
 class Sum(AggregateValue):
-    """The sum of the numbers of events; 0 without any."""
+    """The sum of the events' numbers; 0 without any."""
 
-    name, keeps, has_column = "sum", ("total",), True
+    name = "sum"
+    keeps = ("total",)
+    has_column = True
     unit = "a number"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -165,23 +183,28 @@ class Sum(AggregateValue):
 
 
 class Mean(AggregateValue):
-    """The mean of the numbers of events; missing without any."""
+    """The mean of the events' numbers; missing without any."""
 
-    name, keeps, has_column, may_lack = "mean", ("amount_count", "total"), True, True
+    name = "mean"
+    keeps = ("amount_count", "total")
+    has_column = True
+    allows_missing = True
     unit = "a number, or a missing value (null) if no event has one"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
         """See :meth:`AggregateValue.compute`."""
         assert before.amount_count is not None
         assert before.total is not None
-        none = np.full(len(before.total), np.nan)
-        return np.divide(before.total, before.amount_count, out=none, where=before.amount_count > 0)
+        means = np.full(len(before.total), np.nan)
+        np.divide(before.total, before.amount_count, out=means, where=before.amount_count > 0)
+        return means
 
 
 class _PickedNumber(AggregateValue):
-    """One of the numbers of events, which is what is kept; missing without any."""
+    """One of the events' numbers, kept as it is; missing without any."""
 
-    has_column, may_lack = True, True
+    has_column = True
+    allows_missing = True
     unit = Mean.unit
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -193,28 +216,36 @@ class _PickedNumber(AggregateValue):
 
 
 class Last(_PickedNumber):
-    """The number of the newest event that has one."""
+    """The number of the newest event that has a number."""
 
-    name, keeps = "last", ("newest",)
+    name = "last"
+    keeps = ("newest",)
 
 
 class Minimum(_PickedNumber):
-    """The smallest number of events."""
+    """The smallest of the events' numbers."""
 
-    name, keeps = "min", ("smallest",)
+    name = "min"
+    keeps = ("smallest",)
 
 
 class Maximum(_PickedNumber):
-    """The largest number of events."""
+    """The largest of the events' numbers."""
 
-    name, keeps = "max", ("largest",)
+    name = "max"
+    keeps = ("largest",)
 
 
 class Distinct(AggregateValue):
-    """The number of different values of events; missing ones do not count."""
+    """The number of different values of events; missing values do not count."""
 
-    name, keeps, transform = "distinct", ("distinct",), "log_normalize"
-    minimum, is_whole, has_column, of_numbers = 0, True, True, False
+    name = "distinct"
+    keeps = ("distinct",)
+    transform = "log_normalize"
+    minimum = 0
+    is_whole = True
+    has_column = True
+    takes_numbers = False
     unit = "a number of different values, whole and from 0 on"
 
     def compute(self, before: EventsBefore) -> np.ndarray:
@@ -238,6 +269,6 @@ AGGREGATES: dict[str, AggregateValue] = {
         Distinct(),
     )
 }
-#: The values of an aggregate without ``values``. A later kind of value does not join them: it would
-#: be a further column of specs that there are.
+#: The values of an aggregate without ``values``. New kinds of value must not be added here: they
+#: would add columns to existing specs.
 DEFAULT_VALUES = ("count", "rate", "since")

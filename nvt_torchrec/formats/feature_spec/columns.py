@@ -1,4 +1,4 @@
-"""Input formats, column types and single columns of a feature spec."""
+"""The input format and the dense and categorical columns of a feature spec."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from nvt_torchrec.formats.feature_spec.raw_types import (
 from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS, Reading
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS
 
-#: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
-PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
+#: Reserved ids, which no value of the vocabulary has. The out-of-vocabulary ids begin at 2; there
+#: are one or more, see :attr:`CategoricalColumn.oov_ids`.
+PADDING_ID = 0
+NULL_ID = 1
+FIRST_OOV_ID = 2
 
-#: Columns in a word of a mask of missing values.
+#: The number of columns per word of a bit mask of missing values.
 WORD_BITS = 64
 DENSE_TRANSFORMS = tuple(TRANSFORMS)
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
-#: By setting of a vocabulary, the largest value; counts are 64-bit integers.
+#: The largest value of each setting of a vocabulary; counts are 64-bit integers.
 _MAXIMA = dict.fromkeys(("max_table_size", "num_buckets", "hash_buckets"), MAX_HASH_BUCKETS)
 _MAXIMA["freq_threshold"] = 2**63 - 1
 
-#: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
+#: The largest ``max_line_kb``, 1 GiB, because a block must be smaller than 2 GiB.
 MAX_LINE_KB = 1 << 20
-MAX_DELIMITER, MAX_SKIP_LINES = 8, 1000
+MAX_DELIMITER = 8
+MAX_SKIP_LINES = 1000
 ENCODINGS = ("utf-8", "latin-1", "cp1252")  # cp1252: Western European Windows
 
 
@@ -44,19 +48,20 @@ class InputFormat:
 
     Attributes:
         format: One of :data:`INPUT_FORMATS`.
-        header: Whether the first line names the columns; None: true for csv, false for tsv.
-        delimiter: The ASCII characters between fields, mostly one; "" (the default): comma for csv,
-            tab for tsv. Fields of csv may be quoted with ``"``, fields of tsv may not.
+        header: Whether the first line of text names the columns; None for the default: true for csv
+            without ``columns``, else false.
+        delimiter: The ASCII characters between fields, usually one; "" for the default, a comma for
+            csv and a tab for tsv. Fields of csv may be quoted with ``"``, fields of tsv may not.
         list_separator: The ASCII character between the values of a multi-hot column in text.
-        max_line_kb: The most KiB that a line of text may have; a longer line is an error.
-        columns: Of text without a header, the names of the fields of a line, "" for those that
-            nothing is read from; (): the columns of the spec in its order.
-        encoding: Of text. A byte order mark is skipped.
-        skip_lines: How many lines of each text file come before its header or first row.
-        comment: Of text, how lines begin that are neither header nor row. Such lines before the
-            header or the first row are skipped; "": there are none.
-        skip_empty_lines: Of text and JSON, whether empty lines at the end of a file are skipped.
-        decimal: The decimal point of numbers as text: "." or ",".
+        max_line_kb: The largest length of a line of text in KiB; a longer line is an error.
+        columns: The names of the fields of a line of text without a header, "" for fields that are
+            ignored; () if the fields are the columns of the spec in their order.
+        encoding: The encoding of text. A byte order mark is skipped.
+        skip_lines: The number of lines of each text file before its header or first row.
+        comment: The beginning of comment lines in text. Comment lines before the header or the
+            first row are skipped; "" if there are none.
+        skip_empty_lines: Whether empty lines at the end of a file of text or JSON are skipped.
+        decimal: The decimal point of numbers in text: "." or ",".
     """
 
     removed_keys: ClassVar = {"quoted_newlines": False}
@@ -76,44 +81,71 @@ class InputFormat:
     def __post_init__(self) -> None:
         check_registered("format", self.format, INPUT_FORMATS)
         kind = INPUT_FORMATS[self.format]
-        text, quotes, separator = bool(kind.delimiter), kind.quoted, kind.delimiter
         if self.header is None:
-            object.__setattr__(self, "header", quotes and not self.columns)
-        object.__setattr__(self, "delimiter", self.delimiter or separator)
+            object.__setattr__(self, "header", kind.quoted and not self.columns)
+        object.__setattr__(self, "delimiter", self.delimiter or kind.delimiter)
         names = [name for name in self.columns if name]
-        comment = self.comment.isascii() and not set(self.comment) & set("\r\n")
-        apart = self.list_separator != self.delimiter or (quotes and self.delimiter == ",")
+        # The comma of csv may also separate lists, because fields with lists can be quoted.
+        differ = self.list_separator != self.delimiter or (kind.quoted and self.delimiter == ",")
+        is_text = bool(kind.delimiter)
+        if is_text:
+            self._check_separators()
+        else:
+            self._check_text_fields()
         check(
             self,
             "",
-            ("delimiter", quotes or self.delimiter == separator, 'set format = "csv" for it'),
-            ("header", text or not self.header, f"remove it: {self.format} names its columns"),
-            *(
-                (
-                    field,
-                    not text or _is_separator(getattr(self, field), maximum),
-                    _SEPARATOR % maximum,
-                )
-                for field, maximum in (("delimiter", MAX_DELIMITER), ("list_separator", 1))
-            ),
-            ("list_separator", apart, "it is the delimiter, too"),
+            ("list_separator", differ, "give another character than the delimiter"),
             ("max_line_kb", 1 <= self.max_line_kb <= MAX_LINE_KB, f"from 1 to {MAX_LINE_KB}"),
             ("decimal", self.decimal in (".", ","), format_choices((".", ","))),
             ("encoding", self.encoding in ENCODINGS, format_choices(ENCODINGS)),
             ("skip_lines", 0 <= self.skip_lines <= MAX_SKIP_LINES, f"from 0 to {MAX_SKIP_LINES}"),
-            ("comment", comment, 'give ASCII characters of one line, such as "#"'),
-            ("columns", not (names and self.header), "the header names them: remove columns"),
-            *(
-                (field, text or getattr(self, field) == default, "remove it: only text has it")
-                for field, default in _OF_TEXT.items()
-                if field != "skip_empty_lines" or not kind.lines
+            (
+                "comment",
+                self.comment.isascii() and not set(self.comment) & set("\r\n"),
+                'give ASCII characters of one line, such as "#"',
             ),
-            ("columns", len(set(names)) == len(names), "a name stands there twice"),
+            ("columns", not (names and self.header), "remove columns: the header names them"),
+            ("columns", len(set(names)) == len(names), "list each name once"),
         )
+
+    def _check_separators(self) -> None:
+        """Check the delimiter and the list separator of text."""
+        kind = INPUT_FORMATS[self.format]
+        check(
+            self,
+            "",
+            ("delimiter", kind.quoted or self.delimiter == kind.delimiter, _USE_CSV),
+            (
+                "delimiter",
+                _is_separator(self.delimiter, MAX_DELIMITER),
+                _SEPARATOR % f"1 to {MAX_DELIMITER} ASCII characters",
+            ),
+            (
+                "list_separator",
+                _is_separator(self.list_separator, 1),
+                _SEPARATOR % "one ASCII character",
+            ),
+        )
+
+    def _check_text_fields(self) -> None:
+        """Check that the fields that describe text have their defaults for another format."""
+        kind = INPUT_FORMATS[self.format]
+        check(
+            self,
+            "",
+            ("delimiter", self.delimiter == kind.delimiter, _USE_CSV),
+            ("header", not self.header, f"remove it: {self.format} names its columns"),
+        )
+        for field, default in _TEXT_DEFAULTS.items():
+            if field == "skip_empty_lines" and kind.lines:
+                continue  # JSON has lines, too
+            is_default = getattr(self, field) == default
+            check(self, "", (field, is_default, "remove it: only text has it"))
 
     @property
     def line_limit(self) -> int:
-        """Bytes that a line may have, without its end; a header line too."""
+        """The largest length in bytes of a line or a header line, without its line break."""
         return self.max_line_kb << 10
 
     @property
@@ -122,13 +154,13 @@ class InputFormat:
         return INPUT_FORMATS[self.format].quoted
 
 
-#: What only text has, and the defaults.
-_OF_TEXT = {
+_USE_CSV = 'set format = "csv" to choose a delimiter'
+#: The defaults of the fields that only text has.
+_TEXT_DEFAULTS = {
     "columns": (), "skip_lines": 0, "encoding": "utf-8", "comment": "", "skip_empty_lines": False,
 }  # fmt: skip
 _SEPARATOR = (
-    "give 1 to %d ASCII characters that cannot be part of a value: no digit, letter, quote, sign, "
-    "dot or line end"
+    "give %s that cannot be part of a value: no digit, letter, quote, sign, dot or line break"
 )
 
 
@@ -142,12 +174,18 @@ def _is_separator(value: str, maximum: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class DenseColumn:
-    """A dense column, which holds numbers. ``fill`` replaces missing values.
+    """A dense column, which holds numbers.
 
-    ``transform`` is one of ``DENSE_TRANSFORMS``; "" stands for that of the spec. ``reading`` says
-    how the column is read, ``derive`` how it is computed from what is read, if it is. A column with
-    an ``aggregate`` is not read: it is computed from the events before the row. One with a
-    ``table`` is read from the table of that name, of the row with the same key.
+    Attributes:
+        name: The name of the column in the output.
+        fill: The replacement for missing values.
+        raw: The raw type, one of ``DENSE_RAW_TYPES``.
+        transform: One of ``DENSE_TRANSFORMS``; "" for the spec's ``dense_transform``.
+        reading: Which columns of the file are read, and how.
+        derive: How the column is computed from those; None if it is read as it is.
+        aggregate: How the column is computed from the events before a row, instead of being read;
+            None for other columns.
+        table: The table that holds the column, joined by its key; "" if the log holds it.
     """
 
     name: str
@@ -177,11 +215,22 @@ class DenseColumn:
 class CategoricalColumn:
     """A categorical column and the policy of its vocabulary.
 
-    Each row holds a category, or with ``multi_hot`` a list of them. For the numbers of the policy,
-    0 means no bound. ``vocabulary`` names the vocabulary, "" is the column's own. Columns that
-    share a vocabulary have the same raw type and policy, and the same value has the same id in all
-    of them. The name may be that of another column, whose vocabulary is then shared. A column with
-    a ``table`` is read from the table of that name, see :class:`DenseColumn`.
+    Columns that share a vocabulary must have the same raw type and policy; a value then has the
+    same id in all of them.
+
+    Attributes:
+        name: The name of the column in the output.
+        raw: The raw type, one of ``CATEGORICAL_RAW_TYPES``.
+        freq_threshold: Values with a smaller count are out of vocabulary; 0 for no bound.
+        max_table_size: The largest number of ids, the reserved ones included; 0 for no bound.
+        num_buckets: The number of out-of-vocabulary ids, by hash; 0 for one id.
+        multi_hot: Whether each row holds a list of categories instead of one.
+        vocabulary: The name of a shared vocabulary, which may be the name of another column; "" for
+            the column's own.
+        hash_buckets: The number of ids, by hash, of a column without a vocabulary; 0 for others.
+        reading: Which columns of the file are read, and how.
+        derive: How the column is computed from those; None if it is read as it is.
+        table: The table that holds the column, joined by its key; "" if the log holds it.
     """
 
     name: str
@@ -196,34 +245,51 @@ class CategoricalColumn:
     derive: Derivation | None = None
     table: str = ""
 
-    #: The raw types that its values may have.
+    #: The raw types that its values can have.
     raw_types: ClassVar[tuple[str, ...]] = CATEGORICAL_RAW_TYPES
 
     def __post_init__(self) -> None:
         _check_sources(self, "categorical")
-        bounds = self.freq_threshold or self.max_table_size
-        hashed_only = not (bounds or self.num_buckets or self.vocabulary)
-        spreads_rare = bounds or not self.num_buckets
+        is_bounded = self.freq_threshold or self.max_table_size
+        hashed_only = not (is_bounded or self.num_buckets or self.vocabulary)
+        spreads_rare = is_bounded or not self.num_buckets
         one_bound = not (self.freq_threshold and self.max_table_size)
-        room = not 0 < self.max_table_size < self.reserved_ids
+        has_room = not 0 < self.max_table_size < self.reserved_ids
         check(
             self,
             f"column {self.name}: ",
             ("raw", self.raw in self.raw_types, format_choices(self.raw_types)),
             *(
-                (field, 0 <= value <= _MAXIMA[field], f"from 0 to {_MAXIMA[field]}")
+                (
+                    field,
+                    0 <= value <= _MAXIMA[field],
+                    f"give an integer from 0 to {_MAXIMA[field]}",
+                )
                 for field, value in self.policy.items()
             ),
-            ("multi_hot", not (self.derive and self.multi_hot), "a derived column has one value"),
+            (
+                "multi_hot",
+                not (self.derive and self.multi_hot),
+                "remove it: a derived column holds one value per row",
+            ),
             ("hash_buckets", hashed_only or not self.hash_buckets, _NO_VOCABULARY),
-            ("freq_threshold", one_bound, "Categorify takes it or max_table_size: remove one"),
-            ("num_buckets", spreads_rare, "it only spreads rare values; set max_table_size, too"),
-            ("max_table_size", room, f"{self.reserved_ids} ids are reserved: null, padding, oov"),
+            ("freq_threshold", one_bound, "remove it or max_table_size: Categorify takes only one"),
+            (
+                "num_buckets",
+                spreads_rare,
+                "set max_table_size or freq_threshold, too: it spreads the rare values",
+            ),
+            (
+                "max_table_size",
+                has_room,
+                f"give more than {self.reserved_ids - 1}: {self.reserved_ids} ids are reserved for "
+                "padding, null and out of vocabulary",
+            ),
         )
 
     @property
     def vocabulary_name(self) -> str:
-        """The name of the vocabulary, this column's own or a shared one."""
+        """The name of the vocabulary, the column's own or a shared one."""
         return self.vocabulary or self.name
 
     @property
@@ -239,19 +305,19 @@ class CategoricalColumn:
 
     @property
     def reserved_ids(self) -> int:
-        """The first id of the vocabulary, after the ids of padding, null and out of vocabulary."""
+        """The number of reserved ids, and so the first id of the vocabulary."""
         return FIRST_OOV_ID + self.oov_ids
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorValues(CategoricalColumn):
-    """The values of a vector while the files of its table are read; no spec of a log has one.
+    """The lists of numbers of a vector, as a column of its table's files.
 
-    They are lists of numbers, and have no vocabulary.
+    It exists only while these files are read, never in the spec of a log, and has no vocabulary.
 
     Attributes:
-        width: How many numbers each list has.
-        maximum: The largest size of a number.
+        width: The length of each list.
+        maximum: The largest absolute value of a number.
     """
 
     raw: str = "float"
@@ -263,8 +329,8 @@ class VectorValues(CategoricalColumn):
 
 
 _NO_VOCABULARY = (
-    "it does without a vocabulary: remove freq_threshold, max_table_size, num_buckets and "
-    "vocabulary, or hash_buckets"
+    "remove hash_buckets, or freq_threshold, max_table_size, num_buckets and vocabulary: hashed "
+    "columns have no vocabulary"
 )
 
 
@@ -282,35 +348,38 @@ def _check_sources(column: DenseColumn | CategoricalColumn, kind: str) -> None:
 def check_names(
     names: Sequence[str], vocabularies: Mapping[str, Sequence[CategoricalColumn]]
 ) -> None:
-    """Check the names of the columns of a spec and of its vocabularies.
+    """Check the names of a spec's columns and vocabularies.
 
     Args:
-        names: Of all columns of the output.
+        names: The names of all columns of the output.
         vocabularies: The columns of each vocabulary.
 
     Raises:
-        SettingsError: A name cannot be one or is there twice, or columns that share a vocabulary
+        SettingsError: A name is not allowed or not unique, or columns that share a vocabulary
             differ.
     """
     for name in (*names, *vocabularies):
         check_name(name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        raise SettingsError(
+            f"column names used twice: {', '.join(twice)}",
+            'rename a column; from = "…" names the column of the file that it is read from',
+        )
     for name, columns in vocabularies.items():
         _check_shared_vocabulary(name, columns)
         if name in names and name not in {column.name for column in columns}:
             raise SettingsError(
                 f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
                 "column, which does not share it",
-                "choose another name",
+                "choose another name for the vocabulary",
             )
 
 
 def check_name(name: str) -> None:
-    """Check a name of a column, a vector or a vocabulary, which is used in names of files."""
-    good = isinstance(name, str) and name.isprintable() and "/" not in name
-    if not good or not name or name.startswith("."):
+    """Raise :class:`SettingsError` unless a name can be part of a file name."""
+    is_text = isinstance(name, str) and name.isprintable() and "/" not in name
+    if not is_text or not name or name.startswith("."):
         raise SettingsError(
             f"{name!r} cannot be the name of a column or a vocabulary",
             "use printable characters, no '/', and no '.' at the beginning",

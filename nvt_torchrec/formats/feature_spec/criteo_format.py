@@ -1,4 +1,4 @@
-"""Criteo's format of text, for which there is a faster parser."""
+"""Criteo's text format, for which there is a faster parser."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from nvt_torchrec.formats.feature_spec.read_plan import AS_IT_IS
 def is_criteo_format(
     layout: InputFormat, dense: Sequence[DenseColumn], categorical: Sequence[CategoricalColumn]
 ) -> bool:
-    """Return whether files have Criteo's columns in Criteo's layout.
+    """Return whether files have columns of Criteo's types in Criteo's layout.
 
     They are tab-separated without a header; dense columns are int32, categorical columns hold one
-    hex32 value in each row, and a mask of missing values is one word.
+    hex32 value in each row, and a mask of the missing values of either kind fits one word.
     """
-    line, separator = layout.max_line_kb, layout.list_separator
+    criteo_layout = InputFormat(
+        max_line_kb=layout.max_line_kb, list_separator=layout.list_separator
+    )
     columns: list[DenseColumn | CategoricalColumn] = [*dense, *categorical]
     return (
         all(column.reading == AS_IT_IS and column.derive is None for column in columns)
         and max(len(dense), len(categorical)) <= WORD_BITS
-        and InputFormat(max_line_kb=line, list_separator=separator) == layout
+        and layout == criteo_layout
         and all(column.raw == "int32" for column in dense)
         and all(column.raw == "hex32" and not column.multi_hot for column in categorical)
     )

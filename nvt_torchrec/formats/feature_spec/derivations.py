@@ -1,8 +1,8 @@
 """Derived columns: one class for each way to compute a column from others, in a registry.
 
-Readers compute it for each block, and inference for each request, so that a derived column is like
-one of the file for everything that follows. Each value depends on its own row only. To add a
-derivation, add a class and its line in :data:`DERIVATIONS`, here or in a program of one's own.
+Readers derive columns for each block, and inference for each request. After that a derived column
+is like any column of the file. Each value depends on its own row only. To add a derivation, add a
+class and its line in :data:`DERIVATIONS`, here or in your own program.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from nvt_torchrec.formats.feature_spec.field_checks import check, check_register
 from nvt_torchrec.formats.feature_spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format, parse_iso
 
-#: Microseconds.
+#: Microseconds of an hour and of a day.
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
-#: 1970-01-01 was a Thursday, and Monday is 0.
+#: The weekday of 1970-01-01, a Thursday; Monday is 0.
 _FIRST_WEEKDAY = 3
-#: Above this, :class:`LogSquare` takes the logarithm, so that 0, 1 and 2 stay apart.
+#: :class:`LogSquare` takes the logarithm of larger numbers only, so that 0, 1 and 2 stay distinct.
 MIN_LOGARITHM = 2
 CROSS_SEPARATOR = "\x1f"
 #: The values [n] of a column, of the dtype of its raw type.
 Values: TypeAlias = np.ndarray | pa.StringArray
-#: An ``onnx_ir.Value``, whose package is not imported here.
+#: An ``onnx_ir.Value``; the package is optional, so it is not imported here.
 OnnxValue: TypeAlias = Any
 
 
 class DerivedValue(abc.ABC):
-    """How a column is computed from columns of the file; a subclass is one way.
+    """Base class of the ways to compute a column from columns of the file.
 
     Attributes:
         name: The value of ``derive`` in a spec.
-        column: The kind of column that it gives: dense or categorical.
-        gives: Its raw type.
-        reads: The raw type as which the sources are read.
-        counts: How many sources there may be.
-        keys: Which of the keys ``reference`` and ``boundaries`` belong to it.
+        column: The kind of the derived column: dense or categorical.
+        gives: The raw type of the derived column.
+        reads: The raw type that the sources are read as.
+        counts: The allowed numbers of sources.
+        keys: Those of the keys ``reference`` and ``boundaries`` that it takes.
     """
 
     name: ClassVar[str]
@@ -57,28 +57,33 @@ class DerivedValue(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
-        """Return the values [n]; where a source is missing, any.
+        """Return the values [n]; the caller ignores those of rows where a source is missing.
 
         Args:
-            sources: The values of the sources, where they are missing the raw type's placeholder.
-                Times are microseconds since 1970, int64.
-            how: The keys of the spec.
+            sources: The values [n] of each source, with the raw type's placeholder where they are
+                missing. Times are int64 microseconds since 1970.
+            how: The settings of the derivation in the spec.
         """
 
     def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
-        """Return the same of values of a ``Graph`` of :mod:`inference.export.onnx_operators`.
+        """Build the same computation in an ONNX graph, and return its result.
+
+        Args:
+            graph: A ``Graph`` of :mod:`inference.export.onnx_operators`.
+            sources: The graph's values for the sources.
+            how: The settings of the derivation in the spec.
 
         Raises:
-            NotImplementedError: No standard operators compute it; such a column is not exported.
+            NotImplementedError: ONNX's operators cannot compute it, so the column is not exported.
         """
         raise NotImplementedError
 
 
 class _PartOfTime(DerivedValue):
-    """A part that returns after a period.
+    """A part of a time that repeats after a period, such as the hour of the day.
 
     Attributes:
-        unit: The microseconds for which it stays the same.
+        unit: The microseconds for which the part stays the same.
         period: The number of units in a period.
     """
 
@@ -88,7 +93,8 @@ class _PartOfTime(DerivedValue):
     def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
         """See :meth:`DerivedValue.compute_onnx`."""
         (times,) = sources
-        units = graph.Div(graph.Sub(times, graph.Mod(times, self.unit)), self.unit)  # rounded down
+        # ONNX's Div rounds toward zero, which is wrong for times before 1970.
+        units = graph.Div(graph.Sub(times, graph.Mod(times, self.unit)), self.unit)
         parts = self.compute([np.arange(self.period) * self.unit], how)
         return graph.Gather(parts, graph.Mod(units, self.period))
 
@@ -96,17 +102,21 @@ class _PartOfTime(DerivedValue):
 class Hour(_PartOfTime):
     """The hour of a time, 0 to 23."""
 
-    name, unit, period = "hour", HOUR, 24
+    name = "hour"
+    unit = HOUR
+    period = 24
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
-        return sources[0] // HOUR % 24  # NumPy rounds down, also below 0
+        return sources[0] // HOUR % 24  # NumPy rounds down, also for times before 1970
 
 
 class Weekday(_PartOfTime):
     """0 for Monday to 6 for Sunday."""
 
-    name, unit, period = "weekday", DAY, 7
+    name = "weekday"
+    unit = DAY
+    period = 7
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -114,10 +124,13 @@ class Weekday(_PartOfTime):
 
 
 class Age(DerivedValue):
-    """Days from a time to the reference, or from the second source to the first."""
+    """The days from a time to the reference, or from the second source to the first."""
 
-    name, column, gives = "age", "dense", "float"
-    counts, keys = (1, 2), ("reference",)
+    name = "age"
+    column = "dense"
+    gives = "float"
+    counts = (1, 2)
+    keys = ("reference",)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -131,9 +144,11 @@ class Age(DerivedValue):
 
 
 class Bucket(DerivedValue):
-    """How many of the boundaries are not above a number."""
+    """The number of boundaries that are at most the value."""
 
-    name, reads, keys = "bucket", "float", ("boundaries",)
+    name = "bucket"
+    reads = "float"
+    keys = ("boundaries",)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -142,20 +157,21 @@ class Bucket(DerivedValue):
     def compute_onnx(self, graph: Any, sources: Sequence[OnnxValue], how: Derivation) -> OnnxValue:
         """See :meth:`DerivedValue.compute_onnx`."""
         numbers = graph.Unsqueeze(sources[0], [1])
-        above = graph.GreaterOrEqual(numbers, np.array(how.boundaries, float))
-        return graph.ReduceSum(graph.convert(above, "INT64"), [1], keepdims=0)
+        reached = graph.GreaterOrEqual(numbers, np.array(how.boundaries, float))
+        return graph.ReduceSum(graph.convert(reached, "INT64"), [1], keepdims=0)
 
 
 class LogSquare(DerivedValue):
-    """⌊(ln x)²⌋ of numbers above 2, and others without their fraction.
+    """⌊(ln x)²⌋ for numbers above 2; smaller numbers lose their fraction.
 
-    So the winners of the Criteo challenge made categories of its integers (github.com/ycjuan/
-    kaggle-2014-criteo), and so does FuxiCTR's ``convert_to_bucket``, with which BARS measures
-    Criteo_x4. Unlike the winners, both keep no mark by which ⌊(ln 3)²⌋ = 1 differs from 1. Numbers
-    below the least of raw type int count as that.
+    The winners of the Criteo challenge turned integers into categories in this way (github.com/
+    ycjuan/kaggle-2014-criteo), and so does FuxiCTR's ``convert_to_bucket``, which BARS uses for
+    Criteo_x4. The winners marked large numbers, so that ⌊(ln 3)²⌋ = 1 differs from 1; FuxiCTR and
+    this class do not. Numbers below the minimum of raw type int become that minimum.
     """
 
-    name, reads = "log_square", "float"
+    name = "log_square"
+    reads = "float"
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -176,9 +192,12 @@ class LogSquare(DerivedValue):
 
 
 class Cross(DerivedValue):
-    """The texts of two columns, with :data:`CROSS_SEPARATOR` between them."""
+    """The strings of two columns, joined by :data:`CROSS_SEPARATOR`."""
 
-    name, gives, reads, counts = "cross", "string", "string", (2,)
+    name = "cross"
+    gives = "string"
+    reads = "string"
+    counts = (2,)
 
     def compute(self, sources: Sequence[Values], how: Derivation) -> Values:
         """See :meth:`DerivedValue.compute`."""
@@ -189,7 +208,7 @@ class Cross(DerivedValue):
         return graph.StringConcat(graph.StringConcat(sources[0], CROSS_SEPARATOR), sources[1])
 
 
-#: By name.
+#: The derivations by name.
 DERIVATIONS: dict[str, DerivedValue] = {
     kind.name: kind for kind in (Hour(), Weekday(), Age(), Bucket(), LogSquare(), Cross())
 }
@@ -200,12 +219,11 @@ class Derivation:
     """How the value of a column is computed; missing where a source is missing.
 
     Attributes:
-        kind: One of :data:`DERIVATIONS`.
-        time_format: Of the sources, where they are times; see :func:`check_time_format`.
-            Parquet's own times need none.
-        reference: Of an age with one source: the time from which it is counted backwards, as ISO
-            8601. With two sources, the age is the time from the second to the first.
-        boundaries: Of buckets, increasing numbers.
+        kind: A name in :data:`DERIVATIONS`.
+        time_format: The format of sources that are times, see :func:`check_time_format`. Parquet's
+            timestamps need none.
+        reference: For an age with one source, the time until which it is counted, as ISO 8601.
+        boundaries: For buckets, increasing numbers.
     """
 
     kind: str
@@ -215,22 +233,25 @@ class Derivation:
 
     def __post_init__(self) -> None:
         check_registered("derive", self.kind, DERIVATIONS)
-        where, times = f"derive = {self.kind!r} with ", self.reads == "time"
+        where = f"derive = {self.kind!r} with "
+        reads_times = self.reads == "time"
         keys = DERIVATIONS[self.kind].keys
+        takes_boundaries = "boundaries" in keys
         increasing = all(a < b for a, b in itertools.pairwise(self.boundaries))
         check(
             self,
             where,
-            ("time_format", times or not self.time_format, "leave it out"),
-            ("reference", "reference" in keys or not self.reference, "leave it out"),
+            ("time_format", reads_times or not self.time_format, "remove it"),
+            ("reference", "reference" in keys or not self.reference, "remove it"),
+            ("boundaries", takes_boundaries or not self.boundaries, "remove it"),
             (
                 "boundaries",
-                ("boundaries" in keys) == bool(self.boundaries),
-                'they belong to derive = "bucket"',
+                self.boundaries or not takes_boundaries,
+                "give increasing numbers, such as [18, 25, 40]",
             ),
             ("boundaries", increasing, "give increasing numbers, such as [18, 25, 40]"),
         )
-        if times:
+        if reads_times:
             check_time_format(self.time_format, where)
         if self.reference:
             parse_iso(self.reference, "reference")
@@ -242,27 +263,30 @@ class Derivation:
 
     @property
     def reads(self) -> str:
-        """The raw type as which the sources are read."""
+        """The raw type that the sources are read as."""
         return DERIVATIONS[self.kind].reads
 
     def check(self, column: str, kind: str, raw: str, sources: tuple[str, ...]) -> None:
-        """Raise :class:`SettingsError` unless it suits a column.
+        """Raise :class:`SettingsError` unless the derivation suits a column.
 
         Args:
             column: The name of the column.
-            kind: "dense" or "categorical".
+            kind: The kind of the column, "dense" or "categorical".
             raw: The raw type of the column.
-            sources: The columns of the file from which it is derived.
+            sources: The columns of the file that it is derived from.
         """
-        how = DERIVATIONS[self.kind]
-        wanted, gives, counts = how.column, how.gives, how.counts
-        age = "reference" not in how.keys or (len(sources) == 1) == bool(self.reference)
-        names = 'from = "name"' if counts[0] == 1 else 'from = ["one", "other"]'
+        derived = DERIVATIONS[self.kind]
+        from_example = 'from = "name"' if derived.counts[0] == 1 else 'from = ["one", "other"]'
+        has_end = "reference" not in derived.keys or (len(sources) == 1) == bool(self.reference)
         check(
             self,
             f"column {column}: ",
-            ("kind", kind == wanted, f"write [[{wanted}]] instead of [[{kind}]]"),
-            ("kind", raw == gives, f"leave raw = {raw!r} out: it is {gives}"),
-            ("kind", len(sources) in counts, f"write {names}, not {len(sources)} columns"),
-            ("reference", age, 'give a time, or two columns, from = ["event", "birth"]'),
+            ("kind", kind == derived.column, f"write [[{derived.column}]] instead of [[{kind}]]"),
+            ("kind", raw == derived.gives, f"remove raw = {raw!r}: it is {derived.gives}"),
+            (
+                "kind",
+                len(sources) in derived.counts,
+                f"write {from_example}, not {len(sources)} columns",
+            ),
+            ("reference", has_end, 'give a time, or two columns, from = ["event", "birth"]'),
         )

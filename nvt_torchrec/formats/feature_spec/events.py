@@ -1,7 +1,7 @@
-"""What happened before a row: the events of a log, aggregates of them, and histories.
+"""Features from the events before a row: ``[events]``, aggregates and histories.
 
-Every row is an event of each group of columns (``of``), such as the user. An event counts for a
-row if it was known before the row's time: ties never count, so no row sees its own label.
+Every row of the log is also an event, for each key (``of``), such as the user. An event counts for
+a row if it was known before the row's time. Ties never count, so no row sees its own label.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from nvt_torchrec.formats.feature_spec.split import Split
 
 #: Microseconds of each unit of a duration.
 _UNITS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6}
+#: The remedy for a malformed duration.
 DURATION = 'give a whole number of s, m, h or d, such as "90m" or "30d"'
 CUTS = ("event", "day")
-#: Events of a key that a history keeps for the days that are added later and for inference.
+#: The default number of events per key that a history keeps for later days and for inference.
 KEPT_EVENTS = 1000
 
 
 class EventKey(NamedTuple):
-    """What events are numbered by: the values of some columns.
+    """A key that events are grouped by.
 
     Attributes:
-        columns: The columns.
-        source: The source that has the events, see :class:`.source_rules.SourceRule`; "": the log.
+        columns: The columns whose values are the key.
+        source: The :class:`.source_rules.SourceRule` that the events come from; "" for the log.
     """
 
     columns: tuple[str, ...]
@@ -40,18 +41,19 @@ class EventKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Events:
-    """When the events of a log happened, and when they are known.
+    """When the events of a log happened, and when they became known.
 
     Attributes:
         time: The column of the file with the time of a row.
-        time_format: See :func:`.raw_types.time.check_time_format`.
-        known: How long after its time an event is known, such as "1h"; "": at once.
-        source: Instead of ``known``, the column with the time from which an event is known.
-        cut: ``event``: what is known before the row's own time counts; ``day``: before its day
-            (UTC), as a model that is published each morning knows it.
-        between: While a block is read, the times that its rows may have: from the first on, before
-            the second; no file has it.
-        optional: While rows are scored, rows with labels may lack a time, too; no file has it.
+        time_format: The format of ``time``, see :func:`.raw_types.time.check_time_format`.
+        known: How long after its time an event becomes known, such as "1h"; "" for at once.
+        source: Instead of ``known``, the column with the time at which an event became known.
+        cut: ``event``: events known before the row's own time count; ``day``: those known before
+            the row's day (UTC), as for a model that is published each morning.
+        between: The half-open range of times that the rows of a block may have. Set while a block
+            is read, never by a spec file.
+        optional: Whether rows with labels may lack a time, too. Set while rows are scored, never by
+            a spec file.
     """
 
     time: str
@@ -69,30 +71,31 @@ class Events:
             "events: ",
             ("time", self.time, 'name the column of the time, such as time = "time"'),
             ("known", not self.known or parse_duration(self.known), DURATION),
-            ("known", not (self.known and self.source), "give it or from, not both"),
+            ("known", not (self.known and self.source), "give known or from, not both"),
             ("cut", self.cut in CUTS, format_choices(CUTS)),
         )
 
     @property
     def delay(self) -> int:
-        """Microseconds after which an event is known."""
+        """Microseconds from an event's time until it is known."""
         return parse_duration(self.known)
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
-    """A number that sums up the events of a row's group before the row; a dense column.
+    """A dense column that summarizes the events of a row's key before the row.
 
     Attributes:
-        key: The columns of the file whose values are the key of the group; ``of`` in TOML. Without
-            any, all rows are of one group.
+        key: The columns of the file whose values are the key; ``of`` in TOML. With none, all rows
+            share one key.
         value: The kind of value, a key of :data:`.aggregates.AGGREGATES`.
-        window: How long events count, such as "30d"; "": always.
-        label: Of a rate, the label.
-        smoothing: Of a rate, the weight in events of the rate of all events before; 0: as the
-            training rows say, by the method of moments.
-        column: The column of the file whose numbers a value is of; "" for others.
-        source: The source whose events it sums up, and which has ``column``; "": the log itself.
+        window: How long events count, such as "30d"; "" for always.
+        label: The label of a rate; "" for other values.
+        smoothing: The weight, in events, of the rate of all earlier events in a rate; 0 to estimate
+            it from the training rows by the method of moments.
+        column: The column whose values are aggregated, as in ``sum(column)``; "" for values
+            without one.
+        source: The source whose events are aggregated, and which has ``column``; "" for the log.
     """
 
     toml_keys: ClassVar = {"key": "of"}
@@ -108,57 +111,65 @@ class Aggregate:
     def __post_init__(self) -> None:
         check(self, "aggregate: ", ("value", self.value in AGGREGATES, format_choices(AGGREGATES)))
         kind = self.kind
-        of_column = f'write "{kind.name}(…)" with the name of a column of the file'
         check(
             self,
             "aggregate: ",
             (
                 "key",
                 all(self.key),
-                'write of = ["user"], columns of the file; of = [] for all rows',
+                'name columns of the file, such as of = ["user"]; of = [] for all rows',
             ),
-            ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
+            ("key", len(set(self.key)) == len(self.key), "list each column once"),
             ("window", not self.window or parse_duration(self.window), DURATION),
-            ("window", kind.has_window or not self.window, f"{kind.name} has no window"),
-            ("label", bool(self.label) == kind.has_label, "a rate has one, others none"),
-            ("value", self.column or not kind.has_column, of_column),
+            (
+                "window",
+                kind.has_window or not self.window,
+                f"remove it: {kind.name} takes no window",
+            ),
+            ("label", bool(self.label) == kind.has_label, "give a label for a rate, and only then"),
+            (
+                "value",
+                self.column or not kind.has_column,
+                f'write "{kind.name}(…)" with the name of a column of the file',
+            ),
             ("column", kind.has_column or not self.column, f'write "{kind.name}" without a column'),
-            ("smoothing", self.smoothing >= 0, "give a number from 0 on"),
+            ("smoothing", self.smoothing >= 0, "give a number of at least 0"),
             (
                 "source",
                 not (self.source and kind.has_label),
-                f"the events of a source have no label: remove {kind.name} from its values",
+                f"remove {kind.name} from values: the events of a source have no label",
             ),
         )
 
     @property
     def kind(self) -> AggregateValue:
-        """What it is a value of."""
+        """The kind of value."""
         return AGGREGATES[self.value]
 
     @property
     def group(self) -> EventKey:
-        """What the events are grouped by."""
+        """The key that the events are grouped by."""
         return EventKey(self.key, self.source)
 
     @property
     def name(self) -> str:
-        """The name of its column: the key, what the value is of, the value, the window."""
-        of_what = self.label, self.source, self.column
-        parts = [*(self.key or ["all"]), *of_what, self.value, self.window]
+        """The name of its column, such as ``user_purchases_amount_sum_30d``."""
+        key = self.key or ("all",)
+        parts = [*key, self.label, self.source, self.column, self.value, self.window]
         return "_".join(filter(None, parts))
 
 
 @dataclasses.dataclass(frozen=True)
 class HistoryRule:
-    """The newest events of a row's group before the row, as lists of ids.
+    """The newest events of a row's key before the row, as lists of ids.
 
     Attributes:
-        name: Of the history; its features are ``name.column``.
-        key: See :class:`Aggregate`.
-        columns: Names of categorical columns, whose vocabularies and tables the events share.
-        where: The label that events must have; "": all events.
-        kept: Events of a key that are kept for the days that are added later, and at inference.
+        name: The history's name; its features are called ``name.column``.
+        key: The columns of the file whose values are the key, see :class:`Aggregate`.
+        columns: The categorical columns whose ids are listed. They share the vocabularies and
+            embedding tables of those columns.
+        where: The label that events must have; "" for all events.
+        kept: The number of events per key that are kept for later days and for inference.
     """
 
     toml_keys: ClassVar = {"key": "of"}
@@ -171,34 +182,38 @@ class HistoryRule:
 
     @property
     def group(self) -> EventKey:
-        """What the events are grouped by."""
+        """The key that the events are grouped by."""
         return EventKey(self.key)
 
     def __post_init__(self) -> None:
         check(
             self,
             f"history {self.name}: ",
-            ("name", self.name.isidentifier(), "use letters, digits and _ alone"),
+            ("name", self.name.isidentifier(), "use letters, digits and _ only"),
             ("key", self.key and all(self.key), 'name columns of the file, such as of = ["user"]'),
             ("columns", self.columns, 'name categorical columns, such as columns = ["item"]'),
-            ("kept", 1 <= self.kept <= 2**20, f"from 1 to {2**20}"),
+            ("kept", 1 <= self.kept <= 2**20, f"give a number from 1 to {2**20}"),
         )
 
 
 @functools.lru_cache
 def parse_duration(text: str) -> int:
-    """Return the microseconds of a duration such as "30d"; 0 for "" and what is none."""
+    """Return the microseconds of a duration such as "30d"; 0 for "" and malformed text."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 def check_split(split: Split, groups: list[tuple[str, ...]]) -> None:
-    """Check that a split keeps what happened before a row apart from what it is tested on.
+    """Check that no training row counts events that are later than rows of valid or test.
 
-    Files are compared by their times when the events are read.
+    A split by files is checked again when the events are read, by the times in the files.
+
+    Args:
+        split: The split.
+        groups: The columns of each key that events are grouped by.
 
     Raises:
-        SettingsError: It does not.
+        SettingsError: Training rows would count events of valid or test.
     """
     if split.by in ("days", "time") or (split.by == "files" and split.valid_files):
         return
@@ -206,10 +221,10 @@ def check_split(split: Split, groups: list[tuple[str, ...]]) -> None:
         return
     share = " with a share for valid" if split.by == "files" else ""
     raise SettingsError(
-        f"split by {split.by}{share}, with [events]: rows for training would count events that are "
-        "later than those of valid and test",
+        f"split by {split.by}{share}, with [events]: training rows would count events that are "
+        "later than rows of valid and test",
         'write by = "time" or by = "days"; by = "files" with files for valid, too; or '
-        'by = "column" with a column that is in every of',
+        'by = "column" with a column that is part of every of',
     )
 
 
@@ -222,24 +237,24 @@ def check_events(
     labels: Sequence[str],
     single: Set[str],
 ) -> None:
-    """Check that events, aggregates and histories are those of one spec.
+    """Check that events, aggregates and histories fit each other and the other blocks of a spec.
 
     Args:
-        events: The rule of the events.
-        split: Which rows are for training, validation and test.
+        events: The ``[events]`` block; None without one.
+        split: How rows are divided into train, valid and test.
         aggregates: The aggregates by the names of their columns.
         histories: The histories.
         labels: The labels of the spec.
-        single: The categorical columns of one value.
+        single: The names of the categorical columns that hold one value per row.
 
     Raises:
-        SettingsError: One names what is not there, or a part is missing.
+        SettingsError: A label or column does not exist, or a block is missing.
     """
     keys = [rule.key for rule in aggregates.values()] + [rule.key for rule in histories]
     if events is None and keys:
         raise SettingsError(
             "aggregates or histories, but no [events]",
-            "add [events], or remove aggregates or histories",
+            "add [events], or remove the aggregates and histories",
         )
     if events is not None and not keys:
         raise SettingsError(
@@ -255,6 +270,10 @@ def check_events(
         check(
             history,
             f"history {history.name}: ",
-            ("columns", set(history.columns) <= single, "name categorical columns of one value"),
+            (
+                "columns",
+                set(history.columns) <= single,
+                "name categorical columns that are not multi_hot",
+            ),
             ("where", history.where in ("", *labels), format_choices(labels)),
         )

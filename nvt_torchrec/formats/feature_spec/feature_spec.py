@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
@@ -19,13 +18,13 @@ from nvt_torchrec.formats.feature_spec.label_files import check_label_files
 from nvt_torchrec.formats.feature_spec.negatives import check_negatives, check_unread_labels
 from nvt_torchrec.formats.feature_spec.plan_reads import (
     PlannedReads,
-    amount_reads,
-    column_reads,
+    list_amount_reads,
+    list_column_reads,
+    list_time_reads,
+    make_row_time_read,
+    make_split_read,
     plan_labels,
-    read_as_they_are,
-    row_time_read,
-    split_read,
-    time_reads,
+    select_underived,
 )
 from nvt_torchrec.formats.feature_spec.read_plan import LabelRule, Read, ReadPlan
 from nvt_torchrec.formats.feature_spec.source_rules import check_sources
@@ -35,17 +34,17 @@ from nvt_torchrec.formats.feature_spec.table_rules import check_tables
 from nvt_torchrec.formats.feature_spec.transforms import TRANSFORMS
 from nvt_torchrec.formats.feature_spec.vector_columns import check_vectors
 
-#: The most dense and the most categorical columns: how far everything was tried. With 1000 of each,
-#: ``graph.json`` has 5 MB, the report 7 MB and a footer of parquet 0.3 MB, a workflow opens within
-#: seconds, and batches of 64 rows need more than the loader's default memory.
+#: The largest number of dense columns, and of categorical ones, for which everything was tested.
+#: With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a parquet footer 0.3 MB; a
+#: workflow opens within seconds, and batches of 64 rows need more than the loader's default memory.
 MAX_COLUMNS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec(SpecBlocks):
-    """The columns of a raw log, how they are read and split, and the transform of the dense ones.
+    """The columns of a raw log, how they are read, split and transformed, and everything around it.
 
-    Its attributes are those of :class:`.spec_blocks.SpecBlocks`.
+    :class:`.spec_blocks.SpecBlocks` describes its attributes.
 
     Raises:
         SettingsError: A block contradicts itself or another one.
@@ -53,12 +52,12 @@ class FeatureSpec(SpecBlocks):
 
     def __post_init__(self) -> None:
         if self.label_rules and self.label_rules[0].name != self.label:
-            raise SettingsError(f"the first rule of a label is not that of {self.label!r}")
+            raise SettingsError(f"the first label rule is not the rule of {self.label!r}")
         check(
             self,
             "",
             ("dense_transform", self.dense_transform in TRANSFORMS, format_choices(TRANSFORMS)),
-            ("categorical", self.categorical or self.of_source, "add a [[categorical]] block"),
+            ("categorical", self.categorical or self.is_source, "add a [[categorical]] block"),
         )
         for kind in ("dense", "categorical"):
             count = len(getattr(self, kind))
@@ -67,12 +66,12 @@ class FeatureSpec(SpecBlocks):
                     f"the spec has {count} {kind} columns", f"use at most {MAX_COLUMNS}"
                 )
         check_names(self.columns, self.vocabularies)
-        label = self.label_rules[0].column if self.label_rules else self.label
+        label_source = self.label_rules[0].column if self.label_rules else self.label
         for column in self.features:
-            if label in column.reading.sources:
+            if label_source in column.reading.sources:
                 raise SettingsError(
-                    f"column {column.name} is made of {label}, from which the label comes",
-                    "leave it out: the model would see what it has to predict",
+                    f"column {column.name} is read from {label_source}, as the label is",
+                    "remove the column: the model would see what it has to predict",
                 )
         check_events(
             self.events,
@@ -94,13 +93,11 @@ class FeatureSpec(SpecBlocks):
         check_vectors(self.vectors, self.tables, names)
 
     def read_plan(self, *, label: bool) -> ReadPlan:
-        """Return what is read from the file.
-
-        The columns come in this order: labels, weight, the key of the split, those of the dense and
-        of the categorical columns.
+        """Return the plan of what is read from a file.
 
         Args:
-            label: Whether rows have labels; without, the weight and the key are not read either.
+            label: Whether rows have labels; if not, the weight and the column of the split are not
+                read either.
         """
         return self._plans[label]
 
@@ -109,44 +106,47 @@ class FeatureSpec(SpecBlocks):
         return {label: self._make_plan(label=label) for label in (False, True)}
 
     def _make_plan(self, *, label: bool) -> ReadPlan:
-        # the order in which reads are added is that of the fields of text without a header
+        # Reads must be added in this order: it defines the fields of text without a header, and
+        # toml_file.py documents it.
         reads = PlannedReads(self.input.decimal)
         labels: tuple[int | None, ...] = ()
         weight = key = None
-        times = time_reads(self.events)
+        times = list_time_reads(self.events)
         if label:
             rules = self.label_rules or [LabelRule(self.label)]
             labels = plan_labels(rules, [file.name for file in self.label_files], reads)
             if self.weight:
-                weight = reads.index(Read(self.weight, "weight", trim=True))
+                weight = reads.add(Read(self.weight, "weight", trim=True))
             if self.split.column:
-                key = reads.index(split_read(self.split))
-            time_indices = reads.indices(times)
-        dense = tuple(reads.indices(column_reads(column)) for column in self.dense)
-        categorical = tuple(reads.indices(column_reads(column)) for column in self.categorical)
+                key = reads.add(make_split_read(self.split))
+            time_indices = reads.add_all(times)
+        dense = tuple(reads.add_all(list_column_reads(column)) for column in self.dense)
+        categorical = tuple(reads.add_all(list_column_reads(column)) for column in self.categorical)
         are_events = self.needs_time(label=label)
         keys = self.row_keys if are_events else self.groups
-        groups = tuple(reads.indices(map(self.key_read, key.columns)) for key in keys)
-        tables = tuple(reads.indices(map(self.key_read, rule.key)) for rule in self.joined_tables)
+        groups = tuple(reads.add_all(map(self.make_key_read, key.columns)) for key in keys)
+        tables = tuple(
+            reads.add_all(map(self.make_key_read, rule.key)) for rule in self.joined_tables
+        )
         amounts: tuple[int, ...] = ()
         if are_events:
-            amounts = reads.indices(amount_reads(self.amounts, self.amount_features))
-        if not label:  # of a row to score, only its own time is known
-            time_indices = reads.indices(times[:1])
+            amounts = reads.add_all(list_amount_reads(self.amounts, self.amount_features))
+        if not label:  # a row to score has its own time only, not the time when it becomes known
+            time_indices = reads.add_all(times[:1])
         join_time = label_time = None
         if self.join_time:
-            join_time = reads.index(self.join_time)
+            join_time = reads.add(self.join_time)
         negatives: tuple[int, ...] = ()
         negative_time = None
         if label and self.negatives:
-            negatives = reads.indices(map(self.key_read, self.negative_columns))
-            row_time = row_time_read(self.joined_tables, self.events, self.split)
-            negative_time = None if row_time is None else reads.index(row_time)
+            negatives = reads.add_all(map(self.make_key_read, self.negative_columns))
+            row_time = make_row_time_read(self.joined_tables, self.events, self.split)
+            negative_time = None if row_time is None else reads.add(row_time)
         label_keys: tuple[tuple[int, ...], ...] = ()
         if label and self.label_time:
-            label_time = reads.index(self.label_time)
+            label_time = reads.add(self.label_time)
             label_keys = tuple(
-                reads.indices(map(self.key_read, file.key)) for file in self.label_files
+                reads.add_all(map(self.make_key_read, file.key)) for file in self.label_files
             )
         return ReadPlan(
             reads=reads.ordered,
@@ -168,70 +168,70 @@ class FeatureSpec(SpecBlocks):
 
     @functools.cached_property
     def label_time(self) -> Read | None:
-        """How the time of a row is read, after which its clicks come; None without such labels."""
+        """How the time of a row, to match its clicks, is read; None without labels from files."""
         if not self.label_files:
             return None
-        return row_time_read(self.label_files, self.events, self.split)
+        return make_row_time_read(self.label_files, self.events, self.split)
 
     @property
     def label_window(self) -> int:
-        """Microseconds after the time of a row at which all its labels are known; 0: at once."""
+        """Microseconds after the time of a row until all its labels are known; 0 for at once."""
         return max((file.window for file in self.label_files), default=0)
 
     @functools.cached_property
     def join_time(self) -> Read | None:
-        """How the time of a row is read, by which versions of tables are chosen; None without."""
+        """How the time of a row, to choose versions of tables, is read; None without versions."""
         if self.version_time or not any(rule.valid_from for rule in self.joined_tables):
             return self.version_time
-        return row_time_read(self.joined_tables, self.events, self.split)
+        return make_row_time_read(self.joined_tables, self.events, self.split)
 
-    def key_read(self, name: str) -> Read:
-        """Return how a column of a key is read: as its feature is, else as text."""
+    def make_key_read(self, name: str) -> Read:
+        """Return how a column of a key is read: as its feature, or as text if it is no feature."""
         for column in self.key_features:
-            for read in column_reads(column):
+            for read in list_column_reads(column):
                 if read.source == name:
                     return read
         return Read(name, "string", trim=True)
 
     @property
     def amount_features(self) -> list[DenseColumn]:
-        """The dense columns that are read from columns of amounts."""
-        return read_as_they_are(self.dense, self.amounts)
+        """The dense columns that are read from columns of amounts, without being derived."""
+        return select_underived(self.dense, self.amounts)
 
     @property
     def key_features(self) -> list[CategoricalColumn]:
-        """The columns whose values, one in each row, are keys of events or of tables."""
+        """The single-valued categorical columns that are part of any key: of events, tables, …."""
         keys = {name for key in self.row_keys for name in key.columns}
         keys |= {name for rule in self.joined_tables for name in rule.key}
         keys |= {*self.negative_columns}
         keys |= {name for file in self.label_files for name in file.key}
         single = [column for column in self.categorical if not column.multi_hot]
-        return read_as_they_are(single, keys)
+        return select_underived(single, keys)
 
     def sources(self, *, label: bool) -> list[str]:
-        """Return the columns of the file that must be there, each once, in the order of the plan.
+        """Return the columns that a file must have, each once, in the order of the plan.
 
-        They are all that are read but for a time that rows may lack (:attr:`optional_time`).
+        These are all columns that are read, except for the times of rows that may lack one.
         """
         plan = self.read_plan(label=label)
         reads = plan.reads
         if not self.needs_time(label=label):
             needed = {plan.weight, plan.key, *plan.labels}
-            of_features = (*plan.dense, *plan.categorical, *plan.groups, *plan.tables)
-            needed |= {*itertools.chain(*of_features)}
+            for indices in (*plan.dense, *plan.categorical, *plan.groups, *plan.tables):
+                needed.update(indices)
             reads = tuple(read for index, read in enumerate(reads) if index in needed)
         return list(dict.fromkeys(read.source for read in reads))
 
     def needs_time(self, *, label: bool) -> bool:
-        """Return whether each row must have a time: those with labels, unless they are scored.
+        """Return whether each row must have a time, if the spec names one.
 
-        These rows are events, so their amounts are read, too.
+        Rows with labels must, unless they are scored: they are events, whose amounts are read, too.
         """
-        return self.of_source or (label and not (self.events and self.events.optional))
+        return self.is_source or (label and not (self.events and self.events.optional))
 
     @property
     def optional_time(self) -> str:
-        """The column of the time of rows, which those without labels may lack; "" for none."""
+        """The column of the row's time that files without labels may lack; "" if there is none."""
         name = self.events.time if self.events else ""
         if self.join_time and not self.version_time:
             name = self.join_time.source
@@ -239,29 +239,37 @@ class FeatureSpec(SpecBlocks):
 
     def field_sources(self, name: str) -> list[str]:
         """Return the columns of the file that an output column is read or derived from."""
-        rules = {rule.name: [rule.column] for rule in self.label_rules}
-        read = {column.name: list(column.reading.sources) for column in self.features}
-        return rules.get(name) or read.get(name) or [name]
+        label_sources = {rule.name: [rule.column] for rule in self.label_rules}
+        feature_sources = {column.name: list(column.reading.sources) for column in self.features}
+        return label_sources.get(name) or feature_sources.get(name) or [name]
 
     def file_columns(self, *, label: bool) -> list[str]:
         """Return the names of the fields of a line of text without a header, "" where unused.
 
-        Without labels, fields that only training reads are not there.
+        Lines without labels lack the fields that only training reads.
         """
         names = list(self.input.columns) or self.sources(label=True)
-        absent = set() if label else set(self.sources(label=True)) - set(self.sources(label=False))
-        return [name for name in names if name not in absent]
+        if label:
+            return names
+        training_only = set(self.sources(label=True)) - set(self.sources(label=False))
+        return [name for name in names if name not in training_only]
 
     @property
     def is_criteo_format(self) -> bool:
         """Whether the files are in Criteo's format, for which there is a faster parser."""
-        ruled = self.label_rules or self.weight or self.split.column or self.events or self.tables
-        is_ruled = ruled or self.negatives
-        return not is_ruled and is_criteo_format(self.input, self.dense, self.categorical)
+        reads_more = (
+            self.label_rules
+            or self.weight
+            or self.split.column
+            or self.events
+            or self.tables
+            or self.negatives
+        )
+        return not reads_more and is_criteo_format(self.input, self.dense, self.categorical)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a form for JSON, which :func:`base.files.validation.parse` reads."""
+        """Return the JSON form, which :func:`base.files.validation.parse` reads."""
         value = dataclasses.asdict(self)
-        del value["version_time"], value["label_times_between"], value["of_source"]
+        del value["version_time"], value["label_times_between"], value["is_source"]
         drop_absent_parts(value)
         return value

@@ -1,4 +1,4 @@
-"""The formats of raw files, by the name in the spec: what specs and names of files say."""
+"""The formats of raw files, by the name in the spec, as far as specs and file names need them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """What a spec, or the name of a file, says of a format.
+    """A format of raw files.
 
     Attributes:
-        delimiter: Of delimited text, what is between the fields unless the spec says otherwise.
+        delimiter: The default delimiter between the fields of a line; "" unless the format is
+            delimited text.
         quoted: Whether fields may be quoted.
-        lines: Whether it is text, with a row in each line.
-        endings: How names of such files may end, without the dot.
+        lines: Whether each line of the file is a row.
+        endings: The endings of file names that have this format, without the dot.
     """
 
     delimiter: str = ""
@@ -22,7 +23,7 @@ class FileFormat:
     endings: tuple[str, ...] = ()
 
 
-#: By the name in the spec. The classes that read them are ``READERS`` of :mod:`clicklog.readers`.
+#: The formats by name. ``READERS`` of :mod:`clicklog.readers` has the classes that read them.
 INPUT_FORMATS = {
     "tsv": FileFormat("\t", lines=True),
     "csv": FileFormat(",", quoted=True, lines=True),

@@ -1,4 +1,4 @@
-"""How the columns of a file are read that parts of a spec are made of."""
+"""The reads of columns of a file that the parts of a spec need."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ AnyColumn = TypeVar("AnyColumn", DenseColumn, CategoricalColumn)
 
 
 class PlannedReads:
-    """The columns to read, each once for each way of reading it.
+    """An ordered set of reads; the same column may be read in several ways.
 
     Args:
-        decimal: The decimal point of numbers as text.
+        decimal: The decimal point of numbers in text.
     """
 
     def __init__(self, decimal: str) -> None:
         self._decimal = decimal
         self._indices: dict[Read, int] = {}
 
-    def index(self, read: Read) -> int:
-        """Return the index of a read, which is added if it is not there."""
+    def add(self, read: Read) -> int:
+        """Add a read unless it is present; return its index."""
         if self._decimal != "." and RAW_TYPES[read.raw].has_point:
             read = dataclasses.replace(read, decimal=self._decimal)
         return self._indices.setdefault(read, len(self._indices))
 
-    def indices(self, reads: Iterable[Read]) -> tuple[int, ...]:
-        """Return the index of each read."""
-        return tuple(map(self.index, reads))
+    def add_all(self, reads: Iterable[Read]) -> tuple[int, ...]:
+        """Add each read as :meth:`add` does; return their indices."""
+        return tuple(map(self.add, reads))
 
     @property
     def ordered(self) -> tuple[Read, ...]:
@@ -51,68 +51,71 @@ class PlannedReads:
 def plan_labels(
     rules: Iterable[LabelRule], from_files: Collection[str], reads: PlannedReads
 ) -> tuple[int | None, ...]:
-    """Add how labels are read; return the index of each.
+    """Add the reads of labels; return the index of each.
 
-    It is None of a label that is not read: one of all rows, or one from another file.
+    The index is None for a label that is not read, because it is constant or comes from another
+    file.
 
     Args:
         rules: The labels.
-        from_files: The names of those that are from other files.
-        reads: To which they are added.
+        from_files: The names of labels that come from other files.
+        reads: The set that the reads are added to.
     """
     indices: list[int | None] = []
     for rule in rules:
         if rule.value is not None or rule.name in from_files:
             indices.append(None)
         else:
-            indices.append(reads.index(Read(rule.column, "label", trim=rule.trim, label=rule)))
+            indices.append(reads.add(Read(rule.column, "label", trim=rule.trim, label=rule)))
     return tuple(indices)
 
 
-def time_reads(events: Events | None) -> list[Read]:
-    """Return how the times of an event are read: its own, and from when it is known."""
+def list_time_reads(events: Events | None) -> list[Read]:
+    """Return how the times of an event are read: its own, then the one at which it is known."""
     if not events:
         return []
-    sources = filter(None, (events.time, events.source))
-    return [Read(name, "time", trim=True, time_format=events.time_format) for name in sources]
+    names = [events.time]
+    if events.source:
+        names.append(events.source)
+    return [Read(name, "time", trim=True, time_format=events.time_format) for name in names]
 
 
-def row_time_read(
+def make_row_time_read(
     rules: Iterable[TableRule | LabelFile], events: Events | None, split: Split
 ) -> Read | None:
     """Return how the time of a row is read; None if no part of the spec names one.
 
     Args:
-        rules: Tables with versions and labels from files; those that name a time name the same one.
-        events: The rule of the events.
-        split: Which rows are for training, validation and test.
+        rules: Tables with versions, or labels from files. All that name a time name the same one.
+        events: The ``[events]`` block; None without one.
+        split: How rows are divided into train, valid and test.
     """
     for rule in rules:
         if rule.log_time:
             return Read(rule.log_time, "time", trim=True, time_format=rule.log_time_format)
     if events:
-        return time_reads(events)[0]
-    return split_read(split) if split.by == "time" else None
+        return list_time_reads(events)[0]
+    return make_split_read(split) if split.by == "time" else None
 
 
-def split_read(split: Split) -> Read:
-    """Return how the column is read by which rows are split."""
+def make_split_read(split: Split) -> Read:
+    """Return how the column that splits the rows is read."""
     raw = "time" if split.by == "time" else "string"
     return Read(split.column, raw, trim=True, time_format=split.time_format)
 
 
-def read_as_they_are(columns: Iterable[AnyColumn], names: Collection[str]) -> list[AnyColumn]:
-    """Return the columns that are read, without being derived, from some columns of the file."""
+def select_underived(columns: Iterable[AnyColumn], names: Collection[str]) -> list[AnyColumn]:
+    """Return the columns that are read from the named columns of the file without derivation."""
     found = []
     for column in columns:
-        reads = column_reads(column)
+        reads = list_column_reads(column)
         if reads and not column.derive and reads[0].source in names:
             found.append(column)
     return found
 
 
-def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
-    """Return what a column is read or derived from; nothing of what the row does not hold."""
+def list_column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
+    """Return the reads that a column is made from; none for columns that the rows do not hold."""
     if column.table or (isinstance(column, DenseColumn) and column.aggregate):
         return []
     reading = column.reading
@@ -121,24 +124,29 @@ def column_reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
         return [
             Read(source, column.raw, True, trim=True, width=column.width, maximum=column.maximum)
         ]
+    raw = column.raw
+    time_format = ""
+    if column.derive:
+        raw = column.derive.reads
+        time_format = column.derive.time_format
     return [
         Read(
             source,
-            column.derive.reads if column.derive else column.raw,
-            isinstance(column, CategoricalColumn) and column.multi_hot,
-            reading.nulls,
-            reading.trim,
-            column.derive.time_format if column.derive else "",
+            raw,
+            multi_hot=isinstance(column, CategoricalColumn) and column.multi_hot,
+            nulls=reading.nulls,
+            trim=reading.trim,
+            time_format=time_format,
             lenient=reading.lenient,
         )
         for source in reading.sources or (column.name,)
     ]
 
 
-def amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
-    """Return how columns of amounts are read: as their features are, else as numbers."""
+def list_amount_reads(names: Iterable[str], features: Iterable[DenseColumn]) -> list[Read]:
+    """Return how columns of amounts are read: as their features, or as floats without one."""
     by_source: dict[str, Read] = {}
     for column in features:
-        (read,) = column_reads(column)
+        (read,) = list_column_reads(column)
         by_source.setdefault(read.source, read)
     return [by_source.get(name, Read(name, "float", trim=True)) for name in names]

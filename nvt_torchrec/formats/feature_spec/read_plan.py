@@ -1,4 +1,4 @@
-"""How columns and labels are read from the file."""
+"""How columns and labels are read from a file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import ClassVar
 from nvt_torchrec.base.number_text import NumberRules
 from nvt_torchrec.formats.feature_spec.field_checks import check
 
-#: Of ``nulls``: each takes a comparison of every value of a column of numbers.
+#: The largest number of ``nulls``; each is compared with every value of a column of numbers.
 _MAX_NULLS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """From which columns of the file a column is read, and which texts are its values.
+    """The columns of the file that a column is read from, and how their text is read.
 
     Attributes:
-        sources: Names of columns of the file; (): the column's own name.
-        nulls: Texts that mean a missing value, besides the empty one.
+        sources: The columns of the file; () for the one with the column's name.
+        nulls: Texts that mean a missing value, in addition to the empty one.
         trim: Whether spaces and tabs around a value are removed.
         lenient: Whether numbers may also be written as ``+5``, and integers as ``260.0``.
     """
@@ -36,30 +36,30 @@ class Reading:
             self,
             "",
             ("sources", all(self.sources), "give the name of a column of the file"),
-            ("nulls", not set("".join(self.nulls)) & set("\r\n"), "a value has no line breaks"),
+            ("nulls", not set("".join(self.nulls)) & set("\r\n"), "give texts without line breaks"),
             ("nulls", len(self.nulls) <= _MAX_NULLS, f"give at most {_MAX_NULLS} texts"),
         )
 
 
-#: A column is read under its own name, and every text is a value.
+#: Reads a column by its own name, with no texts for missing values but the empty one.
 AS_IT_IS = Reading()
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelRule:
-    """A label and how it is read; a label may be missing only if ``negative`` has "".
+    """A label and how it is read. A missing label is an error unless ``negative`` contains "".
 
     Without ``positive`` and ``threshold``, values are 0 and 1, also written 0.0 and 1.0.
 
     Attributes:
-        name: Of the label's column in the output.
+        name: The label's column in the output.
         source: The column of the file, "" for the same name. Several labels may share one.
-        positive: Texts that are 1. Any other text is 0.
-        negative: With ``positive``, the texts that are 0; any other text is then malformed.
-        threshold: Numbers that are at least this are 1, others 0.
+        positive: The texts that mean 1; any other text means 0.
+        negative: With ``positive``, the texts that mean 0; any other text is then malformed.
+        threshold: Numbers of at least this mean 1, others 0.
         trim: Whether spaces and tabs around a value are removed.
-        value: 1: the log has no such column, as each of its rows is one with label 1; the others
-            are drawn (:mod:`.negatives`).
+        value: 1 for a log without the column, all of whose rows have label 1, while rows with
+            label 0 are drawn (:mod:`.negatives`); else None.
     """
 
     name: str
@@ -75,12 +75,20 @@ class LabelRule:
         check(
             self,
             f"label {self.name}: ",
-            ("value", self.value in (None, 1), "give 1, or leave it out"),
-            ("value", self.value is None or not is_read, "remove it, or from and what is 1"),
+            ("value", self.value in (None, 1), "give 1, or remove it"),
+            (
+                "value",
+                self.value is None or not is_read,
+                "remove it, or remove from, positive and threshold",
+            ),
             ("positive", all(self.positive), 'give texts, such as ["yes", "true"]'),
             ("threshold", self.threshold is None or not self.positive, "remove it or positive"),
             ("negative", self.positive or not self.negative, "add positive"),
-            ("negative", not set(self.positive) & set(self.negative), "a text is in both"),
+            (
+                "negative",
+                not set(self.positive) & set(self.negative),
+                "remove the texts that are in positive, too",
+            ),
         )
 
     @property
@@ -95,13 +103,13 @@ class Read(NumberRules):
 
     Attributes:
         source: The name of the column in the file.
-        raw: A key of ``RAW_TYPES``.
+        raw: The raw type, a key of ``RAW_TYPES``.
         multi_hot: Whether its values are lists.
-        nulls: See :class:`Reading`; so are trim and lenient.
-        time_format: Of raw type time.
-        label: Of raw type label, the rule.
-        width: Of the lists of a vector, how many values each has; 0 for any number.
-        maximum: The largest size of a value of a vector.
+        nulls: See :class:`Reading`, also for ``trim`` and ``lenient``.
+        time_format: The format of times, for raw type time.
+        label: The rule of the label, for raw type label.
+        width: The length of lists that are vectors; 0 for lists of any length.
+        maximum: The largest absolute value of a vector's numbers.
     """
 
     source: str
@@ -117,30 +125,27 @@ class Read(NumberRules):
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What is read from the file, each column once for each way of reading it.
+    """The columns to read from a file. All attributes but the first are indices in ``reads``.
 
     Attributes:
-        reads: The columns to read.
-        labels: The index in ``reads`` of each label, the main one first, None of one that all
-            rows have or that is from another file; () without labels.
-        weight: That of the weight; None if there is none.
-        key: That of the column by which rows are split; None if there is none.
-        times: Those of the time of an event and, of a spec that names one, of the time from which
-            it is known. Without labels, that of the time of a row, which may lack; () of a spec
-            without events.
-        groups: Those of the columns of the key of each group of events; of rows that are events,
-            of each of :attr:`FeatureSpec.event_keys`.
-        amounts: Those of the columns whose numbers aggregates are of; () of rows to score.
-        tables: Those of the columns of the key of each table that has columns.
-        join_time: That of the time of a row, if a table has versions; else None.
-        negatives: Those of the item and of the user of rows that negatives are drawn for; () of
-            other rows.
-        negative_time: That of the time of these rows; None if the spec names none.
-        label_keys: Those of the columns of the key of each label from another file.
-        label_time: That of the time of a row, if there are such labels; else None.
-        dense: Those of the sources of each dense column; () for an aggregate and for a column of
-            a table.
-        categorical: Those of the sources of each categorical column; likewise.
+        reads: The reads; a column that is read in several ways has several.
+        labels: Each label, the main one first; None for a label that is constant or comes from
+            another file. () without labels.
+        weight: The weight; None without one.
+        key: The column that splits the rows; None without one.
+        dense: The sources of each dense column; () for aggregates and columns of tables.
+        categorical: The sources of each categorical column; () for columns of tables.
+        times: The time of an event and, if the spec names one, the time at which it is known.
+            Without labels, only the time of the row, which may be missing. () without events.
+        groups: The columns of each key: of :attr:`FeatureSpec.row_keys` if the rows are events,
+            else of :attr:`FeatureSpec.groups`.
+        amounts: The columns whose numbers are aggregated; () for rows to score.
+        tables: The columns of the key of each joined table.
+        join_time: The time of a row, if a table has versions; else None.
+        negatives: The item and the user, if negatives are drawn for the rows; else ().
+        negative_time: The time of a row, if negatives are drawn and the spec names it; else None.
+        label_keys: The columns of the key of each label from another file.
+        label_time: The time of a row, if a label comes from another file; else None.
     """
 
     reads: tuple[Read, ...]

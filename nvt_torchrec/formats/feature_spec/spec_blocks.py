@@ -1,4 +1,4 @@
-"""The blocks of a feature spec, and what they name: columns, labels, keys of events."""
+"""The blocks of a feature spec, and lists of the columns, labels and keys that they name."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ class SpecBlocks:
     """The blocks of a feature spec, unchecked; :class:`.feature_spec.FeatureSpec` checks them.
 
     Attributes:
-        label: Name of the label that is trained on unless another one is chosen.
+        label: The label that is trained on unless another one is chosen.
         dense: The dense columns, in the order of the output.
-        categorical: The categorical columns, likewise.
-        dense_transform: Of dense columns that have no transform of their own.
-        input: The file format.
-        label_rules: The labels, ``label`` first; (): one label of 0 and 1.
-        weight: The column of the file that weights a row in training and metrics; "" for none.
-        split: Which rows are for training, validation and test.
-        events: When the events happened that aggregates and histories are made of; None if there
-            are neither.
+        categorical: The categorical columns, in the order of the output.
+        dense_transform: The transform of dense columns that do not name one.
+        input: The file format of the log.
+        label_rules: How the labels are read, ``label`` first; () for one label of 0 and 1.
+        weight: The column of the file with the weight of a row in training and metrics; "" for
+            none.
+        split: How rows are divided into train, valid and test.
+        events: The times of the events for aggregates and histories; None if there are neither.
         histories: The histories.
         tables: The tables that columns are joined from.
-        negatives: The rows that are drawn; None for a log with rows of both labels.
-        label_files: The labels that are from other files than the log.
-        label_times_between: While a block is read, the times that rows without events may have;
-            no file has it.
-        event_sources: Further sources of events, beside the log's own rows.
+        negatives: The rule by which negatives are drawn; None for a log with rows of both labels.
+        label_files: The files of labels that do not come from the log.
+        label_times_between: The half-open range of times that the rows of a block may have, in a
+            spec without events. Set while a block is read, never by a spec file.
+        event_sources: Sources of events in addition to the log's rows.
         vectors: The vectors of tables.
-        version_time: While a table with versions is read, how their times are read; no file has it.
-        of_source: While a source is read: rows are events without labels; no file has it.
+        version_time: How the times of a table's versions are read. Set while the table is read,
+            never by a spec file.
+        is_source: Whether the rows are events of a source, which have no labels. Set while the
+            source is read, never by a spec file.
     """
 
     label: str
@@ -62,14 +64,14 @@ class SpecBlocks:
     event_sources: tuple[SourceRule, ...] = ()
     vectors: tuple[VectorColumn, ...] = ()
     version_time: Read | None = None
-    of_source: bool = False
+    is_source: bool = False
 
     def table_columns(self, table: str) -> list[DenseColumn | CategoricalColumn]:
         """Return the columns that are joined from a table, the dense ones first."""
         return [column for column in self.features if column.table == table]
 
     def table_vectors(self, table: str) -> list[VectorColumn]:
-        """Return the vectors that rows find in a table."""
+        """Return the vectors that are joined from a table."""
         return [vector for vector in self.vectors if vector.table == table]
 
     @functools.cached_property
@@ -80,7 +82,7 @@ class SpecBlocks:
 
     @property
     def read_tables(self) -> list[TableRule]:
-        """The tables whose files are read: those that have columns, and that of negatives."""
+        """The tables whose files are read: the joined ones and the one with items of negatives."""
         drawn_from = self.negatives.table if self.negatives else ""
         joined = [rule.name for rule in self.joined_tables]
         return [rule for rule in self.tables if rule.name in (*joined, drawn_from)]
@@ -97,27 +99,30 @@ class SpecBlocks:
 
     @property
     def amounts(self) -> list[str]:
-        """The columns of the log whose numbers aggregates are of."""
+        """The columns of the log whose numbers are aggregated."""
         return list_amounts(self.aggregate_rules)
 
     @functools.cached_property
     def groups(self) -> list[EventKey]:
-        """See :func:`.event_keys.list_groups`."""
+        """The keys that events are grouped by, those of the log before those of sources."""
         return list_groups(self.aggregate_rules, self.histories)
 
     @property
     def history_columns(self) -> list[str]:
-        """The categorical columns of which there are histories."""
-        return list(dict.fromkeys(name for rule in self.histories for name in rule.columns))
+        """The categorical columns that histories list, each once."""
+        names: dict[str, None] = {}
+        for rule in self.histories:
+            names |= dict.fromkeys(rule.columns)
+        return list(names)
 
     @functools.cached_property
     def event_keys(self) -> list[EventKey]:
-        """All keys that events are numbered by; :attr:`row_keys` come first."""
+        """All keys of events: :attr:`groups`, then those with a column of distinct values."""
         return list(dict.fromkeys([*self.groups, *list_pairs(self.aggregate_rules)]))
 
     @functools.cached_property
     def row_keys(self) -> list[EventKey]:
-        """The keys that rows of the log are numbered by, those of all groups among them."""
+        """The keys that rows of the log need: all groups, as features, and the log's other keys."""
         return [key for key in self.event_keys if key in self.groups or not key.source]
 
     @property
@@ -147,12 +152,12 @@ class SpecBlocks:
 
     @property
     def log_q_correction(self) -> str:
-        """The column of the output with the correction for popularity; "" unless there is one."""
+        """The output column that corrects for drawing by popularity; "" if there is none."""
         return LOG_Q_CORRECTION if self.negatives and self.negatives.popularity else ""
 
     @property
     def negative_columns(self) -> tuple[str, ...]:
-        """The columns of the log with the item and the user of negatives; () without."""
+        """The columns of the log with item and user, if negatives are drawn; else ()."""
         return (self.negatives.item, self.negatives.user) if self.negatives else ()
 
     @property
@@ -172,7 +177,7 @@ class SpecBlocks:
 
     @property
     def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:
-        """The columns of each vocabulary, in spec order; hashed columns have empty ones."""
+        """The columns of each vocabulary, in spec order; those of hashed columns are empty."""
         groups: dict[str, tuple[CategoricalColumn, ...]] = {}
         for column in self.categorical:
             name = column.vocabulary_name

@@ -1,4 +1,4 @@
-"""A spec for JSON, without parts that it does not have."""
+"""The JSON form of a spec, without the parts that the spec does not use."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 
 def drop_absent_parts(value: dict[str, Any]) -> None:
-    """Remove parts that a spec does not have from its form for JSON.
+    """Remove the parts that a spec does not use from its JSON form, in place.
 
-    So a spec without them, and its digest, are as they were before there were any.
+    The JSON form, and so the digest, of a spec that uses none of the later features must stay the
+    same as before these features were added.
 
     Args:
-        value: What ``dataclasses.asdict`` gives; it is changed.
+        value: The spec as ``dataclasses.asdict`` returns it.
     """
     columns = [*value["dense"], *value["categorical"]]
     if value["events"]:

@@ -1,7 +1,7 @@
-"""Variants of a spec: what one step of the ETL, or a program that scores rows, reads of it.
+"""Variants of a spec for one step of the ETL, or for a program that scores rows.
 
-A step that needs some columns reads these alone, which is faster; each function says which, and for
-which purpose. All return a spec, which is checked as any other.
+A step that needs only some of the columns reads only those, which is faster. Each function returns
+a spec, which is checked like any other.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from nvt_torchrec.formats.feature_spec.split import BY_DAYS
 _Column = TypeVar("_Column", DenseColumn, CategoricalColumn)
 
 
-def read_events_alone(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what events are made of: keys, times, labels, histories, amounts."""
+def keep_events_only(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec that reads events only: keys, times, labels, histories and amounts."""
     names = [*spec.history_columns, *(column.name for column in spec.key_features)]
     columns = [column for column in spec.categorical if column.name in names]
     return dataclasses.replace(
         spec,
         dense=(*spec.aggregates, *spec.amount_features),
-        categorical=tuple(columns or spec.categorical[:1]),  # a spec has at least one
+        categorical=tuple(columns or spec.categorical[:1]),  # a spec needs at least one
         input=_name_fields(spec),
     )
 
 
 def drop_event_keys(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what is read of rows whose events are known: no keys, and no amounts.
+    """Return the spec that reads rows whose events have been read before: no keys, no amounts.
 
-    All aggregates become counts of all rows, and histories are left out, but for a spec without
-    aggregates: one with events must have either.
+    All aggregates become counts of all rows, and histories are dropped. A spec without aggregates
+    keeps its histories, because events need one or the other.
     """
-    if spec.split.by == "column":  # a spec whose keys lack the split's column is refused
+    if spec.split.by == "column":  # check_split requires the split's column in every key
         return spec
     dense = []
     for column in spec.dense:
@@ -59,8 +59,8 @@ def drop_event_keys(spec: FeatureSpec) -> FeatureSpec:
     )
 
 
-def read_label_keys_alone(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec of what clicks in other files are compared with: keys, times, labels."""
+def keep_label_keys_only(spec: FeatureSpec) -> FeatureSpec:
+    """Return the spec that reads only what clicks are matched with: keys, times and labels."""
     time = spec.label_time
     assert time is not None
     files = []
@@ -68,7 +68,7 @@ def read_label_keys_alone(spec: FeatureSpec) -> FeatureSpec:
         file = dataclasses.replace(file, log_time=time.source, log_time_format=time.time_format)
         files.append(file)
     columns = spec.key_features
-    if not columns:  # a spec has at least one
+    if not columns:  # a spec needs at least one
         name = files[0].key[0]
         reading = Reading((name,), trim=True)
         columns = [CategoricalColumn(f"key {name}", raw="string", reading=reading)]
@@ -89,18 +89,18 @@ def read_label_keys_alone(spec: FeatureSpec) -> FeatureSpec:
 
 
 def bound_times(spec: FeatureSpec, between: tuple[int, int]) -> FeatureSpec:
-    """Return the spec by which rows with other times are malformed, see :class:`.Events`."""
-    if spec.events is None:  # the times are those of labels
+    """Return the spec for which rows outside a half-open range of times are malformed."""
+    if spec.events is None:  # only labels from other files need times
         return dataclasses.replace(spec, label_times_between=between)
     return dataclasses.replace(spec, events=dataclasses.replace(spec.events, between=between))
 
 
 def allow_scoring(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec by which rows of a file are scored, with or without labels.
+    """Return the spec for scoring the rows of a file, with or without labels.
 
-    As in a request, nothing is divided, no negatives are drawn, and with events a time may lack. A
-    label that all rows of the log have, or that is from another file, is read from a column of its
-    name, where there is one.
+    As in a request, rows are not split, no negatives are drawn, and with events a time may be
+    missing. A label that is constant in the log, or comes from another file, is read from a column
+    of its name if the file has one.
     """
     if spec.label_files or spec.negatives:
         rules = tuple(dataclasses.replace(rule, value=None) for rule in spec.label_rules)
@@ -112,24 +112,25 @@ def allow_scoring(spec: FeatureSpec) -> FeatureSpec:
 
 
 def drop_events(spec: FeatureSpec) -> FeatureSpec:
-    """Return the spec with aggregates that are read, as a program without their state does."""
+    """Return the spec that reads aggregates as columns, for a program without their state."""
     dense = tuple(dataclasses.replace(column, aggregate=None) for column in spec.dense)
     return dataclasses.replace(spec, dense=dense, events=None, histories=(), event_sources=())
 
 
 def drop_tables(spec: FeatureSpec, names: Collection[str] | None = None) -> FeatureSpec:
-    """Return the spec with columns of tables that are read from the rows, as others are.
+    """Return the spec that reads columns of tables from the rows themselves, like other columns.
 
-    Rows hold no vectors: they are left out of the spec.
+    Vectors are dropped from the spec, because rows hold none.
 
     Args:
         spec: The spec.
-        names: The names of these columns and vectors; None: all of them.
+        names: The names of the columns and vectors to change; None for all of them.
     """
 
     def drop(column: _Column) -> _Column:
-        is_read = names is None or column.name in names
-        return dataclasses.replace(column, table="") if column.table and is_read else column
+        if column.table and (names is None or column.name in names):
+            return dataclasses.replace(column, table="")
+        return column
 
     vectors = []
     for vector in spec.vectors:
@@ -157,7 +158,10 @@ def replace_policy(spec: FeatureSpec, **policy: int) -> FeatureSpec:
 
 
 def _name_fields(spec: FeatureSpec) -> InputFormat:
-    """Return the input format with names of all fields, as some are not read."""
+    """Return the input format with the names of all fields of text without a header.
+
+    A variant reads only some of them, so its own columns do not describe a line.
+    """
     if not INPUT_FORMATS[spec.input.format].delimiter or spec.input.header:
         return spec.input
     return dataclasses.replace(spec.input, columns=tuple(spec.file_columns(label=True)))

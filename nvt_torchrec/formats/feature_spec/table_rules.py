@@ -1,4 +1,4 @@
-"""Tables that are joined to the log by a key: what is known of a user, an item, a campaign."""
+"""Tables that are joined to the log by a key, such as those of users, items or campaigns."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from nvt_torchrec.formats.feature_spec.raw_types.time import check_time_format
 
 @dataclasses.dataclass(frozen=True)
 class TableRule:
-    """A table whose columns are columns of the rows that have its key.
+    """A table that adds columns to the rows of the log that have its key.
 
     Attributes:
-        name: Of the table; columns of the spec name it.
-        path: Its files, relative to the directory of the log: a name or a glob. A run may name
-            others (``--table``).
-        key: The columns of the log that hold the key; each is compared as its feature is read.
-        key_names: The columns of the table with the key, in the order of ``key``; (): the same
-            names.
-        input: The format of its files; None: by the ending of their names, text with a header.
-        valid_from: The column of the table with the time from which a row counts, so that a key has
-            versions; "": each key has one row.
-        time_format: Of ``valid_from``, see :func:`.raw_types.time.check_time_format`.
-        log_time: The column of the log with the time of a row, by which a version is chosen; "":
-            that of ``[events]`` or of a ``[split]`` by time.
-        log_time_format: Its format.
-        known: How long after ``valid_from`` a version is known, such as "1h"; "": at once.
+        name: The name by which columns of the spec refer to the table.
+        path: Its files, relative to the directory of the log: a name or a glob. ``--table``
+            overrides it.
+        key: The columns of the log that hold the key. A column that is also a feature is read as
+            that feature is.
+        key_names: The columns of the table that hold the key, in the order of ``key``; () if they
+            have the same names.
+        input: The format of its files; None to derive it from the ending of their names (text has a
+            header).
+        valid_from: The column of the table with the time from which a row counts, so that a key may
+            have several versions; "" if each key has one row.
+        time_format: The format of ``valid_from``, see :func:`.raw_types.time.check_time_format`.
+        known: How long after ``valid_from`` a version is known, such as "1h"; "" for at once.
+        log_time: The column of the log with the time of a row, by which its version is chosen; ""
+            for the column of ``[events]`` or of a ``[split]`` by time.
+        log_time_format: The format of ``log_time``.
     """
 
-    #: What it is called in messages, and in the names of files.
+    #: The word for it in messages and in the names of files.
     role: ClassVar[str] = "table"
 
     name: str
@@ -53,7 +55,7 @@ class TableRule:
         check(
             self,
             f"table {self.name}: ",
-            ("name", self.name.isidentifier(), "use letters, digits and _ alone"),
+            ("name", self.name.isidentifier(), "use letters, digits and _ only"),
             ("path", self.path, 'name its files, such as path = "items.csv"'),
             (
                 "path",
@@ -61,31 +63,39 @@ class TableRule:
                 f"write a path in the directory of the log, and pass --table {self.name}=PATH",
             ),
             ("key", self.key and all(self.key), 'name columns of the log, such as key = ["item"]'),
-            ("key", len(set(self.key)) == len(self.key), "a column stands there twice"),
-            ("key_names", len(names) == len(self.key), "name a column for each one of the log"),
-            ("key_names", all(names) and len(set(names)) == len(names), "name each column once"),
-            ("time_format", self.valid_from or not self.time_format, "it is that of valid_from"),
+            ("key", len(set(self.key)) == len(self.key), "list each column once"),
+            ("key_names", len(names) == len(self.key), "name one column for each column of key"),
+            ("key_names", all(names) and len(set(names)) == len(names), "list each column once"),
             ("known", not self.known or parse_duration(self.known), DURATION),
-            ("known", self.valid_from or not self.known, "it is counted from valid_from"),
-            ("log_time", self.valid_from or not self.log_time, "it goes with valid_from"),
-            ("log_time_format", self.log_time or not self.log_time_format, "it is of log_time"),
+            (
+                "log_time_format",
+                self.log_time or not self.log_time_format,
+                "add log_time, or remove log_time_format",
+            ),
         )
+        for field in ("time_format", "known", "log_time"):
+            is_used = self.valid_from or not getattr(self, field)
+            check(
+                self,
+                f"table {self.name}: ",
+                (field, is_used, f"add valid_from, or remove {field}"),
+            )
         check_time_format(self.time_format, f"table {self.name}: ")
         check_time_format(self.log_time_format, f"table {self.name}: ")
 
     @property
     def delay(self) -> int:
-        """Microseconds after which a version is known."""
+        """Microseconds from ``valid_from`` until a version is known."""
         return parse_duration(self.known)
 
     @property
-    def own_key(self) -> tuple[str, ...]:
-        """The columns of the table with the key."""
+    def file_key(self) -> tuple[str, ...]:
+        """The columns of the table that hold the key."""
         return self.key_names or self.key
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a path that a spec names leads to files in the directory of the log."""
+    """Return whether a path in a spec stays within the directory of the log."""
     return not path.startswith("/") and ".." not in path.split("/") and "://" not in path
 
 
@@ -95,7 +105,7 @@ def check_tables(
     *,
     has_times: bool,
 ) -> None:
-    """Check that each table is there once, and that all that columns name are there.
+    """Check that the names of tables are unique, and that columns refer to existing tables.
 
     Args:
         rules: The tables.
@@ -103,24 +113,29 @@ def check_tables(
         has_times: Whether [events] or [split] names the time of a row.
 
     Raises:
-        SettingsError: One is not; or a table has versions, and rows have no time.
+        SettingsError: A name is not unique, a table does not exist, or a table has versions but
+            rows have no time, or several.
     """
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SettingsError(f"tables of the same name: {', '.join(twice)}")
+        raise SettingsError(f"tables of the same name: {', '.join(twice)}", "rename one of them")
     for column in columns:
         if column.table and column.table not in names:
-            remedy = format_choices(names) if names else f"add a [[table]] of name {column.table!r}"
+            remedy = f"add a [[table]] with name = {column.table!r}"
+            if names:
+                remedy = format_choices(names)
             raise SettingsError(f"column {column.name}: table = {column.table!r}", remedy)
     with_versions = [rule for rule in rules if rule.valid_from]
     for rule in with_versions:
         if not (rule.log_time or has_times):
             raise SettingsError(
-                f"table {rule.name}: valid_from = {rule.valid_from!r}, but rows have no time",
-                'name it, such as log_time = "time"',
+                f"table {rule.name}: valid_from = {rule.valid_from!r}, but rows of the log have no "
+                "time",
+                'name the column of the time, such as log_time = "time"',
             )
     if len({(rule.log_time, rule.log_time_format) for rule in with_versions}) > 1:
         raise SettingsError(
-            "tables with different log_time, and a row has one time", "name the same one in each"
+            "tables with different log_time, but a row has one time",
+            "give all of them the same log_time and log_time_format",
         )

@@ -1,4 +1,4 @@
-"""The blocks of a spec's TOML file that name columns: ``[[dense]]`` and ``[[categorical]]``."""
+"""The blocks of a spec's TOML file that define columns: ``[[dense]]`` and ``[[categorical]]``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from nvt_torchrec.formats.feature_spec.feature_spec import MAX_COLUMNS
 from nvt_torchrec.formats.feature_spec.read_plan import Reading
 from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, field_names, make_part
 
-#: The most names of a range; the columns are counted after it is expanded.
+#: The largest number of names in a range, checked before it is expanded.
 _MAX_NAMES = 1000
+#: The keys that become a :class:`Reading` and a :class:`Derivation`.
 _READING = ("from", "nulls", "trim", "lenient")
 _DERIVATION = ("derive", "time_format", "reference", "boundaries")
 
 
 def read_columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: str) -> tuple:
-    """Return the columns of some blocks.
+    """Return the columns of the blocks of one kind.
 
     Args:
         blocks: The blocks ``[[dense]]`` or ``[[categorical]]``.
-        kind: What a column becomes: :class:`DenseColumn` or :class:`CategoricalColumn`.
-        defaults: Keys of ``[input]`` that hold for all columns.
-        source: Names the file in errors.
+        kind: The class of the columns, :class:`DenseColumn` or :class:`CategoricalColumn`.
+        defaults: Keys of ``[input]`` that are defaults of all columns.
+        source: The name of the file, for errors.
 
     Raises:
         SettingsError: There is an unknown or contradictory key.
@@ -40,14 +41,14 @@ def read_columns(blocks: list[dict], kind: type, defaults: dict[str, Any], sourc
         check_keys(block, allowed, source)
         names = block.get("names", [])
         names = _expand_names(names) if isinstance(names, str) else list(names)
-        if not names:  # otherwise a forgotten column goes unnoticed until training is done
+        if not names:  # without this check a forgotten column would go unnoticed
             raise SettingsError(
                 f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
             )
         if "from" in block and len(names) > 1:
             raise SettingsError(
                 f"{source}: from = {block['from']!r} for {len(names)} columns",
-                "write a block for each of them",
+                "write a block for each column",
             )
         where = f"column {names[0]}: "
         options = {key: value for key, value in block.items() if key in fields}
@@ -57,7 +58,7 @@ def read_columns(blocks: list[dict], kind: type, defaults: dict[str, Any], sourc
 
 
 def _make_reading(block: dict[str, Any], defaults: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields ``reading``, ``derive`` and, of derived columns, ``raw`` of a column."""
+    """Return the fields ``reading`` and, for derived columns, ``derive`` and ``raw``."""
     reading = {**defaults, **{key: block[key] for key in _READING if key in block}}
     if "from" in reading:
         reading["sources"] = as_list(reading.pop("from"))
@@ -78,7 +79,7 @@ def _make_reading(block: dict[str, Any], defaults: dict[str, Any], where: str) -
 
 
 def _expand_names(pattern: str) -> list[str]:
-    """``"int_{0..12}"`` → int_0 … int_12; a name without braces is itself."""
+    """Expand ``"int_{0..12}"`` to int_0 … int_12; a name without braces stands for itself."""
     if not re.search("[{}]", pattern):
         return [pattern]
     match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)

@@ -13,7 +13,7 @@ from nvt_torchrec.formats.feature_spec.toml_parts import as_list, check_keys, fi
 
 
 def read_events(block: Any, split: Split, source: str) -> Events:
-    """Return the rule of ``[events]``; the column of the split is read as the split reads it."""
+    """Return the rule of ``[events]``; the column of a split by time has the split's format."""
     check_keys(block, {*field_names(Events) - {"source", "between", "optional"}, "from"}, source)
     options = dict(block)
     if split.by == "time" and options.get("time") == split.column:
@@ -23,27 +23,27 @@ def read_events(block: Any, split: Split, source: str) -> Events:
     return make_part(Events, options, "events: ")
 
 
-#: Keys of ``[[aggregate]]`` that are those of each of its values.
-_OF_AGGREGATE = ("window", "label", "smoothing", "source")
+#: The keys of ``[[aggregate]]`` that apply to each of its values.
+_VALUE_KEYS = ("window", "label", "smoothing", "source")
 
 
 def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
     """Return the columns of ``[[aggregate]]``, one for each of its values.
 
     Args:
-        blocks: The tables.
-        label: The label of rates without one.
-        source: Names where the tables are from in errors.
+        blocks: The blocks.
+        label: The label of rates that do not name one.
+        source: The name of the file, for errors.
 
     Raises:
-        SettingsError: A table has an unknown or contradictory key.
+        SettingsError: A block has an unknown or contradictory key.
     """
     columns = []
     for block in blocks:
-        check_keys(block, {*_OF_AGGREGATE, "of", "values", "transform"}, source)
+        check_keys(block, {*_VALUE_KEYS, "of", "values", "transform"}, source)
         default = [name for name in DEFAULT_VALUES if _is_default_value(name, block)]
         for value in as_list(block.get("values", default)):
-            options = _options_of_value(value, block, label)
+            options = _make_value_options(value, block, label)
             aggregate = make_part(Aggregate, options, "aggregate: ")
             kind = aggregate.kind
             column = {
@@ -58,24 +58,26 @@ def read_aggregates(blocks: Any, label: str, source: str) -> list[DenseColumn]:
 
 
 def _is_default_value(value: str, block: dict[str, Any]) -> bool:
-    """Return whether a default value is one of a table: events of a source have no label."""
+    """Return whether a default value applies: events of a source have no label for rates."""
     return "source" not in block or not AGGREGATES[value].has_label
 
 
-def _options_of_value(value: Any, block: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the fields of a value's :class:`Aggregate`: keys of the table that it has a use for.
+def _make_value_options(value: Any, block: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return the fields of a value's :class:`Aggregate`, from the block's keys that apply to it.
 
     Args:
-        value: The value, such as "count" or "sum(amount)".
-        block: The table.
-        label: The label of rates without one.
+        value: The value, such as "count" or "sum(amount)"; of another type if the file is wrong.
+        block: The block.
+        label: The label of rates that do not name one.
     """
     options = {"value": value, "key": as_list(block.get("of", ""))}
-    options |= {key: block[key] for key in _OF_AGGREGATE if key in block}
-    of_column = re.fullmatch(r"(\w+)\((.+)\)", value) if isinstance(value, str) else None
-    if of_column:
-        options["value"], options["column"] = of_column.groups()
-    kind = AGGREGATES.get(options["value"]) if isinstance(options["value"], str) else None
+    options |= {key: block[key] for key in _VALUE_KEYS if key in block}
+    kind = None
+    if isinstance(value, str):
+        with_column = re.fullmatch(r"(\w+)\((.+)\)", value)
+        if with_column:
+            options["value"], options["column"] = with_column.groups()
+        kind = AGGREGATES.get(options["value"])
     if kind is not None and kind.has_label:
         options.setdefault("label", label)
     else:
@@ -87,7 +89,7 @@ def _options_of_value(value: Any, block: dict[str, Any], label: str) -> dict[str
 
 
 def read_history(block: Any, source: str) -> HistoryRule:
-    """Return the rule of a table ``[[history]]``."""
+    """Return the rule of a block ``[[history]]``."""
     check_keys(block, {*field_names(HistoryRule) - {"key"}, "of"}, source)
     options = {key: value for key, value in block.items() if key != "of"}
     options |= {"key": as_list(block.get("of", [])), "columns": as_list(block.get("columns", []))}

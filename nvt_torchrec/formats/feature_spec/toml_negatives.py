@@ -1,4 +1,4 @@
-"""The block of a spec's TOML file that says which negative rows are drawn: ``[negatives]``."""
+"""The block ``[negatives]`` of a spec's TOML file."""
 
 from __future__ import annotations
 

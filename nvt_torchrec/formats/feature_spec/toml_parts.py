@@ -1,4 +1,4 @@
-"""Helpers of those who read the tables of a spec's TOML file."""
+"""Helpers for reading the blocks of a spec's TOML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def make_part(kind: type[T], options: dict[str, Any], where: str = "") -> T:
-    """Make a part of a spec of values of any types. Raises :class:`SettingsError`."""
+    """Make a part of a spec, checking the types of its fields. Raises :class:`SettingsError`."""
     try:
         return convert(kind, options)
     except ValueError as error:
@@ -26,12 +26,12 @@ def field_names(kind: type) -> set[str]:
 
 
 def as_list(given: Any) -> Any:
-    """Return a list of one text for a text, and anything else as it is."""
+    """Wrap a string in a list, and return any other value unchanged."""
     return [given] if isinstance(given, str) else given
 
 
 def check_keys(value: Any, allowed: set[str], source: str) -> None:
-    """Check that a value is a table and has no other keys. Raises :class:`SettingsError`."""
+    """Raise :class:`SettingsError` unless a value is a table with allowed keys only."""
     if not isinstance(value, dict):
         raise SettingsError(
             f"{source}: not a feature spec: {value!r:.60} instead of a table",

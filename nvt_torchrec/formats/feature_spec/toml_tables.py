@@ -1,4 +1,4 @@
-"""The blocks of a spec's TOML file about further files: tables, their vectors, and sources."""
+"""The blocks of a spec's TOML file about additional files: tables, their vectors, and sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_table(block: Any, source: str) -> TableRule:
 
 
 def read_vector(block: Any, source: str) -> VectorColumn:
-    """Return a vector of a table, from a block ``[[vector]]``. Raises :class:`SettingsError`."""
+    """Return the vector of a block ``[[vector]]``. Raises :class:`SettingsError`."""
     check_keys(block, {*field_names(VectorColumn) - {"source"}, "from"}, source)
     options = {**block}
     if "from" in options:
@@ -33,23 +33,24 @@ def read_source(block: Any, source: str) -> SourceRule:
     check_keys(block, field_names(SourceRule) - {"key_names"}, source)
     options = dict(block)
     key = options.get("key", {})
-    if not isinstance(key, dict):  # columns of the same names need not be named
+    if not isinstance(key, dict):  # columns whose names are the same in the log and the source
         key = {name: name for name in as_list(key)}
-    options["key"], options["key_names"] = [*key], [*key.values()]
+    options["key"] = [*key]
+    options["key_names"] = [*key.values()]
     options["nulls"] = as_list(options.get("nulls", []))
     _read_input(options, f"source {options.get('name', '')}: ", source)
     return make_part(SourceRule, options, "source: ")
 
 
 def _read_input(options: dict[str, Any], where: str, source: str) -> None:
-    """Replace the table ``input`` of a block, if there is one, by the format that it describes."""
+    """Replace the options' ``input`` table, if they have one, by an :class:`InputFormat`."""
     if "input" in options:
         check_keys(options["input"], field_names(InputFormat), source)
         options["input"] = make_part(InputFormat, options["input"], where)
 
 
 def read_key(block: dict[str, Any]) -> dict[str, Any]:
-    """Return ``key``, and ``key_names`` where the key of a block says other names."""
+    """Return ``key`` of a block, and ``key_names`` if the block maps the key to other names."""
     key = block.get("key", "")
     if isinstance(key, dict):
         return {"key": [*key], "key_names": [*key.values()]}

@@ -1,9 +1,9 @@
 """The transforms of dense columns: one class each, in a registry by the name in the spec.
 
-The result is z = (y − mean) / std, or y alone, of a value y = f(x) of the raw value x, missing
-values filled first. Mean and standard deviation (n − 1 in the denominator) are those of y on the
-training days, in float64. NVTabular's operators follow from the attributes
-(:mod:`workflows.nodes`), and f is one expression for the arrays of NumPy, CuPy and PyTorch.
+Missing values are filled first. A raw value x then becomes y = f(x), and if the transform is
+normalized, z = (y − mean) / std. Mean and standard deviation (n − 1 in the denominator) are
+computed in float64 over the y of the training rows. :mod:`workflows.nodes` derives NVTabular's
+operators from the attributes; f is written once, for arrays of NumPy, CuPy and PyTorch.
 
 To add a transform, add a class and its line in :data:`TRANSFORMS`; a new f also needs a function in
 :mod:`workflows.functions`.
@@ -14,21 +14,21 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-#: Added before the logarithm.
+#: Added before the logarithm of ``log_normalize`` and ``log``.
 LOG_SHIFT = 3
 
 
 class DenseTransform:
-    """A transform of dense columns; this one is ``normalize``, of x itself.
+    """A transform of dense columns. The base class is ``normalize``, for which f(x) = x.
 
     Attributes:
         name: Its name in the spec.
         normalized: Whether the result is z, which needs mean and standard deviation.
-        function: The function of :mod:`workflows.functions` that computes f, above ``minimum``; ""
-            if y is x. Transforms with the same function have the same f.
-        minimum: Smaller values of x count as this one, and results for integers from it on are
-            looked up in a table; None where y is x.
-        y_formula: F as text.
+        function: The name of the function in :mod:`workflows.functions` that computes f for x of at
+            least ``minimum``; "" if f(x) = x. Transforms with the same function have the same f.
+        minimum: Smaller x are replaced by this bound. The results for integers from the bound on
+            are looked up in a table. None if f(x) = x.
+        y_formula: The formula of f, for reports.
     """
 
     name = "normalize"
@@ -39,20 +39,20 @@ class DenseTransform:
 
     @property
     def formula(self) -> str:
-        """The result as text."""
+        """The formula of the result, for reports."""
         return f"({self.y_formula} - mean) / std" if self.normalized else self.y_formula
 
-    def y(self, x: Any, arrays: ModuleType) -> Any:
-        """Return y of filled values.
+    def apply(self, x: Any, arrays: ModuleType) -> Any:
+        """Return y = f(x).
 
         Args:
-            x: An array or tensor of float64.
-            arrays: NumPy, CuPy or PyTorch, which x belongs to.
+            x: An array or tensor of float64, without missing values.
+            arrays: The module that x belongs to: NumPy, CuPy or PyTorch.
         """
         return x
 
-    def x(self, y: Any, arrays: ModuleType) -> Any:
-        """Return the raw values with these values of y, those below the minimum as the minimum."""
+    def invert(self, y: Any, arrays: ModuleType) -> Any:
+        """Return the x with f(x) = y; every x below the minimum is returned as the minimum."""
         return y
 
 
@@ -60,10 +60,10 @@ class LogNormalize(DenseTransform):
     """The logarithm, normalized.
 
     Only a few values of Criteo's log are below the bound −2. Without the bound the logarithm of
-    x ≤ −3 is −inf or NaN, and normalizing turns the whole column into NaN.
+    x ≤ −3 would be −inf or NaN, and normalizing would turn the whole column into NaN.
 
     Attributes:
-        shift: Added before the logarithm.
+        shift: The number that is added before the logarithm.
     """
 
     name = "log_normalize"
@@ -72,24 +72,24 @@ class LogNormalize(DenseTransform):
     shift = LOG_SHIFT
     y_formula = "log(max(x, -2) + 3)"
 
-    def y(self, x: Any, arrays: ModuleType) -> Any:
-        """Return y, see :meth:`DenseTransform.y`."""
+    def apply(self, x: Any, arrays: ModuleType) -> Any:
+        """Return y, see :meth:`DenseTransform.apply`."""
         return arrays.log(x.clip(min=self.minimum) + self.shift)
 
-    def x(self, y: Any, arrays: ModuleType) -> Any:
-        """Return x, see :meth:`DenseTransform.x`."""
+    def invert(self, y: Any, arrays: ModuleType) -> Any:
+        """Return x, see :meth:`DenseTransform.invert`."""
         return arrays.exp(y) - self.shift
 
 
 class Log(LogNormalize):
-    """The logarithm alone, as in TorchRec's NVTabular script (its FillMissing, +2, LogOp)."""
+    """The logarithm, not normalized, as in TorchRec's NVTabular script (FillMissing, +2, LogOp)."""
 
     name = "log"
     normalized = False
 
 
 class LogPlus2(Log):
-    """The logarithm of x + 2, as NVIDIA's DLRM describes it: its values are at least 1 before."""
+    """The logarithm of x + 2, as NVIDIA's DLRM describes it; its argument is at least 1."""
 
     name = "log_plus_2"
     function = "log_of_plus_2"
@@ -99,7 +99,7 @@ class LogPlus2(Log):
 
 
 class Log1pNormalize(LogNormalize):
-    """log(1 + x), normalized: for what is never negative, such as seconds since an event."""
+    """log(1 + x), normalized, for values that are never negative, such as durations."""
 
     name = "log1p_normalize"
     function = "log_of_plus_1"

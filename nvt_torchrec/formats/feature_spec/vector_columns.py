@@ -1,4 +1,4 @@
-"""Vectors: columns of tables that hold a list of numbers of one length, such as an embedding."""
+"""Vectors: columns of tables whose rows hold lists of the same length, such as embeddings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from nvt_torchrec.formats.feature_spec.field_checks import check, format_choices
 from nvt_torchrec.formats.feature_spec.table_rules import TableRule
 from nvt_torchrec.formats.vectors import DTYPES, MAX_WIDTH, StoredVectors
 
-#: The most vectors: each is a file that is mapped, and a layer of a model.
+#: The largest number of vectors; each needs a mapped file, and a layer in models.
 MAX_VECTORS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorColumn:
-    """A vector.
+    """A column of a table that holds a vector for each key.
 
     Attributes:
-        name: Its name.
-        table: The table that has it, by whose key a row finds it.
-        width: The numbers in it.
-        dtype: How they are stored: float32 or float16.
-        source: The table's column; "": that of its name.
+        name: The name of the vector in the output.
+        table: The name of the table. A row of the log gets the vector of the table's row with the
+            same key.
+        width: The length of the vector.
+        dtype: The dtype in which it is stored, float32 or float16.
+        source: The table's column; "" if it has the same name.
     """
 
     name: str
@@ -38,34 +39,34 @@ class VectorColumn:
         check(
             self,
             f"vector {self.name}: ",
-            ("table", self.table, 'name the [[table]] that has it, such as table = "items"'),
-            ("width", 1 <= self.width <= MAX_WIDTH, f"from 1 to {MAX_WIDTH}"),
+            ("table", self.table, 'name the [[table]] that holds it, such as table = "items"'),
+            ("width", 1 <= self.width <= MAX_WIDTH, f"give an integer from 1 to {MAX_WIDTH}"),
             ("dtype", self.dtype in DTYPES, format_choices(DTYPES)),
         )
 
     @property
     def column(self) -> str:
-        """The table's column."""
+        """The name of the table's column."""
         return self.source or self.name
 
     @property
     def stored(self) -> StoredVectors:
-        """How its values are stored."""
+        """The name, width and dtype that the stored file has."""
         return StoredVectors(self.name, self.width, self.dtype)
 
 
 def check_vectors(
     vectors: Sequence[VectorColumn], tables: Sequence[TableRule], names: Sequence[str]
 ) -> None:
-    """Check that each vector has a name of its own, and a table that there is.
+    """Check that the names of vectors are unique and that their tables exist.
 
     Args:
         vectors: The vectors.
         tables: The tables of the spec.
-        names: Of everything else in the output.
+        names: The names of everything else in the output.
 
     Raises:
-        SettingsError: One has not.
+        SettingsError: A name is used twice, a table does not exist, or there are too many vectors.
     """
     if len(vectors) > MAX_VECTORS:
         raise SettingsError(f"the spec has {len(vectors)} vectors", f"use at most {MAX_VECTORS}")
@@ -74,7 +75,7 @@ def check_vectors(
     for vector in vectors:
         taken += [vector.name, vector.stored.pointer]
         if vector.table not in table_names:
-            remedy = f"add a [[table]] of name {vector.table!r}"
+            remedy = f"add a [[table]] with name = {vector.table!r}"
             if table_names:
                 remedy = format_choices(table_names)
             raise SettingsError(f"vector {vector.name}: table = {vector.table!r}", remedy)

@@ -1,4 +1,4 @@
-"""``python -m inference bundle``: workflow and checkpoint → one directory that can be moved."""
+"""``python -m inference bundle``: pack a workflow and a checkpoint into one movable directory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from nvt_torchrec.inference.commands.model import OWN_MODEL, TABLES
 
 @dataclasses.dataclass(frozen=True)
 class BundleSettings(Settings):
-    """What to bundle, and how its tables are stored."""
+    """The workflow and the checkpoint to bundle, and the type in which tables are stored."""
 
     # fmt: off
-    workflow: Path = flag("saved workflow", metavar="OUT/workflow")
-    checkpoint: Path = flag("training checkpoint", metavar="CKPT")
-    output: Path = flag("directory to make", metavar="BUNDLE")
-    tables: str = flag("type of the embeddings", "float32", choices=TABLES)
+    workflow: Path = flag("directory of the saved workflow", metavar="OUT/workflow")
+    checkpoint: Path = flag("directory of the training checkpoint", metavar="CKPT")
+    output: Path = flag("directory to create", metavar="BUNDLE")
+    tables: str = flag(
+        "type of the embeddings; float16 takes half the memory, int8 about a quarter", "float32",
+        choices=TABLES
+    )
     model: str | None = flag(OWN_MODEL, None, metavar="MODULE:FUNCTION")
     # fmt: on
 
@@ -33,11 +36,16 @@ def run(settings: BundleSettings) -> None:
     from nvt_torchrec.inference.model.bundle import write_bundle
     from nvt_torchrec.inference.model.served_checkpoint import import_model
 
-    output, build = settings.output, import_model(settings.model, settings.checkpoint)
-    if write_bundle(
-        settings.workflow, settings.checkpoint, output, tables=settings.tables, build=build
-    ):
+    output = settings.output
+    is_new = write_bundle(
+        settings.workflow,
+        settings.checkpoint,
+        output,
+        tables=settings.tables,
+        build=import_model(settings.model, settings.checkpoint),
+    )
+    if is_new:
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
         print(f"{output}: {size / 2**20:.1f} MiB")
     else:
-        print(f"{output}: made from this workflow and checkpoint already")
+        print(f"{output}: already made from this workflow and checkpoint")

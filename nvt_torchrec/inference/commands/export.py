@@ -1,4 +1,4 @@
-"""``python -m inference export``: a bundle for other programs."""
+"""``python -m inference export``: export a bundle for other programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FORMATS_HELP = "; ".join(f"{name}: {text}" for name, (text, _) in FORMATS.items
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings(Settings):
-    """What to export, and to which format."""
+    """The bundle to export, and the format."""
 
     # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
-    output: Path = flag("directory to make", metavar="DIR")
+    output: Path = flag("directory to create", metavar="DIR")
     format: str = flag(_FORMATS_HELP, "onnx", choices=tuple(FORMATS))
     # fmt: on
 

@@ -1,4 +1,4 @@
-"""``python -m inference lineage``: where a bundle comes from."""
+"""``python -m inference lineage``: show where a bundle comes from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from nvt_torchrec.inference.commands.model import prepare
 
 DESCRIPTION = (
     "Verifies the files of a bundle, and prints where it comes from: checkpoint, generation of the "
-    "workflow, days. Its bundle.json has settings and versions as well."
+    "workflow, days. The settings of the training run and the versions of packages are in its "
+    "bundle.json."
 )
 
 
@@ -33,23 +34,24 @@ def run(settings: LineageSettings) -> None:
 
 
 def read_lineage(bundle: Path) -> str:
-    """Return where a bundle comes from as text, once its files have been verified.
+    """Verify the files of a bundle; describe where it comes from.
 
     Raises:
-        BadInputError: The bundle is missing, or a file is damaged.
-        SchemaError: The bundle has another version.
+        BadInputError: The bundle is missing, or a file is missing or damaged.
+        SchemaError: The bundle has an unsupported version.
     """
-    from nvt_torchrec.formats.day_names import days_text
+    from nvt_torchrec.formats.day_names import format_days
     from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
     from nvt_torchrec.workflows.description import inspect
     from nvt_torchrec.workflows.inspection import generations_table
 
-    description, workflow = describe(bundle, check=True), inspect(bundle / WORKFLOW)
+    description = describe(bundle, check=True)
+    workflow = inspect(bundle / WORKFLOW)
     record = description.origin.checkpoint
     size = sum(file.bytes for file in description.files.values())
     checkpoint = (
         f"{record.digest[:12]}, {record.steps} steps, {record.samples} samples, "
-        f"generation {record.generation}, days {days_text(record.days or ())}"
+        f"generation {record.generation}, days {format_days(record.days or ())}"
     )
     if record.continued_from:
         checkpoint += f", continued from {record.continued_from[:12]}"

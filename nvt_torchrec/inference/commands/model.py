@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
 
 TABLES = ("float32", "float16", "int8")
-OWN_MODEL = "the function that makes a model of your own, as given to the trainer; its code is run"
+OWN_MODEL = (
+    "the function that builds a model of your own, as passed to the trainer; its code is executed"
+)
 
 
 @functools.cache
 def prepare() -> None:
-    """Do once what has to be done before torch is imported."""
-    # A mapped file that is truncated while it is in use ends the process. Print "Bus error" and
-    # where that happened.
+    """Prepare the process for PyTorch, once, before torch is imported."""
+    # If a mapped file is truncated while it is in use, SIGBUS ends the process. The fault handler
+    # then prints "Bus error" and the Python stack.
     faulthandler.enable(sys.__stderr__ or 2)
     from nvt_torchrec.base.startup import prepare_torch
 
@@ -32,7 +34,7 @@ def prepare() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings(Settings):
-    """The model to load, and where to.
+    """The model to load, and its device.
 
     Raises:
         SettingsError: No model is named, or more than one.
@@ -40,21 +42,26 @@ class ModelSettings(Settings):
 
     # fmt: off
     bundle: Path | None = flag(
-        "directory made by `python -m inference bundle`, instead of --workflow and --checkpoint",
+        "directory made by `python -m inference bundle`; replaces --workflow and --checkpoint",
         None, metavar="BUNDLE"
     )
-    workflow: Path | None = flag("saved workflow, with --checkpoint", None, metavar="OUT/workflow")
-    checkpoint: Path | None = flag("training checkpoint, with --workflow", None, metavar="CKPT")
+    workflow: Path | None = flag(
+        "directory of the saved workflow; needs --checkpoint", None, metavar="OUT/workflow"
+    )
+    checkpoint: Path | None = flag(
+        "directory of the training checkpoint; needs --workflow", None, metavar="CKPT"
+    )
     model: str | None = flag(
         f"with --checkpoint: {OWN_MODEL}", None, metavar="MODULE:FUNCTION"
     )
-    device: str = flag("where the model runs: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
+    device: str = flag("device of the model: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
     tables: str | None = flag(
         "type of the embeddings (default: the bundle's; float32 for a checkpoint)", None,
         choices=TABLES
     )
     skip_digests: bool = flag(
-        "do not verify the digests of a bundle's or workflow's files first; damage goes unnoticed",
+        "start faster: do not verify the digests of the bundle's or workflow's files, so that "
+        "damage goes unnoticed",
         False
     )
     # fmt: on
@@ -71,17 +78,18 @@ class ModelSettings(Settings):
             )
         if self.model is not None and self.bundle is not None:
             raise SettingsError(
-                f"--model {self.model} with --bundle, which holds its model", "leave --model out"
+                f"--model {self.model} with --bundle, which contains its model",
+                "leave --model out",
             )
 
     def load(self, *, bundle: Path | None = None) -> Predictor:
         """Load the model.
 
         Args:
-            bundle: The directory to open; None: that of ``self.bundle``.
+            bundle: The bundle to open instead of ``self.bundle``.
 
         Raises:
-            ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
+            ClickLogError: Any error that :meth:`inference.predictor.Predictor.load` raises.
         """
         prepare()
         from nvt_torchrec.inference.model.served_checkpoint import import_model

@@ -12,44 +12,50 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 from nvt_torchrec.inference.commands.model import ModelSettings
 
-DESCRIPTION = "Writes the click probabilities of raw rows to parquet, in the order of the rows."
+DESCRIPTION = (
+    "Scores raw rows and writes their click probabilities to a parquet file, in the order of the "
+    "rows."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictSettings(Settings):
-    """What to score, and where to write the scores."""
+    """The file to score, and the file to write."""
 
     # fmt: off
     input: str = flag(
-        "raw rows, with or without labels: TSV, CSV, JSON lines (all also compressed) or parquet; "
-        "local or URL", metavar="FILE"
+        "file of raw rows, with or without labels: TSV, CSV, JSON lines (all also compressed) or "
+        "parquet; a path or URL", metavar="FILE"
     )
     output: Path = flag("file to write", metavar="PARQUET")
     format: str | None = flag(
-        "format of the input (default: the training log's, or parquet if the name ends in "
-        ".parquet)", None, choices=tuple(INPUT_FORMATS)
+        "format of the input (default: by the suffix of its name, such as .parquet, or else the "
+        "training log's)", None, choices=tuple(INPUT_FORMATS)
     )
     id_columns: tuple[str, ...] = flag("columns of the input to copy to the output", ())
     on_bad_rows: str = flag(
-        "stop at the first malformed row, or write such rows to OUTPUT.rejected.tsv and continue",
+        "error: stop at the first malformed row; quarantine: write malformed rows to "
+        "OUTPUT.rejected.tsv and continue",
         "error", choices=("error", "quarantine")
     )
     workers: int | None = flag("number of threads (default: one per core)", None, minimum=1)
-    evaluate: bool = flag("print metrics; the rows must have labels", False)
+    evaluate: bool = flag("print metrics, such as AUROC; the rows must have labels", False)
     # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.output.suffix in (".csv", ".tsv", ".json", ".jsonl", ".txt"):
             name = self.output.with_suffix(".parquet")
-            raise SettingsError(f"--output {self.output}: scores are parquet", f"name it {name}")
+            raise SettingsError(
+                f"--output {self.output}: scores are written as parquet", f"name it {name}"
+            )
 
 
 SETTINGS = (ModelSettings, PredictSettings)
 
 
 def run(model: ModelSettings, settings: PredictSettings) -> None:
-    """Score the rows; print how many there were, and perhaps metrics."""
+    """Score the rows; print their number and, with --evaluate, metrics."""
     predictor = model.load()
     from nvt_torchrec.inference.bulk import evaluate_file, predict_file
     from nvt_torchrec.models.metrics import to_json

@@ -1,4 +1,4 @@
-"""``python -m inference publish``: put a bundle in the place of the one that is served."""
+"""``python -m inference publish``: replace the bundle that is served."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DESCRIPTION = (
-    "Compares a bundle's digests and, with --sample, its accuracy with that of the bundle that is "
-    "served; then switches SERVED/current to it, which servers started with --bundle "
-    "SERVED/current notice. The exit status is 3, and nothing is switched, if it is less accurate "
-    "than allowed, or of an earlier generation of the workflow."
+    "Verifies a bundle's digests and, with --sample, compares its accuracy with that of the served "
+    "bundle. Then switches SERVED/current to it; servers started with --bundle SERVED/current "
+    "reload it. If the bundle is less accurate than allowed, or of an earlier generation of the "
+    "workflow, nothing is switched and the exit status is 3."
 )
-#: The exit status if a bundle is not allowed to be served.
+#: The exit status if the bundle was refused.
 REFUSED = 3
 
 SETTINGS = (PublishSettings,)
 
 
 def run(settings: PublishSettings) -> int:
-    """Publish or roll back; print the comparison and what is served. Return the exit status."""
+    """Publish or roll back; print the comparison and the served bundle. Return the exit status."""
     prepare()
     from nvt_torchrec.inference.publish.steps import publish, rollback
     from nvt_torchrec.models.metrics import unwrap_single_label
@@ -43,11 +43,11 @@ def run(settings: PublishSettings) -> int:
 
 
 def _print(done: Published, settings: PublishSettings) -> None:
-    """Print the comparison, what is served now, and which bundles were removed."""
-    from nvt_torchrec.inference.publish.steps import table
+    """Print the comparison, the bundle that is served now, and the bundles that were removed."""
+    from nvt_torchrec.inference.publish.steps import format_table
 
     for label, models in done.metrics.items():
-        print(table(models, label if len(done.metrics) > 1 else ""))
+        print(format_table(models, label if len(done.metrics) > 1 else ""))
     for refusal in done.refusals:
         log.error("refused: %s", refusal)
     if done.refusals:

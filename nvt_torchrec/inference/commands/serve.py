@@ -21,7 +21,8 @@ def run(model: ModelSettings, settings: ServerSettings) -> int:
                     f"--{name} with --workers {settings.workers}: each worker would need a copy",
                     "make a bundle, which the workers share: python -m inference bundle",
                 )
-    # Until requests are served, SIGTERM ends the process at once: imports may swallow SystemExit.
+    # Until requests are served, SIGTERM ends the process with os._exit: some imported modules catch
+    # SystemExit.
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         prepare()

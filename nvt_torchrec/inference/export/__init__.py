@@ -1,15 +1,18 @@
-"""A bundle for other programs: ``python -m inference export``.
+"""Export a bundle for other programs: ``python -m inference export``.
 
-:mod:`.onnx_file`: one file that ONNX Runtime runs. :mod:`.triton`: a model repository for NVIDIA's
-Triton Inference Server, of that file.
+:mod:`.onnx_file` writes one file that ONNX Runtime runs. :mod:`.triton` puts that file into a model
+repository for NVIDIA's Triton Inference Server.
 """
 
-#: By the value of ``--format``: what it is, and the function that writes it, which is imported when
-#: it is called: ``export(bundle, output)``.
+#: Value of ``--format`` → (help text, MODULE:FUNCTION). The function, ``export(bundle, output)``,
+#: is imported only when it is called, because it imports PyTorch's exporter.
 FORMATS = {
     "onnx": (
         "one file that ONNX Runtime runs, from raw columns to the probability",
         "onnx_file:export_onnx",
     ),
-    "triton": ("a model repository of it for Triton Inference Server", "triton:export_triton"),
+    "triton": (
+        "a model repository with that file, for Triton Inference Server",
+        "triton:export_triton",
+    ),
 }

@@ -1,7 +1,7 @@
-"""ONNX operators that encode raw columns as the compiled workflow does, except strings' hashes.
+"""Encode raw columns with ONNX operators, as the compiled workflow does.
 
-A vocabulary is a LabelEncoder, which also gives missing values their id. :func:`encode` refuses
-columns that need what no standard operator computes.
+A vocabulary becomes a LabelEncoder, which also maps missing values to their id. :func:`encode`
+refuses columns that no standard operator can encode, such as hashed strings.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from nvt_torchrec.formats.vocabularies import read_columns
 from nvt_torchrec.formats.workflow_description import COPY_AGAIN, WorkflowDescription
 from nvt_torchrec.inference.export.onnx_operators import (
     Graph,
-    boolean,
-    hexadecimal,
-    label_encoder,
-    murmur3,
+    add_label_encoder,
+    hash_murmur3,
+    parse_bool,
+    parse_hex,
 )
 from nvt_torchrec.inference.named_tensors import (
     MISSING,
-    MISSING_OF,
+    MISSING_VALUES,
     get_tensor_type,
     list_inputs,
     list_vector_inputs,
@@ -44,34 +44,36 @@ from nvt_torchrec.inference.named_tensors import (
 
 #: The version of the domain ai.onnx.ml; LabelEncoder takes tensors of keys since version 4.
 ML_OPSET = 4
-#: The name of a node that fails. ONNX Runtime's errors show it, so it is the message.
-HEXADECIMAL = "hexadecimal digits must be lower case, and 8 or without leading zeros"
-#: How many values of a vocabulary are kept to try the file with, at most.
+#: The name of the node that fails on malformed hexadecimal values. ONNX Runtime shows the name of
+#: the failing node in its error, so the name is the error message.
+HEX_ERROR = "hexadecimal digits must be lower case, and 8 or without leading zeros"
+#: The most values of a vocabulary that are kept for checking the exported file.
 _MAX_KNOWN = 20
+#: Kind of tensor → ONNX data type.
 _TYPES = {
     "string": ir.DataType.STRING,
     "int64": ir.DataType.INT64,
     "float64": ir.DataType.DOUBLE,
     "float32": ir.DataType.FLOAT,
 }
-#: Why columns are refused.
-_NO_ONNX = "derived by a class that does not say how ONNX computes it (compute_onnx)"
+# Reasons for which columns are refused.
+_NO_ONNX = "derived by a class that has no ONNX form (compute_onnx)"
 _HASHED_STRINGS = "strings are hashed (hash_buckets, num_buckets)"
-_TRIMMED = "spaces around texts are removed (trim)"
-_TEXT_TIMES = "times are texts (time_format)"
-_MIXED = "read as texts and as numbers, or as lists and single values"
+_TRIMMED = "spaces around strings are removed (trim)"
+_TEXT_TIMES = "times are strings (time_format)"
+_MIXED = "read both as strings and as numbers, or both as lists and as single values"
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """What the model takes: values of the graph, None where there is no such column.
+    """Encoded columns, as values of the graph.
 
     Attributes:
         inputs: The raw columns.
-        dense: Double [rows, dense columns], NaN where missing.
-        singles: Ids, int64 [rows, columns without lists].
-        lists: Ids, int64 [rows, length] for each column of lists.
-        lengths: Int64 [rows] for each column of lists.
+        dense: Double [rows, dense columns], NaN where missing; None without dense columns.
+        singles: Ids, int64 [rows, single-valued columns]; None without single-valued columns.
+        lists: Ids, int64 [rows, length] for each multi-hot column.
+        lengths: Int64 [rows] for each multi-hot column.
         vectors: Float [rows, width] for each vector, a row of NaN where it is missing.
         known: A few values of each categorical column's vocabulary.
     """
@@ -86,7 +88,7 @@ class Encoded:
 
     @property
     def columns(self) -> list[ir.Value]:
-        """What the model takes, in order."""
+        """The inputs of :class:`.onnx_scores.Scores`, in order."""
         tables = [value for value in (self.dense, self.singles) if value is not None]
         return [*tables, *self.lists, *self.lengths, *self.vectors]
 
@@ -94,17 +96,17 @@ class Encoded:
 def encode(
     graph: Graph, description: WorkflowDescription, path: Path, spec: FeatureSpec
 ) -> Encoded:
-    """Make the nodes from raw columns to dense values and ids.
+    """Add the nodes that turn raw columns into dense values and ids.
 
     Args:
         graph: The graph to which the nodes are added.
-        description: What the workflow says of itself.
-        path: The directory of the workflow, which has the vocabularies.
-        spec: The columns, the values of histories as columns of lists, and the vectors. All of
-            them are inputs.
+        description: The workflow's description.
+        path: The directory of the workflow, which contains the vocabularies.
+        spec: The columns, the histories' columns (multi-hot), and the vectors. All of them become
+            inputs.
 
     Raises:
-        SettingsError: There are columns that ONNX cannot encode.
+        SettingsError: Standard operators cannot encode a column.
     """
     vectors = []
     for vector in list_vector_inputs(spec):
@@ -120,7 +122,7 @@ def encode(
         for name, (kind, rank) in column.tensors.items():
             shape = ir.Shape(["rows", f"length of {column.name}"][:rank])
             inputs[name] = ir.Value(name=name, type=ir.TensorType(_TYPES[kind]), shape=shape)
-    # A column of the log may be read in several ways, such as with other texts for "missing".
+    # A column of the log may be read in several ways, for example with different null strings.
     kinds = {column.name: column.kind for column in columns}
     sources = []
     for read in plan.reads:
@@ -154,10 +156,10 @@ def encode(
 
 
 def _check_columns(spec: FeatureSpec) -> None:
-    """Check that standard operators encode all columns.
+    """Check that standard operators can encode all columns.
 
     Raises:
-        SettingsError: They do not. The message names the columns and what to do instead.
+        SettingsError: They cannot. The message names the columns and a remedy.
     """
     refused: dict[str, list[str]] = {}
     for column in spec.features:
@@ -168,7 +170,7 @@ def _check_columns(spec: FeatureSpec) -> None:
     for category in spec.categorical:
         if category.raw == "string" and category.oov_ids > 1:
             refused.setdefault(_HASHED_STRINGS, []).append(category.name)
-    # By the column of the log: whether it is read as text, and as lists.
+    # Column of the log → (is it read as a string, is it read as a list) of each read.
     ways: dict[str, set[tuple[bool, bool]]] = {}
     for read in spec.read_plan(label=False).reads:
         is_text = get_tensor_type(read) == "string"
@@ -177,23 +179,23 @@ def _check_columns(spec: FeatureSpec) -> None:
             refused.setdefault(_TRIMMED, []).append(read.source)
         if is_text and read.raw == "time":
             refused.setdefault(_TEXT_TIMES, []).append(read.source)
-    for source, found in ways.items():
-        if len(found) > 1:
+    for source, distinct in ways.items():
+        if len(distinct) > 1:
             refused.setdefault(_MIXED, []).append(source)
     if refused:
         reasons = [f"{', '.join(names)}: {reason}" for reason, names in refused.items()]
         raise SettingsError(
             f"columns that ONNX's operators cannot encode: {'; '.join(reasons)}",
             "serve the bundle (`python -m inference serve` answers the same protocol), or train "
-            "with a spec without these",
+            "with a spec without these columns",
         )
 
 
 def _join_columns(graph: Graph, columns: list[ir.Value]) -> ir.Value | None:
-    """Return columns [rows] as [rows, columns]; None without any.
+    """Stack columns [rows] into [rows, columns]; return None for no columns.
 
-    Concat, Reshape and Transpose are three nodes, an Unsqueeze of each column is a node each. ONNX
-    Runtime's time for a few rows is mostly that of starting nodes.
+    With few rows, ONNX Runtime spends most of its time on starting nodes. Concat, Reshape and
+    Transpose are three nodes; the usual way, an Unsqueeze of each column, is one node per column.
     """
     if not columns:
         return None
@@ -202,9 +204,9 @@ def _join_columns(graph: Graph, columns: list[ir.Value]) -> ir.Value | None:
 
 
 def _join_dense(graph: Graph, spec: FeatureSpec, columns: list[ir.Value]) -> ir.Value | None:
-    """Return dense columns as double [rows, columns], NaN where missing; None without any."""
+    """Stack dense columns as double [rows, columns], NaN where missing; None for no columns."""
     is_whole = [RAW_TYPES[column.raw].is_whole for column in spec.dense]
-    if all(is_whole):  # one conversion of all has fewer nodes than one of each
+    if all(is_whole):  # converting the stacked columns takes fewer nodes than converting each
         table = _join_columns(graph, columns)
         return None if table is None else _as_double(graph, table)
     doubles = []
@@ -214,7 +216,7 @@ def _join_dense(graph: Graph, spec: FeatureSpec, columns: list[ir.Value]) -> ir.
 
 
 def _mark_missing(graph: Graph, value: ir.Value, read: Read, input_kind: str) -> ir.Value:
-    """Return a column as it is read, with "", MISSING or NaN where it is missing.
+    """Replace a column's null values by "", MISSING or NaN, and convert it to the type of a read.
 
     Args:
         graph: The graph.
@@ -226,10 +228,10 @@ def _mark_missing(graph: Graph, value: ir.Value, read: Read, input_kind: str) ->
     if kind == "float64" and input_kind == "int64":
         value = _as_double(graph, value)
     if read.multi_hot:
-        return value  # a missing list is one of length 0
+        return value  # a missing list has length 0
     for null in _list_nulls(read, input_kind):
-        missing = MISSING_OF[kind]
-        null = type(missing)(null)  # compared as the tensor's own type
+        missing = MISSING_VALUES[kind]
+        null = type(missing)(null)  # Equal compares only values of the same type
         value = graph.Where(graph.Equal(value, null), missing, value)
     return value
 
@@ -241,7 +243,7 @@ def _list_nulls(read: Read, input_kind: str) -> Sequence[str | int | float]:
     numbers = []
     for text in read.nulls:
         number = parse_number(text)
-        # What int64 does not hold is no value of the input.
+        # The input is int64, so it never holds a number beyond that range.
         if number is None or abs(number) >= -MISSING:
             continue
         if get_tensor_type(read) != "int64" or float(number).is_integer():
@@ -250,27 +252,28 @@ def _list_nulls(read: Read, input_kind: str) -> Sequence[str | int | float]:
 
 
 def _as_double(graph: Graph, value: ir.Value) -> ir.Value:
-    """Return int64 values as doubles, NaN for MISSING."""
+    """Convert int64 values to double, and MISSING to NaN."""
     numbers = graph.convert(value, "DOUBLE")
     return graph.Where(graph.Equal(value, MISSING), np.nan, numbers)
 
 
 def _derive(graph: Graph, how: Derivation | None, sources: list[tuple[ir.Value, Read]]) -> ir.Value:
-    """Return a column, derived as :func:`clicklog.text.assemble.derive` does."""
+    """Derive a column from its sources, as :func:`clicklog.text.assemble.derive` does."""
     if how is None:
         return sources[0][0]
-    values, is_missing = [], []
+    values = []
+    is_missing = []
     for value, read in sources:
         kind = get_tensor_type(read)
         if kind == "float64":
             is_missing.append(graph.IsNaN(value))
         else:
-            is_missing.append(graph.Equal(value, MISSING_OF[kind]))
+            is_missing.append(graph.Equal(value, MISSING_VALUES[kind]))
         if how.reads == "time":
             value = graph.Mul(value, EPOCHS[read.time_format])
         values.append(value)
     result = DERIVATIONS[how.kind].compute_onnx(graph, values, how)
-    missing = MISSING_OF[get_tensor_type(Read("", how.gives))]
+    missing = MISSING_VALUES[get_tensor_type(Read("", how.gives))]
     return graph.Where(functools.reduce(graph.Or, is_missing), missing, result)
 
 
@@ -281,17 +284,17 @@ def _encode_categorical(
     spec: FeatureSpec,
     raw: dict[str, ir.Value],
 ) -> tuple[dict[str, ir.Value], dict[str, list]]:
-    """Return the ids of categorical columns, and a few values of their vocabularies, by name."""
+    """Encode categorical columns; return their ids and a few of their known values, by name."""
     ids: dict[str, ir.Value] = {}
     known: dict[str, list] = {}
     for columns in spec.vocabularies.values():
         names = [column.name for column in columns]
         keys, key_ids = _read_vocabulary(columns[0], description, path)
-        found = _look_up(graph, [raw[name] for name in names], columns[0], keys, key_ids)
-        ids.update(zip(names, found, strict=True))
+        column_ids = _look_up(graph, [raw[name] for name in names], columns[0], keys, key_ids)
+        ids.update(zip(names, column_ids, strict=True))
         step = len(keys) // _MAX_KNOWN + 1
-        some_keys = np.array(keys[::step], object).tolist()
-        known.update(dict.fromkeys(names, some_keys))
+        sampled_keys = np.array(keys[::step], object).tolist()
+        known.update(dict.fromkeys(names, sampled_keys))
     return ids, known
 
 
@@ -302,30 +305,30 @@ def _look_up(
     keys: np.ndarray | list[bytes],
     key_ids: np.ndarray,
 ) -> list[ir.Value]:
-    """Return the ids of columns that share a vocabulary.
+    """Look up the ids of columns that share a vocabulary.
 
     Args:
         graph: The graph.
         values: The columns, [rows] or [rows, length].
-        column: One of them; they have the same raw type and number of ids out of vocabulary.
-        keys: The values of the vocabulary, and the missing one.
-        key_ids: Their ids.
+        column: One of the columns; all have the same raw type and number of out-of-vocabulary ids.
+        keys: The values of the vocabulary, and the value that represents a missing one.
+        key_ids: The id of each key.
     """
     flat = values[0]
     if len(values) > 1:
-        # One LabelEncoder for all of them: the file holds the vocabulary once.
+        # All columns go through one LabelEncoder, so that the file holds the vocabulary once.
         flat = _flatten(graph, values)
     is_hashed = column.oov_ids > 1
     if column.raw == "bool":
-        flat = boolean(graph, flat)
+        flat = parse_bool(graph, flat)
     elif column.raw == "hex32" and is_hashed:
-        flat = hexadecimal(graph, flat)
+        flat = parse_hex(graph, flat)
     if is_hashed:
-        ids = label_encoder(graph, flat, keys, key_ids, default=-1)
-        buckets = graph.Mod(murmur3(graph, flat), column.oov_ids)
+        ids = add_label_encoder(graph, flat, keys, key_ids, default=-1)
+        buckets = graph.Mod(hash_murmur3(graph, flat), column.oov_ids)
         ids = graph.Where(graph.Less(ids, 0), graph.Add(buckets, FIRST_OOV_ID), ids)
     else:
-        ids = label_encoder(graph, flat, keys, key_ids, default=FIRST_OOV_ID)
+        ids = add_label_encoder(graph, flat, keys, key_ids, default=FIRST_OOV_ID)
     if len(values) == 1:
         return [ids]
     sizes = [graph.Reshape(graph.Size(value), [1]) for value in values]
@@ -339,27 +342,29 @@ def _look_up(
 
 
 def _flatten(graph: Graph, values: list[ir.Value]) -> ir.Value:
-    """Return the values of columns one after the other, [all values]."""
+    """Concatenate the values of all columns, [all values]."""
     return graph.Concat(*(graph.Reshape(value, [-1]) for value in values), axis=0)
 
 
 def _read_vocabulary(
     column: CategoricalColumn, description: WorkflowDescription, path: Path
 ) -> tuple[np.ndarray | list[bytes], np.ndarray]:
-    """Return the values of a column's vocabulary, and the missing one, with their ids.
+    """Read a column's vocabulary; return its values and the missing value, with their ids.
 
-    Texts are as in the log. Hexadecimal numbers are numbers if the column is hashed, because these
-    are computed anyway; else texts of eight digits, and without leading zeros.
+    Strings are as in the log. Hexadecimal values are numbers if the column is hashed, because the
+    graph then computes the numbers anyway. Otherwise they are strings: of eight digits, and also
+    without leading zeros.
     """
-    vocabulary, kind = description.vocabularies[column.name], RAW_TYPES[column.raw]
-    kinds = {vocabulary.name: pa.string() if kind.is_text else pa.int64()}
-    (values,) = read_columns(path / vocabulary.file, kinds, COPY_AGAIN)
+    vocabulary = description.vocabularies[column.name]
+    kind = RAW_TYPES[column.raw]
+    arrow_types = {vocabulary.name: pa.string() if kind.is_text else pa.int64()}
+    (values,) = read_columns(path / vocabulary.file, arrow_types, COPY_AGAIN)
     ids = np.arange(len(values)) + column.reserved_ids
     if kind.is_text:
         return [*values.cast(pa.binary()).to_pylist(), b""], np.append(ids, NULL_ID)
     numbers = to_numpy(values)
     if column.raw == "hex32" and column.oov_ids == 1:
-        # Numbers of fewer than eight digits are spelled in two ways; both are keys.
+        # A number of fewer than eight digits has two spellings; both are keys.
         is_short = numbers < 1 << 28
         keys = [b"%08x" % number for number in numbers.tolist()]
         keys += [b"%x" % number for number in numbers[is_short].tolist()]
@@ -370,9 +375,10 @@ def _read_vocabulary(
 def _check_hexadecimal(
     graph: Graph, spec: FeatureSpec, texts: dict[str, ir.Value], ids: dict[str, ir.Value]
 ) -> None:
-    """Make runs fail for texts that no vocabulary spells so: ``68FD1E64``, ``068fd1e64``, ``xyz``.
+    """Make the graph fail on strings such as ``68FD1E64``, ``068fd1e64`` and ``xyz``.
 
-    They would silently be out of vocabulary. The node that fails is named after the reason.
+    They are not spelled like the vocabulary's keys, and would silently count as out of vocabulary.
+    The node that fails is named after the reason.
     """
     names = [c.name for c in spec.categorical if c.raw == "hex32" and c.oov_ids == 1]
     if not names:
@@ -381,9 +387,9 @@ def _check_hexadecimal(
     flat_ids = _flatten(graph, [ids[name] for name in names])
     unknown = graph.Compress(flat_texts, graph.Equal(flat_ids, FIRST_OOV_ID), axis=0)
     is_valid = graph.RegexFullMatch(unknown, pattern="[0-9a-f]{8}|0|[1-9a-f][0-9a-f]{0,6}")
-    num_wrong = graph.ReduceSum(graph.convert(graph.Not(is_valid), "INT64"), keepdims=0)
+    num_invalid = graph.ReduceSum(graph.convert(graph.Not(is_valid), "INT64"), keepdims=0)
     # ONNX has no operator that raises an error. A Gather from [0] fails at index 1 and returns 0 at
-    # index 0. The 0 is added to ids because a runtime removes nodes whose result nobody uses.
-    inputs = [graph.constant([0]), graph.Min(num_wrong, 1)]
-    zero = graph.op("Gather", inputs, name=HEXADECIMAL)
+    # index 0. The 0 is added to ids because a runtime removes nodes whose result is not used.
+    inputs = [graph.constant([0]), graph.Min(num_invalid, 1)]
+    zero = graph.op("Gather", inputs, name=HEX_ERROR)
     ids[names[0]] = graph.Add(ids[names[0]], zero)

@@ -1,4 +1,4 @@
-"""ONNX operators by their names, and functions of values that are made of them."""
+"""A graph builder whose methods are ONNX operators, and functions composed of operators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from onnx_ir.tape import Tape
 from nvt_torchrec.formats.feature_spec.raw_types.integers import FALSE, TRUE
 from nvt_torchrec.inference.named_tensors import MISSING
 
-#: Keeps the lower half of an int64.
+#: Mask of the lower half of an int64.
 _32_BITS = 0xFFFFFFFF
 
 
 class Graph(Tape):
-    """Make nodes by the names of operators: ``graph.Add(x, 1)``.
+    """Add nodes by calling operators by name: ``graph.Add(x, 1)``.
 
-    Inputs are values of the graph, or constants, whose types are those that NumPy chooses: int64
-    for ints, float64 for floats; and strings.
+    Inputs are values of the graph or constants: strings, or numbers with NumPy's default types
+    (int64 for ints, float64 for floats).
     """
 
     def __getattr__(self, op: str) -> Callable[..., ir.Value]:
@@ -35,15 +35,15 @@ class Graph(Tape):
         return make
 
     def constant(self, value: Any) -> ir.Value:
-        """Return a constant: a number, a text, a list of them, or an array."""
-        return self.initializer(_tensor(value), f"constant_{len(self.initializers)}")
+        """Add a constant: a number, a string, a list of numbers or of bytes, or an array."""
+        return self.initializer(_to_tensor(value), f"constant_{len(self.initializers)}")
 
     def convert(self, value: ir.Value, dtype: str) -> ir.Value:
-        """Return a value as INT64 or DOUBLE."""
+        """Cast a value to ``dtype``, "INT64" or "DOUBLE"."""
         return self.Cast(value, to=ir.DataType[dtype])
 
 
-def _tensor(values: Any) -> ir.TensorProtocol:
+def _to_tensor(values: Any) -> ir.TensorProtocol:
     if isinstance(values, str):
         return ir.StringTensor([values.encode()], shape=ir.Shape([]))
     if isinstance(values, list) and isinstance(values[0], bytes):
@@ -51,35 +51,36 @@ def _tensor(values: Any) -> ir.TensorProtocol:
     return ir.tensor(np.asarray(values))
 
 
-def label_encoder(graph: Graph, x: ir.Value, keys: Any, values: Any, default: int) -> ir.Value:
-    """Return the value of each key; ``default`` of others."""
+def add_label_encoder(graph: Graph, x: ir.Value, keys: Any, values: Any, default: int) -> ir.Value:
+    """Map each key to its value, and anything else to ``default``."""
     return graph.LabelEncoder(
         x,
-        keys_tensor=_tensor(keys),
-        values_tensor=_tensor(values),
-        default_tensor=_tensor([default]),
+        keys_tensor=_to_tensor(keys),
+        values_tensor=_to_tensor(values),
+        default_tensor=_to_tensor([default]),
     )
 
 
-def boolean(graph: Graph, texts: ir.Value) -> ir.Value:
-    """Return 1 and 0 of the texts of ``bool``, in any case; MISSING for others."""
-    # Each spelling is a key: StringNormalizer, which lowers the case, takes one dimension only.
+def parse_bool(graph: Graph, texts: ir.Value) -> ir.Value:
+    """Map the spellings of the raw type ``bool``, in any case, to 1 and 0; others to MISSING."""
+    # Each mix of cases is a key, because StringNormalizer, which lowers the case, accepts only one
+    # dimension.
     keys: list[bytes] = []
     values: list[int] = []
     for value, words in enumerate((FALSE, TRUE)):
         for word in words:
-            either_case = zip(word.lower(), word.upper(), strict=True)
-            spellings = {"".join(letters) for letters in itertools.product(*either_case)}
+            both_cases = zip(word.lower(), word.upper(), strict=True)
+            spellings = {"".join(letters) for letters in itertools.product(*both_cases)}
             keys += [spelling.encode() for spelling in sorted(spellings)]
             values += [value] * len(spellings)
-    return label_encoder(graph, texts, keys, values, MISSING)
+    return add_label_encoder(graph, texts, keys, values, MISSING)
 
 
-def hexadecimal(graph: Graph, texts: ir.Value) -> ir.Value:
-    """Return the numbers that hexadecimal digits represent; MISSING for "".
+def parse_hex(graph: Graph, texts: ir.Value) -> ir.Value:
+    """Parse hexadecimal digits as numbers; "" becomes MISSING.
 
-    No operator reads hexadecimal digits. So each of the 32 bits is asked for by a regular
-    expression: whether the digit that has it, counted from the end, is one of those with this bit.
+    No operator parses hexadecimal digits, so 32 regular expressions find one bit each: they match
+    if the digit that contains the bit, counted from the end, is one of the eight that set it.
     """
     bits = []
     for bit in range(32):
@@ -92,12 +93,12 @@ def hexadecimal(graph: Graph, texts: ir.Value) -> ir.Value:
     return graph.Where(graph.Equal(texts, ""), MISSING, number)
 
 
-def murmur3(graph: Graph, x: ir.Value) -> ir.Value:
-    """Hash int64 as :func:`base.hashing.murmur3_of_int` does, of its 8 bytes with the seed 0.
+def hash_murmur3(graph: Graph, x: ir.Value) -> ir.Value:
+    """Hash the 8 bytes of int64 values with seed 0, as :func:`base.hashing.murmur3_of_int` does.
 
-    MurmurHash3 x86_32 computes with unsigned 32 bits. Here they are the lower half of int64, as
-    ONNX Runtime has few operators on uint32: products are cut to 32 bits, and shifts are products
-    and quotients, which are exact below 2^63 (of larger products the lower half is still right).
+    MurmurHash3 x86_32 computes with unsigned 32-bit integers, for which ONNX Runtime has few
+    operators. So they are held in the lower half of an int64. Products are cut to 32 bits: when one
+    overflows int64, its lower half is still right. Shifts are products and quotients.
     """
 
     def cut(y: ir.Value) -> ir.Value:
@@ -122,8 +123,8 @@ def murmur3(graph: Graph, x: ir.Value) -> ir.Value:
     return graph.BitwiseXor(hashed, graph.Div(hashed, 1 << 16))
 
 
-def vocabulary_bytes(graph: Graph) -> int:
-    """Return about how many bytes the vocabularies of a graph have in a file."""
+def count_vocabulary_bytes(graph: Graph) -> int:
+    """Estimate the bytes that the vocabularies of a graph take in a file."""
     size = 0
     for node in graph.nodes:
         if node.op_type != "LabelEncoder":
@@ -131,7 +132,7 @@ def vocabulary_bytes(graph: Graph) -> int:
         for attribute in node.attributes.values():
             tensor = attribute.as_tensor()
             if isinstance(tensor, ir.StringTensor):
-                # Protobuf writes a tag and a length before each text.
+                # Protobuf writes a tag and a length before each string.
                 size += sum(map(len, tensor.string_data())) + 2 * tensor.size
             else:
                 size += tensor.nbytes

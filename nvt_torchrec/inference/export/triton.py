@@ -2,9 +2,9 @@
 
 Layout::
 
-    click_probability/config.pbtxt     inputs: a tensor for each column; a probability
-                                       of each label
-    click_probability/1/model.onnx     :mod:`inference.export.onnx_file`
+    click_probability/config.pbtxt     inputs: a tensor for each column;
+                                       outputs: a probability for each label
+    click_probability/1/model.onnx     written by :mod:`inference.export.onnx_file`
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.feature_spec import FeatureSpec
 from nvt_torchrec.inference.export.onnx_file import write_model
-from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, inputs_without_tables
+from nvt_torchrec.inference.named_tensors import MODEL_NAME, OUTPUT, list_inputs_without_tables
 from nvt_torchrec.inference.predictor import name_by_label
 
 #: The most rows that Triton puts into one batch.
 _MAX_BATCH = 4096
-#: Triton's names of the kinds of tensors.
+#: Kind of tensor → Triton's name for it.
 _TYPES = {
     "string": "TYPE_STRING",
     "int64": "TYPE_INT64",
@@ -33,25 +33,26 @@ def export_triton(bundle: Path, output: Path) -> None:
     """Write a model repository into a new directory.
 
     Args:
-        bundle: Directory of a bundle.
-        output: Directory to make; pass it to ``tritonserver --model-repository``.
+        bundle: The bundle's directory.
+        output: The directory to create; pass it to ``tritonserver --model-repository``.
 
     Raises:
-        SettingsError: ONNX's operators cannot encode a column, or the file would be too large.
+        SettingsError: ONNX's operators cannot encode a column, the file would be too large, or its
+            probabilities differ from the bundle's.
         OutputError: ``output`` exists or cannot be written.
     """
     with new_directory(output) as temporary:
         version = temporary / MODEL_NAME / "1"
         version.mkdir(parents=True)
         predictor = write_model(bundle, version)
-        text = config(predictor.row_spec, predictor.labels)
+        text = format_config(predictor.row_spec, predictor.labels)
         (temporary / MODEL_NAME / "config.pbtxt").write_text(text)
 
 
-def config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
-    """Return the text of ``config.pbtxt``."""
+def format_config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
+    """Return the content of ``config.pbtxt``."""
     tensors = []
-    for column in inputs_without_tables(spec):
+    for column in list_inputs_without_tables(spec):
         for name, (kind, rank) in column.tensors.items():
             size = column.second_size(name)
             tensors.append(_describe_tensor(name, _TYPES[kind], rank, size))
@@ -73,9 +74,9 @@ instance_group [ {{ kind: KIND_CPU, count: 1 }} ]
 
 
 def _describe_tensor(name: str, kind: str, rank: int, size: int) -> str:
-    """Return the description of a tensor. Its ``dims`` are those after the batch.
+    """Describe a tensor. Its ``dims`` leave out the batch dimension.
 
-    Triton allows no empty ``dims``: a tensor [rows] of the file is [rows, 1] to clients.
+    Triton allows no empty ``dims``: a tensor [rows] of the file is [rows, 1] for clients.
     """
     quoted = json.dumps(name, ensure_ascii=False)
     shape = f"dims: [ {size} ]"

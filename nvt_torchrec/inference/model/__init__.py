@@ -1,1 +1,1 @@
-"""The trained model arranged for scoring, its tables, weights and bundles."""
+"""The trained model, arranged for scoring; its tables, weights and bundles."""

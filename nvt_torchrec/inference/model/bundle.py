@@ -1,4 +1,4 @@
-"""A workflow and a model in one directory that can be moved: all that a server needs.
+"""Write and read bundles: a workflow and a model in one movable directory, all that a server needs.
 
 Layout::
 
@@ -10,13 +10,13 @@ Layout::
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2 or more]; see
                            :mod:`inference.model.scoring`
-    weights/NAME.npy       the weights of the layers, by their names in
-                           :class:`models.head.Head`; or of an own model
-    weights/head.onnx      what follows the lookup (:mod:`models.onnx_head`)
-    reference/NAME.npy     some encoded rows and their scores (:mod:`.reference`)
+    weights/NAME.npy       the weights of the layers, by their names in :class:`models.head.Head`
+    weights/head.onnx      instead of these, the layers of a user's own model as ONNX
+                           (:mod:`models.onnx_head`)
+    reference/NAME.npy     encoded rows and their scores (:mod:`.reference`)
 
-There is no pickle and no absolute path in it. The table is mapped into memory, not read: opening a
-bundle takes no longer for a large one, and the processes of a machine share the table.
+A bundle contains no pickle and no absolute path. The table is mapped into memory, not read: opening
+a bundle takes the same time for any table size, and the processes of a machine share the table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
-from nvt_torchrec.formats.table_files import table_files
+from nvt_torchrec.formats.table_files import list_table_files
 from nvt_torchrec.formats.vectors import select_vectors
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 from nvt_torchrec.inference.model import reference
@@ -75,9 +75,9 @@ FORMAT = Format(
 BUNDLE_FILE = "bundle.json"
 WORKFLOW = "workflow"
 WEIGHTS = "weights"
-#: How many digits of a bundle's digest name it in headers, metrics and directories.
+#: The number of digits of a bundle's digest that name it in headers, metrics and directories.
 _NAME_DIGITS = 12
-_AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
+_REMEDY = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
 
 def write_bundle(
@@ -90,25 +90,26 @@ def write_bundle(
 ) -> bool:
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
 
-    ``bundle.json`` gets the checkpoint's time of change, so that it says when a model was trained.
+    ``bundle.json`` gets the checkpoint's modification time, which tells when a model was trained.
 
     Args:
-        workflow: Its directory.
-        checkpoint: Its directory.
-        path: Of the bundle.
+        workflow: The directory of the workflow.
+        checkpoint: The directory of the checkpoint.
+        path: The directory of the bundle.
         tables: The type of the embeddings, one of :data:`inference.model.scoring.KINDS`.
-        build: Makes the module of an own model.
+        build: The function that builds the module of a user's own model.
 
     Returns:
-        True if it was written. False if it is there already, made from the same checkpoint and
-        workflow; the workflow may have been extended since.
+        True if the bundle was written. False if ``path`` already is a bundle of the same checkpoint
+        and workflow; the workflow may have been extended since.
 
     Raises:
         BadInputError: The workflow or the checkpoint is missing or damaged; all bytes are checked.
         SchemaError: The checkpoint was trained on data of another workflow.
         OutputError: ``path`` exists, or cannot be written.
     """
-    workflow, path = Path(workflow), Path(path)
+    workflow = Path(workflow)
+    path = Path(path)
     if workflow.name == EtlOutput(workflow.parent).workflow.name:
         EtlOutput(workflow.absolute().parent).check_whole()
     description = inspect(workflow)
@@ -116,7 +117,7 @@ def write_bundle(
         return False
     if path.exists() or path.is_symlink():
         raise OutputError(
-            f"{path} exists, and is not a bundle of this workflow and checkpoint",
+            f"{path} exists but is not a bundle of this workflow and checkpoint",
             "choose another --output, or remove it first",
         )
     description.verify()
@@ -138,16 +139,16 @@ def write_bundle(
 def _is_made_from(
     path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
 ) -> bool:
-    """Return whether the bundle at ``path`` is of this workflow, checkpoint and type of tables."""
+    """Return True if the bundle at ``path`` has this workflow, checkpoint and type of tables."""
     bundle = describe(path, check=True)
     if bundle.tables != tables or bundle.origin.checkpoint.digest != compute_digest(checkpoint):
         return False
     if bundle.workflow_digest != workflow.digest:
         return workflow.ancestor(bundle.workflow_digest) is not None
-    # A further day may change the files of events, tables and vectors, and leave the workflow's
-    # digest as it is, which stands for what encodes.
+    # Adding a day may change the files of events, tables and vectors without changing the
+    # workflow's digest, which only covers the files that encode columns.
     vectors = select_vectors(workflow.files) if bundle.model.dense_vectors else {}
-    for name in (*list_event_files(workflow.spec), *table_files(workflow.spec), *vectors):
+    for name in (*list_event_files(workflow.spec), *list_table_files(workflow.spec), *vectors):
         entry = bundle.files.get(f"{WORKFLOW}/{name}")
         if entry is None or entry.difference(workflow.path / name):
             return False
@@ -157,11 +158,14 @@ def _is_made_from(
 def _check_generation(
     description: WorkflowDescription, trained_on: str, workflow: Path, checkpoint: Path | str
 ) -> None:
-    """Refuse a checkpoint of an earlier generation of the workflow, with a remedy of its own."""
+    """Refuse a checkpoint of an earlier generation of the workflow.
+
+    :func:`check_pair` would refuse it too, but without a remedy that fits.
+    """
     ancestor = description.ancestor(trained_on)
     if ancestor is not None and ancestor.digest != description.digest:
         raise SchemaError(
-            f"{checkpoint} was trained on generation {ancestor.number} of the workflow, and "
+            f"{checkpoint} was trained on generation {ancestor.number} of the workflow, but "
             f"{workflow} is at generation {description.generation}",
             f"train with --continue_from {checkpoint} on the data of generation "
             f"{description.generation}, and bundle the new checkpoint",
@@ -171,18 +175,18 @@ def _check_generation(
 def save_bundle(
     path: Path, workflow: Path, model: ServingModel, origin: Origin, trained: float | None = None
 ) -> None:
-    """Put a workflow and a model into a new directory, with vectors only if the model takes some.
+    """Put a workflow and a model into a new directory; leave out vectors that the model ignores.
 
     Args:
-        path: The directory.
+        path: The directory to create.
         workflow: The directory of the workflow.
         model: The model, on the CPU.
         origin: Where the weights come from.
-        trained: When it was trained, in seconds since 1970; None if that is unknown.
+        trained: The time at which the model was trained, in seconds since 1970; None if unknown.
 
     Raises:
         OutputError: ``path`` exists or cannot be written.
-        SettingsError: It is an own model that cannot be exported to ONNX.
+        SettingsError: The model is a user's own and cannot be exported to ONNX.
     """
     if model.config.own:
         model = export_own_head(model)
@@ -219,7 +223,7 @@ def save_bundle(
 
 
 def export_own_head(model: ServingModel) -> ServingModel:
-    """Return an own model with its head as ONNX, which ONNX Runtime executes.
+    """Replace the head of a user's own model by its ONNX form, which ONNX Runtime executes.
 
     Raises:
         SettingsError: The head cannot be exported.
@@ -231,11 +235,11 @@ def export_own_head(model: ServingModel) -> ServingModel:
         head = OnnxHead(export_head(model.head, config), config)
     except ClickLogError:
         raise
-    except Exception as error:  # what PyTorch's exporter raises
+    except Exception as error:  # PyTorch's exporter raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SettingsError(
             f"--model {config.model} cannot be exported to ONNX: {type(error).__name__}: {reason}",
-            "docs/models.md says what a model of your own may compute",
+            "docs/models.md lists the operations that a model of your own may use",
         ) from error
     return ServingModel.make(model.table, config, head)
 
@@ -243,17 +247,18 @@ def export_own_head(model: ServingModel) -> ServingModel:
 def read_bundle(
     path: Path | str, device: torch.device, *, check: bool = False
 ) -> tuple[compiled.CompiledWorkflow, ServingModel]:
-    """Open what :func:`write_bundle` wrote.
+    """Open a bundle.
 
     Args:
-        path: The directory.
-        device: Where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: Read all files, compare their SHA-256, and look for tables that are not finite. The
-            files of the layers' weights are compared in any case.
+        path: The directory of the bundle.
+        device: The device of the model. On the CPU its table stays on disk, and is mapped.
+        check: Read all files, compare their SHA-256, and refuse tables that are not finite. The
+            weights of the layers are always checked.
 
     Raises:
-        BadInputError: There is no bundle, or a file is missing, damaged or not finite.
-        SchemaError: The bundle has another version, or its parts do not belong together.
+        BadInputError: ``path`` is not a bundle, a file is missing or damaged, or a weight is not
+            finite.
+        SchemaError: The bundle has an unsupported version, or its parts do not belong together.
     """
     path = Path(path)
     description = describe(path, check=check)
@@ -263,40 +268,41 @@ def read_bundle(
     workflow = compiled.load(path / WORKFLOW, verify=check, vectors=has_vectors)
     if workflow.digest != description.workflow_digest:
         raise SchemaError(
-            f"{path}: its workflow is not the one that it was made with (digest "
-            f"{workflow.digest[:12]}… instead of {description.workflow_digest[:12]}…)",
-            _AGAIN,
+            f"{path}: its workflow has been replaced (digest {workflow.digest[:12]}… instead of "
+            f"{description.workflow_digest[:12]}…)",
+            _REMEDY,
         )
-    config, trained_on = description.model, description.origin.checkpoint.workflow_digest
+    config = description.model
+    trained_on = description.origin.checkpoint.workflow_digest
     check_pair(workflow.schema, workflow.digest, config, trained_on, path / WORKFLOW, path)
     try:
         head = load_head(path / WEIGHTS, config, device)
         table = load_table(path / WEIGHTS, description.tables, config).to(device)
         model = ServingModel.make(table, config, head)
-        # A file that bundle.json does not list has no digest, so nothing else would notice it.
+        # A file that bundle.json does not list has no digest, so no other check would notice it.
         for file in list_weight_files(model):
             name = f"{WEIGHTS}/{file}"
             if name not in description.files:
-                raise ValueError(f"{name} is not among its files")
+                raise ValueError(f"{BUNDLE_FILE} does not list {name}")
     except (ValueError, OSError, SchemaError) as error:
-        raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
+        raise BadInputError(f"{path} is damaged: {error}", _REMEDY) from error
     _check_finite(path, model, tables=check)
     return workflow, model
 
 
 def _check_small_files(path: Path, description: BundleDescription) -> None:
-    """Compare the digests of the files that are read as a whole whenever a bundle is opened.
+    """Verify the digests of the files that are read as a whole whenever a bundle is opened.
 
-    These are the weights of the layers, and JSON. Tables and vocabularies are mapped: to compare
-    their digests takes as long as to read them.
+    These are the weights of the layers, and JSON files. Tables and vocabularies are mapped;
+    verifying their digests would take as long as reading them.
     """
     tables = (f"{WEIGHTS}/table.npy", f"{WEIGHTS}/ranges.npy")
-    small: dict[str, FileEntry] = {}
+    small_files: dict[str, FileEntry] = {}
     for name, entry in description.files.items():
         is_layer = name.startswith(WEIGHTS) and name not in tables
         if is_layer or name.endswith(".json"):
-            small[name] = entry
-    check_digests(path, small, _AGAIN)
+            small_files[name] = entry
+    check_digests(path, small_files, _REMEDY)
 
 
 def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
@@ -309,23 +315,23 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
         raise BadInputError(
             f"{path / WEIGHTS / name}.npy holds values that are not finite: training diverged, and "
             "scores would be NaN",
-            "make the bundle again, from an earlier checkpoint",
+            "make the bundle again from an earlier checkpoint",
         )
 
 
 def is_bundle(path: Path | str) -> bool:
-    """Return whether a directory holds a bundle."""
+    """Return True if the directory is a bundle."""
     return (Path(path) / BUNDLE_FILE).is_file()
 
 
 @dataclasses.dataclass(frozen=True)
 class BundleDescription:
-    """What ``bundle.json`` holds.
+    """The content of ``bundle.json``.
 
     Attributes:
         workflow_digest: The digest of the workflow in the bundle.
         model: The model.
-        files: Size and SHA-256 of the other files, by relative path.
+        files: Size and SHA-256 of the other files, by path relative to the bundle.
         tables: The type of the embeddings.
         generation: The generation of the workflow.
         origin: Where the weights come from.
@@ -344,22 +350,22 @@ class BundleDescription:
 
 
 def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
-    """Read ``bundle.json``, and check the other files' sizes, and with ``check`` their digests.
+    """Read ``bundle.json``; check the sizes of the other files and, with ``check``, their digests.
 
     Raises:
-        BadInputError: There is no bundle, or a file is missing or damaged.
-        SchemaError: The bundle has another version.
+        BadInputError: ``path`` is not a bundle, or a file is missing or damaged.
+        SchemaError: The bundle has an unsupported version.
     """
     path = Path(path)
-    read = FORMAT.read(BundleDescription, path / BUNDLE_FILE, _AGAIN)
-    check_sizes(path, read.files, _AGAIN)
+    description = FORMAT.read(BundleDescription, path / BUNDLE_FILE, _REMEDY)
+    check_sizes(path, description.files, _REMEDY)
     if check:
-        check_digests(path, read.files, _AGAIN)
-    return read
+        check_digests(path, description.files, _REMEDY)
+    return description
 
 
 def bundle_digest(path: Path | str) -> str:
-    """Return the SHA-256 of ``bundle.json``, which stands for the bundle: it holds all digests."""
+    """Return the SHA-256 of ``bundle.json``, which identifies the bundle: it lists all digests."""
     return hashlib.sha256((Path(path) / BUNDLE_FILE).read_bytes()).hexdigest()
 
 

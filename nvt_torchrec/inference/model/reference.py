@@ -1,6 +1,7 @@
-"""Reference rows: a bundle carries some encoded rows and the scores that it gave when it was made.
+"""Reference rows of a bundle: encoded rows, and the scores that the model gave them at the start.
 
-:mod:`inference.publish.trial` scores them again before the bundle is served.
+They are written when the bundle is made. :mod:`inference.publish.trial` scores them again before
+the bundle is served.
 """
 
 from __future__ import annotations
@@ -21,34 +22,36 @@ from nvt_torchrec.models.config import ModelConfig
 
 #: The directory of the rows in a bundle.
 FOLDER = "reference"
-#: How many rows a bundle carries.
+#: The number of rows in a bundle.
 _NUM_ROWS = 64
-#: The longest list, and the longest history, that is made up.
+#: The length of the longest random list and history.
 _MAX_LENGTH = 4
-#: The share of the rows for which no vector is made up.
+#: The share of the rows without a vector.
 _MISSING_SHARE = 1 / 4
-#: By how much a probability may differ on another machine, or with other threads.
+#: The most by which a probability may differ on another machine, or with other threads.
 _TOLERANCE = 1e-4
 _REMEDY = "make the bundle again from the checkpoint: python -m inference bundle"
 
 
 def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[str, np.ndarray]:
-    """Return rows and their scores: rows of the valid set, if that lies beside the workflow.
+    """Choose reference rows and score them.
 
-    The events of histories, and vectors, are always drawn at random; so are all rows, if the output
-    of the ETL is elsewhere or valid has too few.
+    The rows are the first ones of the valid set, if the workflow is still in the ETL's output and
+    the set has enough rows. Otherwise they are random. Events of histories, and vectors, are always
+    random.
 
     Args:
         workflow: ``OUT/workflow``, or a copy elsewhere.
-        schema: The columns that it writes.
+        schema: The columns that the workflow writes.
         model: The model.
 
     Returns:
-        ``dense`` float32 [dense columns, n]; ``ids`` int64 [all ids], feature by feature;
-        ``lengths`` int64 [features, n]; ``dense_vectors`` float32 [n, ``config.vector_inputs``], if
-        the model takes any; ``scores`` float32 [n, labels].
+        ``dense`` float32 [dense columns, rows]; ``ids`` int64 [all ids], feature by feature;
+        ``lengths`` int64 [features, rows]; ``dense_vectors`` float32 [rows,
+        ``config.vector_inputs``], if the model takes any; ``scores`` float32 [rows, labels].
     """
-    config, generator = model.config, np.random.default_rng(0)
+    config = model.config
+    generator = np.random.default_rng(0)
     sizes = dict(zip(config.categorical, config.num_embeddings, strict=True))
     dense = generator.standard_normal((len(config.dense), _NUM_ROWS)).astype(np.float32)
     lengths = np.ones((len(config.features), _NUM_ROWS), np.int64)
@@ -65,16 +68,19 @@ def make_rows(workflow: Path, schema: TableSchema, model: ServingModel) -> dict[
             break
     dense_vectors = _draw_vectors(config, generator) if config.dense_vectors else None
     scores = _score(model, dense, Ids.from_lengths(ids, lengths), dense_vectors)
-    every_id = np.concatenate(ids).astype(np.int64)
-    rows: dict[str, np.ndarray] = {"dense": dense, "ids": every_id, "lengths": lengths}
-    rows["scores"] = scores
+    rows: dict[str, np.ndarray] = {
+        "dense": dense,
+        "ids": np.concatenate(ids).astype(np.int64),
+        "lengths": lengths,
+        "scores": scores,
+    }
     if dense_vectors is not None:
         rows["dense_vectors"] = dense_vectors
     return rows
 
 
 def _draw_vectors(config: ModelConfig, generator: np.random.Generator) -> np.ndarray:
-    """Return vectors of rows, each followed by its indicator; one of four rows has none."""
+    """Draw a vector for most rows, each followed by its indicator, [rows, ``vector_inputs``]."""
     drawn = []
     for vectors in config.dense_vectors:
         values = generator.standard_normal((_NUM_ROWS, vectors.num_inputs), np.float32)
@@ -91,12 +97,12 @@ def _take_rows(
     ids: list[np.ndarray],
     lengths: np.ndarray,
 ) -> bool:
-    """Replace the rows that were drawn by the first ones of a part of valid, if it has enough.
+    """Replace the random rows by the first rows of a parquet file, if it has enough.
 
     Returns:
-        Whether they were replaced.
+        True if they were replaced.
     """
-    import pyarrow.parquet as pq  # imports file systems, which a server does not need
+    import pyarrow.parquet as pq  # also imports file systems, which a server does not need
 
     names = [*config.dense, *config.categorical]
     file = pq.ParquetFile(part)
@@ -120,17 +126,17 @@ def _take_rows(
 def _score(
     model: ServingModel, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None
 ) -> np.ndarray:
-    """Return probabilities, float32 [n, labels]."""
+    """Return probabilities, float32 [rows, labels]."""
     ids = model.fold(ids)
     logits = model.logits(dense, model.lookup(ids), ids, dense_vectors)
     return torch.sigmoid(logits).cpu().numpy()
 
 
 def check_scores(bundle: Path, model: ServingModel) -> None:
-    """Compare the scores of a bundle's rows with those that it gave when it was made.
+    """Score the reference rows again; compare the scores with those in the bundle.
 
     Raises:
-        BadInputError: They differ, or the files are damaged.
+        BadInputError: The scores differ, or the files are damaged.
     """
     try:
         dense, ids, lengths, expected = _read_rows(bundle / FOLDER, model.config)
@@ -141,12 +147,12 @@ def check_scores(bundle: Path, model: ServingModel) -> None:
         scores = _score(model, dense, Ids.from_lengths(columns, lengths), dense_vectors)
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInputError(f"{bundle / FOLDER}: damaged: {reason}", _REMEDY) from error
+        raise BadInputError(f"{bundle / FOLDER} is damaged: {reason}", _REMEDY) from error
     if not np.allclose(scores, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
         difference = float(np.abs(scores - expected).max())
         raise BadInputError(
-            f"{bundle}: the scores of its reference rows differ by {difference:g} from those that "
-            "it gave when it was made",
+            f"{bundle}: the scores of its reference rows differ by {difference:g} from the scores "
+            "at the time it was made",
             _REMEDY,
         )
 
@@ -157,7 +163,7 @@ def _read_rows(
     """Read dense values, ids, lengths and scores.
 
     Raises:
-        ValueError, OSError: They are damaged, or not rows of the model.
+        ValueError, OSError: They are damaged, or do not have the shapes of the model's inputs.
     """
     dense = MappedArray(folder / "dense.npy", np.float32, 2).values
     ids = MappedArray(folder / "ids.npy", np.int64, 1).values
@@ -170,17 +176,17 @@ def _read_rows(
         and scores.shape == (num_rows, len(config.labels))
     )
     if not has_shapes:
-        raise ValueError(f"rows of the shapes {dense.shape}, {lengths.shape}, {scores.shape}")
+        raise ValueError(f"rows with the shapes {dense.shape}, {lengths.shape}, {scores.shape}")
     if not num_rows or lengths.min(initial=0) < 0 or lengths.sum() != len(ids):
-        raise ValueError("lengths that are not those of the ids")
+        raise ValueError(f"the lengths do not add up to the {len(ids)} ids")
     return dense, ids, lengths, scores
 
 
 def _read_vectors(folder: Path, config: ModelConfig, num_rows: int) -> np.ndarray:
     """Read the vectors of the rows. Raises ValueError, OSError."""
     path = folder / "dense_vectors.npy"
-    # Writable, as PyTorch requires of memory that it shares.
+    # PyTorch only wraps writable memory without a warning.
     values = MappedArray(path, np.float32, 2, writable=True).values
     if values.shape != (num_rows, config.vector_inputs):
-        raise ValueError(f"vectors of the shape {values.shape}")
+        raise ValueError(f"vectors with the shape {values.shape}")
     return values

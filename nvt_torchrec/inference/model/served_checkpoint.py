@@ -1,4 +1,4 @@
-"""Read a training checkpoint for serving, and check what its model can be used with."""
+"""Read a training checkpoint for serving; check that model, workflow and clients fit together."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOrigin:
-    """What a bundle records of the checkpoint that it was made from.
+    """The checkpoint from which a bundle was made, as the bundle records it.
 
     Attributes:
-        digest: The digest that the checkpoint's ``model.json`` holds of itself; it also holds those
-            of the other files.
+        digest: The checkpoint's digest: that of its ``model.json``, which contains the digests of
+            its other files.
         steps: The number of training steps.
-        samples: The number of samples trained on.
-        workflow_digest: The digest of the workflow whose data it was trained on; "" if unknown.
-        generation: The generation of the workflow whose data it was trained on, if known.
-        days: The days it was trained on, those of the checkpoints before it included, if known.
-        continued_from: The digest of the checkpoint that its training continued from, if any.
-        settings: The settings of the training run, but for paths.
+        samples: The number of samples it was trained on.
+        workflow_digest: The digest of the workflow on whose data it was trained; "" if unknown.
+        generation: The generation of that workflow, if known.
+        days: The days it was trained on, including those of earlier checkpoints that it continues,
+            if known.
+        continued_from: The digest of the checkpoint that its training continued, if any.
+        settings: The settings of the training run, without paths.
         versions: The versions of the packages that wrote it.
     """
 
@@ -54,7 +55,7 @@ class CheckpointOrigin:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a bundle comes from; its workflow is in it, and knows its own generations.
+    """Origin of a bundle. (The workflow in the bundle records its own generations.)
 
     Attributes:
         checkpoint: The checkpoint with the weights.
@@ -69,10 +70,10 @@ def check_device(device: torch.device | str) -> torch.device:
     """Return the device. Raises SettingsError if it cannot be used."""
     try:
         chosen = torch.device(device)
-        torch.empty(1, device=chosen)  # names of devices that are not there are accepted above
+        torch.empty(1, device=chosen)  # torch.device also accepts devices that do not exist
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
+        raise SettingsError(f"--device {device}: {reason}", "--device cpu always works") from error
     return chosen
 
 
@@ -81,13 +82,17 @@ def read_checkpoint(
 ) -> tuple[ServingModel, CheckpointOrigin]:
     """Read the model of a training checkpoint of any world size and sharding plan.
 
-    ``build`` makes the module of an own model.
+    Args:
+        path: The directory of the checkpoint.
+        device: The device of the model.
+        build: The function that builds the module of a user's own model.
 
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged, or weights are not finite.
         SchemaError: It is not a checkpoint of this program.
     """
-    from nvt_torchrec.models.checkpoint.reading import read_model  # imports torch.distributed
+    # This module imports torch.distributed, which a server does not need.
+    from nvt_torchrec.models.checkpoint.reading import read_model
 
     origin = _read_origin(Path(path))
     rows, head, config = read_model(path, device, build)
@@ -98,15 +103,15 @@ def import_model(name: str | None, checkpoint: Path | str | None) -> Build | Non
     """Import the function ``MODULE:FUNCTION`` that the caller names for a checkpoint.
 
     Raises:
-        SettingsError: It cannot be imported, or it is not the name of a function.
+        SettingsError: The function cannot be imported, or ``name`` does not name a function.
     """
     if name is None:
         return None
     build = load_build(name)
     if build is None:
         raise SettingsError(
-            f"--model {name}: a model of this project needs no --model here",
-            "leave it out; for a model of your own give --model MODULE:FUNCTION",
+            f"--model {name}: built-in models need no --model here",
+            "leave it out; for a model of your own pass --model MODULE:FUNCTION",
         )
     trained = CheckpointRecord.read(checkpoint or "").model.get("model")
     if trained != name:
@@ -115,7 +120,7 @@ def import_model(name: str | None, checkpoint: Path | str | None) -> Build | Non
 
 
 def _read_origin(path: Path) -> CheckpointOrigin:
-    """Return what a bundle records of a checkpoint.
+    """Read what a bundle records of a checkpoint.
 
     Raises:
         BadInputError: The checkpoint is missing or damaged.
@@ -159,23 +164,23 @@ def check_pair(
         schema: The schema of the data that the workflow writes.
         digest: The workflow's digest.
         config: The model.
-        trained_on: The digest of the workflow whose data it was trained on; "" if unknown.
-        workflow: Name of the workflow in errors.
-        model: Name of the model in errors.
+        trained_on: The digest of the workflow on whose data it was trained; "" if unknown.
+        workflow: The name of the workflow in errors.
+        model: The name of the model in errors.
 
     Raises:
-        SchemaError: It was trained on other data.
+        SchemaError: The model was trained on other data.
     """
     remedy = "pass the workflow whose data the model was trained on"
     if trained_on and trained_on != digest:
         raise SchemaError(
             f"{model} was trained on data of another workflow (digest "
             f"{trained_on[:12]}…) than {workflow} (digest {digest[:12]}…)",
-            "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
+            "pass the OUT/workflow next to the OUT/criteo_binary that it was trained on",
         )
     if not {*config.labels} <= {*schema.labels}:
         raise SchemaError(
-            f"{model} predicts {', '.join(config.labels)}; {workflow} has the labels "
+            f"{model} predicts {', '.join(config.labels)}, but {workflow} has the labels "
             f"{', '.join(schema.labels)}",
             remedy,
         )
@@ -183,15 +188,15 @@ def check_pair(
     model_columns = config.dense + config.categorical
     if data_columns != model_columns:
         raise SchemaError(
-            f"columns of {workflow}: {', '.join(data_columns)}; of {model}: "
+            f"{workflow} has the columns {', '.join(data_columns)}, but {model} "
             f"{', '.join(model_columns)}",
             remedy,
         )
-    # A schema checks that histories have columns of its own: it raises where these have others.
+    # The constructor of a schema raises SchemaError if histories have columns that it lacks.
     dataclasses.replace(schema, histories=config.histories)
     if config.dense_vectors and config.dense_vectors != schema.vectors:
         raise SchemaError(
-            f"vectors of {workflow}: {_list_vectors(schema.vectors)}; of {model}: "
+            f"{workflow} has the vectors {_list_vectors(schema.vectors)}, but {model} "
             f"{_list_vectors(config.dense_vectors)}",
             remedy,
         )
@@ -199,7 +204,7 @@ def check_pair(
         for name in sorted(config.own.id_columns):
             if name in schema.multi_hot:
                 raise SchemaError(
-                    f"{model} takes the ids of {name}, which is a column of lists in {workflow}",
+                    f"{model} takes the ids of {name}, which is multi-hot in {workflow}",
                     remedy,
                 )
     for name, needed, rows in zip(
@@ -207,54 +212,57 @@ def check_pair(
     ):
         if needed > rows and not config.hash_indices:
             raise SchemaError(
-                f"column {name}: {workflow} gives ids up to {needed - 1}, the table in "
-                f"{model} has {rows} rows",
+                f"column {name}: {workflow} gives ids up to {needed - 1}, but the table of {model} "
+                f"has {rows} rows",
                 remedy,
             )
 
 
 def _list_vectors(vectors: Sequence[StoredVectors]) -> str:
-    """Return the names and forms of some vectors."""
+    """Describe vectors for an error: name, width and data type of each."""
     listed = [f"{vector.name} ({vector.width} of {vector.dtype})" for vector in vectors]
     return ", ".join(listed) or "none"
 
 
 def check_same_interface(
-    now: FeatureSpec, new: FeatureSpec, labels: tuple[tuple[str, ...], tuple[str, ...]], what: str
+    served: FeatureSpec,
+    new: FeatureSpec,
+    labels: tuple[tuple[str, ...], tuple[str, ...]],
+    new_name: str,
 ) -> None:
-    """Check that a bundle takes the rows that clients send already, and answers in the same form.
+    """Check that a bundle accepts the rows that clients already send, and gives the same answers.
 
     Args:
-        now: The spec of the bundle that is served.
-        new: The spec of the bundle that is to replace it.
-        labels: The labels that the one and the other predict.
-        what: The new bundle, in errors.
+        served: The spec of the served bundle.
+        new: The spec of the bundle that shall replace it.
+        labels: The labels of the served bundle, and of the new one.
+        new_name: The name of the new bundle in errors.
 
     Raises:
-        SchemaError: A column is missing, new, at another position, of another type or read in
-            another way; or the labels are others, and either bundle predicts several.
+        SchemaError: A column is missing or new, or has another position, type or format; or the
+            labels differ, and either bundle predicts several.
     """
     if labels[0] != labels[1] and any(len(names) > 1 for names in labels):
         raise SchemaError(
-            f"{what}: it predicts {', '.join(labels[1])}, the bundle that is served "
+            f"{new_name} predicts {', '.join(labels[1])}, but the served bundle "
             f"{', '.join(labels[0])}",
-            "answers would have another form: serve it at another address, from a directory of its "
-            "own",
+            "answers would have another form: serve it at another address, from a separate "
+            "directory",
         )
-    for column, other in itertools.zip_longest(_list_columns(now), _list_columns(new)):
+    for column, other in itertools.zip_longest(_list_columns(served), _list_columns(new)):
         if column == other:
             continue
         name = (column or other)[1]
         raise SchemaError(
-            f"{what}: its columns are not those of the bundle that is served: {name} is at another "
-            "position, of another type or read in another way, or only one of both has it",
-            "clients send the columns of the bundle that is served, in its formats: serve the new "
-            "one at another address, from a directory of its own",
+            f"{new_name}: its columns differ from the served bundle's: {name} has another "
+            "position, type or format, or only one of the bundles has it",
+            "clients send the columns of the served bundle in its formats: serve the new one at "
+            "another address, from a separate directory",
         )
 
 
 def _list_columns(spec: FeatureSpec) -> list[tuple]:
-    """Return what clients have to know of the columns of a spec."""
+    """Return everything about a spec's columns that clients depend on."""
     columns: list[tuple] = [("dense", c.name, c.raw) for c in spec.dense]
     columns += [("categorical", c.name, c.raw, c.multi_hot) for c in spec.categorical]
     columns += [("vector", vector.name, vector.width) for vector in spec.vectors]

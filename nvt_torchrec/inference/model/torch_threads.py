@@ -1,4 +1,4 @@
-"""How many threads PyTorch uses, set for the calling thread alone."""
+"""Set the number of threads that PyTorch uses, for the calling thread alone."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-#: Up to so many rows are scored by one thread. A further one has to be woken, and while other
-#: programs use the cores, all wait for it: one row took 40 to 60 ms instead of 0.2. On two idle
-#: cores, one thread against two, in ms (26 tables, `OMP_WAIT_POLICY=passive`): of layers 512-256-64
-#: and 512-512-256-1, 1 row 0.20 against 0.31, 64 rows 1.5 against 1.8, 128 rows 3.0 against 3.0,
-#: 256 rows 6.0 against 5.0; of layers 64-16 and 64-1, 1,024 rows 5.6 against 6.1.
+#: Up to this number of rows are scored by one thread. A second thread has to be woken up, and if
+#: other programs use the cores, the first one waits for it: one row took 40 to 60 ms instead of
+#: 0.2 ms. On two idle cores, in ms (26 tables, `OMP_WAIT_POLICY=passive`):
+#:
+#:     layers                          rows   one thread   two threads
+#:     512-256-64 and 512-512-256-1       1         0.20          0.31
+#:                                       64          1.5           1.8
+#:                                      128          3.0           3.0
+#:                                      256          6.0           5.0
+#:     64-16 and 64-1                 1,024          5.6           6.1
 ONE_THREAD_ROWS = 128
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in the calling thread alone, without changing the numbers of other threads.
+def use_one_thread() -> Iterator[None]:
+    """Let PyTorch compute in the calling thread alone, without changing the setting of others.
 
-    ``torch.set_num_threads`` would change them: a thread that uses PyTorch for the first time takes
-    over the number that was set last, and keeps it for as long as it lives.
+    ``torch.set_num_threads`` would change it: a thread that uses PyTorch for the first time adopts
+    the number that was set last, and keeps it for its lifetime.
     """
-    # In a new thread this call also takes over the process's number, so it comes first.
+    # In a new thread this call makes PyTorch adopt the process's number, which would overwrite the
+    # setting below. So it comes first.
     before = torch.get_num_threads()
-    set_openmp, set_mkl = _setters()
+    set_openmp, set_mkl = _find_setters()
     set_openmp(1)
     before_mkl = set_mkl(1)
     try:
@@ -36,17 +42,17 @@ def one_thread() -> Iterator[None]:
         set_mkl(before_mkl)
 
 
-def threads_for(rows: int) -> contextlib.AbstractContextManager[None]:
-    """Compute in one thread if the rows are few, see :data:`ONE_THREAD_ROWS`."""
-    return one_thread() if rows <= ONE_THREAD_ROWS else contextlib.nullcontext()
+def limit_threads(rows: int) -> contextlib.AbstractContextManager[None]:
+    """Let PyTorch compute in one thread if there are at most :data:`ONE_THREAD_ROWS` rows."""
+    return use_one_thread() if rows <= ONE_THREAD_ROWS else contextlib.nullcontext()
 
 
 @functools.cache
-def _setters() -> list[Callable[[int], int]]:
-    """Return the functions of OpenMP and of MKL that set the calling thread's number.
+def _find_setters() -> list[Callable[[int], int]]:
+    """Return the functions of OpenMP and MKL that set the number of threads of the calling thread.
 
-    They are looked up in PyTorch's library, so that they are those of the copies that it uses. One
-    that it is built without is replaced by a function that does nothing.
+    They are looked up through PyTorch's library, because a process may contain several copies of
+    OpenMP. A library that PyTorch is built without gets a function that does nothing.
     """
     libraries = ctypes.PyDLL(torch._C.__file__)
     setters = []

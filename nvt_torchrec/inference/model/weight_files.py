@@ -1,4 +1,4 @@
-"""The files of a bundle's weights: each tensor is written as NumPy's format, and mapped or read."""
+"""Write, map and read the weights of a bundle: a file in NumPy's format for each tensor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nvt_torchrec.models.config import ModelConfig
 from nvt_torchrec.models.head import Head, build_without_values
 from nvt_torchrec.models.onnx_head import OnnxHead
 
-#: The head of an own model.
+#: The head of a user's own model.
 HEAD = "head.onnx"
-#: By type of the embeddings, that of the array in the file.
+#: Type of the embeddings → type of the array in the file.
 _DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
 
 
 def list_weights(model: ServingModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model by the names of their files; a head of ONNX has none."""
+    """Return the tensors of a model by the names of their files; an ONNX head has no tensors."""
     weights = {"table": model.table.values}
     if model.table.ranges is not None:
         weights["ranges"] = model.table.ranges
@@ -45,7 +45,7 @@ def write_weights(directory: Path, model: ServingModel) -> None:
 
 
 def save_array(file: Path, array: np.ndarray) -> None:
-    """Write a contiguous array as ``np.save`` does, whose error for a full disk does not say so."""
+    """Write a contiguous array as ``np.save`` does, but with a clear error if the disk is full."""
     with open(file, "wb") as opened:
         header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(opened, header)
@@ -53,10 +53,10 @@ def save_array(file: Path, array: np.ndarray) -> None:
 
 
 def load_table(directory: Path, kind: str, config: ModelConfig) -> JoinedTable:
-    """Map the table.
+    """Map the joined table.
 
     Raises:
-        ValueError, OSError: A file is missing, damaged or of another shape.
+        ValueError, OSError: A file is missing, damaged, or has another shape.
     """
     num_rows = sum(config.tables.values())
     shape = num_rows, config.embedding_dim
@@ -73,13 +73,13 @@ def load_table(directory: Path, kind: str, config: ModelConfig) -> JoinedTable:
 def load_head(directory: Path, config: ModelConfig, device: torch.device) -> Head | OnnxHead:
     """Read the weights of the head.
 
-    They are small, so they are copied into memory: a mapped file that somebody cuts off would end
-    the process. Each file is mapped before memory is taken for its values, so a wrong size in it
-    is an error before it is an allocation.
+    They are small, so they are copied into memory: if a mapped file is truncated, the process ends.
+    Each file is mapped before memory is allocated for its values, so that a wrong size in its
+    header is an error, not an allocation.
 
     Raises:
-        ValueError, OSError: A file is missing, damaged or of another shape.
-        SchemaError: The configuration is not one of a model.
+        ValueError, OSError: A file is missing, damaged, or has another shape.
+        SchemaError: The configuration does not describe a model.
     """
     if config.own:
         return OnnxHead((directory / HEAD).read_bytes(), config)
@@ -95,13 +95,15 @@ def load_head(directory: Path, config: ModelConfig, device: torch.device) -> Hea
 
 
 def _map(file: Path, dtype: type, shape: tuple[int, ...]) -> MappedArray:
-    """Map an array of a given type and shape."""
-    # PyTorch warns of arrays that are not writable. Pages that nobody writes to stay shared with
-    # other processes.
+    """Map an array. Raises ValueError if it does not have the given type and shape."""
+    # PyTorch warns about arrays that are not writable. Pages that are never written stay shared
+    # with other processes even so.
     try:
         array = MappedArray(file, dtype, len(shape), writable=True)
     except ValueError as error:
         raise ValueError(f"{file.name} {error}") from error
     if array.values.shape != shape:
-        raise ValueError(f"{file.name} is {list(array.values.shape)} instead of {list(shape)}")
+        raise ValueError(
+            f"{file.name} has the shape {list(array.values.shape)} instead of {list(shape)}"
+        )
     return array

@@ -2,13 +2,13 @@
 
 ::
 
-    SERVED/current           symbolic link to the bundle that is served: bundles/NAME
-    SERVED/bundles/NAME/     the bundles, by the first digits of their digests
-    SERVED/history.json      what was published and rolled back, see :mod:`.directory`
+    SERVED/current           symbolic link to the served bundle: bundles/NAME
+    SERVED/bundles/NAME/     the bundles; NAME is the first digits of the digest
+    SERVED/history.json      all publications and rollbacks (:mod:`.directory`)
     SERVED/.lock             held while a command works on the directory
 
-The link is switched by a single rename, after all else is on the disk. So, however a command ends,
-``current`` leads to one whole bundle, the old or the new.
+The link is switched by a single rename, after everything else is on disk. So, however a command
+ends, ``current`` points to a complete bundle, the old or the new one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from nvt_torchrec.formats.feature_spec.file_formats import INPUT_FORMATS
 
 @dataclasses.dataclass(frozen=True)
 class PublishSettings(Settings):
-    """What to publish, where, and what it must not be worse than.
+    """The bundle to publish, the directory, and the limits of the comparison.
 
     Raises:
-        SettingsError: There is nothing to publish, or a flag has no effect.
+        SettingsError: No bundle is given, or a flag has no effect.
     """
 
     # fmt: off
@@ -35,31 +35,33 @@ class PublishSettings(Settings):
         "directory made by `python -m inference bundle`", None, metavar="BUNDLE", positional=True
     )
     sample: str | None = flag(
-        "labelled raw rows, of a day that neither bundle was trained on, to compare the bundles on "
-        "(default: do not compare)", None, metavar="FILE",
+        "file of labelled raw rows on which to compare the bundles; take a day that neither was "
+        "trained on (default: do not compare)", None, metavar="FILE",
         excludes=("rollback",)
     )
     sample_rows: int = flag(
-        "number of first rows of --sample to compare on", 100_000, minimum=1, needs="--sample"
+        "compare only the first N rows of --sample", 100_000, minimum=1, needs="--sample"
     )
     format: str | None = flag(
-        "format of the file of --sample", None, choices=tuple(INPUT_FORMATS), needs="--sample"
+        "format of --sample (default: by the suffix of its name, or else the training log's)",
+        None, choices=tuple(INPUT_FORMATS), needs="--sample"
     )
     max_auroc_drop: float = flag(
-        "by how much the AUROC may be lower", 0.005, minimum=0, needs="--sample"
+        "refuse a bundle whose AUROC is lower by more than this", 0.005, minimum=0,
+        needs="--sample"
     )
     max_calibration_change: float = flag(
-        "by how much further from 1 the calibration (mean prediction over mean label) may be", 0.05,
-        minimum=0, needs="--sample"
+        "refuse a bundle whose calibration (mean prediction over mean label) is further from 1 by "
+        "more than this", 0.05, minimum=0, needs="--sample"
     )
     keep: int | None = flag(
-        "remove all published bundles but the last N that were served, and nothing else; never the "
-        "one served or the one before it (default: keep all)", None, minimum=1,
+        "remove all published bundles except the last N that were served; the served bundle and "
+        "the previous one always stay (default: keep all)", None, minimum=1,
         excludes=("rollback",)
     )
     allow_older: bool = flag(
-        "publish a bundle of an earlier generation of the workflow than the served one", False,
-        excludes=("rollback",)
+        "publish the bundle even if its workflow is of an earlier generation than the served one",
+        False, excludes=("rollback",)
     )
     rollback: bool = flag("serve the previous bundle again", False)
     json: bool = flag("print the result as JSON, for programs", False)
@@ -67,8 +69,8 @@ class PublishSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        remedy = "give the directory of a bundle, or --rollback"
+        remedy = "pass the directory of a bundle, or --rollback"
         if self.bundle is None and not self.rollback:
             raise SettingsError("nothing to publish", remedy)
         if self.bundle is not None and self.rollback:
-            raise SettingsError("a bundle and --rollback", remedy)
+            raise SettingsError("a bundle and --rollback exclude each other", remedy)

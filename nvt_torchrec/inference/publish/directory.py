@@ -1,8 +1,8 @@
-"""A directory of published bundles: what is in it, its history, and the steps that change it.
+"""A directory of published bundles: its content, its history, and the steps that change it.
 
-An entry of the history is written before the link is switched. If the command ends between the
-two, the last entry tells of a switch that never happened. The link shows that, and the entry is
-left out.
+An entry of the history is written before the link is switched. If the command ends between the two
+steps, the last entry describes a switch that never happened. The link reveals this, and the entry
+is ignored.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ BUNDLES = "bundles"
 HISTORY_FILE = "history.json"
 _LOCK = ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
-#: Names of bundles, as :func:`inference.model.bundle.bundle_name` returns them.
+#: The form of a bundle's name (:func:`inference.model.bundle.bundle_name`).
 _NAME = re.compile("[0-9a-f]{12}")
 _FORMAT = Format(
     "nvt-torchrec published bundles", 1, "the history of `python -m inference publish`"
 )
 _REMEDY = "copy the file again from a backup, or publish to a new directory"
-#: The actions of entries.
+# The actions of entries.
 PUBLISH = "publish"
 ROLLBACK = "rollback"
-#: Somebody switched the link by hand.
+#: The link had been switched by hand.
 _FOUND = "found"
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A switch of the history.
+    """An entry of the history: a switch from one bundle to another.
 
     Attributes:
-        action: What made it.
+        action: The cause of the switch: "publish", "rollback" or "found".
         bundle: The digest of the bundle that was served from then on.
-        time: When, in UTC.
-        generation: The generation of its workflow, if it has one.
-        metrics: The metrics of the bundle on the sample, if there was one.
+        time: The time of the switch, in UTC.
+        generation: The generation of the bundle's workflow, if it has one.
+        metrics: The metrics of the bundle on the sample, if there was a sample.
     """
 
     action: str
@@ -74,8 +74,8 @@ class Entry:
             raise ValueError(f"bundle {self.bundle!r:.60}")
 
     @classmethod
-    def now(cls, action: str, bundle: str, **details: Any) -> Entry:
-        """Return an entry with the time of this call."""
+    def make_now(cls, action: str, bundle: str, **details: Any) -> Entry:
+        """Make an entry with the current time."""
         return cls(action, bundle, datetime.now(UTC).isoformat(timespec="seconds"), **details)
 
     @property
@@ -89,66 +89,74 @@ class _History:
     entries: tuple[Entry, ...]
 
 
-def served_in_turn(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of the bundles that can be rolled back to; the last one is served."""
-    turn: list[Entry] = []
+def stack_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Replay the history as a stack, whose last entry is the served bundle.
+
+    A publication pushes an entry, and a rollback pops one. So the entry below the last one is the
+    bundle to roll back to.
+    """
+    stack: list[Entry] = []
     for entry in entries:
         if entry.action != ROLLBACK:
-            turn.append(entry)
-        elif turn:
-            turn.pop()
-    return turn
+            stack.append(entry)
+        elif stack:
+            stack.pop()
+    return stack
 
 
 def reconcile(entries: Sequence[Entry], current: str | None) -> list[Entry]:
-    """Return the history with what the link shows of it.
+    """Return the history, corrected by the state of the link.
 
-    The last entry is left out if its switch did not happen. A link that somebody switched by hand
-    gets an entry.
+    The last entry is left out if its switch did not happen. If the link was switched by hand, an
+    entry is added.
 
     Args:
         entries: The history.
-        current: The name of the bundle that the link leads to; None if there is no link.
+        current: The name of the bundle that the link points to; None if there is no link.
     """
-    for happened in (entries, entries[:-1]):
-        turn = served_in_turn(happened)
-        served = turn[-1].name if turn else None
+    for candidate in (entries, entries[:-1]):
+        stack = stack_entries(candidate)
+        served = stack[-1].name if stack else None
         if served == current:
-            return list(happened)
-    if current is None:  # somebody removed the link
+            return list(candidate)
+    if current is None:  # the link was removed by hand
         return list(entries)
-    bundle, generation = current, None
+    # A bundle that was never published is only known by its name, the first digits of its digest.
+    bundle = current
+    generation = None
     for entry in entries:
         if entry.name == current:
-            bundle, generation = entry.bundle, entry.generation
-    return [*entries, Entry.now(_FOUND, bundle, generation=generation)]
+            bundle = entry.bundle
+            generation = entry.generation
+    return [*entries, Entry.make_now(_FOUND, bundle, generation=generation)]
 
 
 @contextlib.contextmanager
 def open_store(root: Path, *, create: bool) -> Iterator[Store]:
-    """Open a directory of published bundles, and lock it against other commands meanwhile.
+    """Open a directory of published bundles, locked against other commands.
 
     Args:
         root: The directory.
-        create: Make it if it does not exist.
+        create: Create the directory if it does not exist.
 
     Raises:
-        OutputError: It holds something else, cannot be written, or another command works on it.
-        BadInputError: It does not exist or is a file, or its history is missing or damaged.
+        OutputError: The directory contains something else, cannot be written, or another command
+            is working on it.
+        BadInputError: The directory does not exist or is a file, or its history is damaged.
     """
-    remedy = "give the directory that `publish` wrote to"
+    remedy = "pass the directory that `publish` wrote to"
     if root.exists() and not root.is_dir():
-        raise BadInputError(f"{root}: not a directory", remedy)
+        raise BadInputError(f"{root} is not a directory", remedy)
     if not root.exists() and not create:
-        raise BadInputError(f"{root}: no such directory", remedy)
+        raise BadInputError(f"{root} does not exist", remedy)
     with contextlib.ExitStack() as stack:
         with output_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            # A first `publish` that was killed leaves the lock and temporary files alone.
+            # After a first `publish` that was killed, there are only the lock and temporary files.
             names = [name for name in os.listdir(root) if not name.endswith(TEMPORARY)]
             if HISTORY_FILE not in names and set(names) - {_LOCK}:
                 raise OutputError(
-                    f"{root}: it has {min(names)}, and no {HISTORY_FILE}: not a directory of "
+                    f"{root} contains {min(names)} but no {HISTORY_FILE}: it is not a directory of "
                     "published bundles",
                     _ELSEWHERE,
                 )
@@ -157,33 +165,34 @@ def open_store(root: Path, *, create: bool) -> Iterator[Store]:
 
 
 class Store:
-    """A directory of published bundles, which :func:`open_store` has locked.
+    """A directory of published bundles, locked by :func:`open_store`.
 
     Attributes:
         root: The directory.
-        current: The link to the bundle that is served.
-        entries: The history, as far as it happened.
+        current: The link to the served bundle.
+        entries: The history, without a switch that did not happen.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.current = root, root / CURRENT
+        self.root = root
+        self.current = root / CURRENT
         self._bundles = root / BUNDLES
         if not (root / HISTORY_FILE).exists():
             _FORMAT.write(root / HISTORY_FILE, {"entries": []})
         entries = _FORMAT.read(_History, root / HISTORY_FILE, _REMEDY).entries
-        self.entries = reconcile(entries, self.served_name())
+        self.entries = reconcile(entries, self.read_served_name())
         with output_errors(root):
             self._bundles.mkdir(exist_ok=True)
-            # Commands that were killed left what they had made or removed in part.
+            # Clean up after killed commands: bundles that were only partly copied or removed.
             for path in self._bundles.glob(f".*{TEMPORARY}"):
-                if _NAME.match(path.name, 1) and _is_own(path):
+                if _NAME.match(path.name, 1) and _is_real_directory(path):
                     shutil.rmtree(path)
 
-    def served_name(self) -> str | None:
-        """Return the name of the bundle that is served; None if none is.
+    def read_served_name(self) -> str | None:
+        """Return the name of the served bundle; None if no bundle is served.
 
         Raises:
-            OutputError: ``current`` is something else than a link to a bundle of this directory.
+            OutputError: ``current`` is not a link to a bundle of this directory.
         """
         try:
             target = os.readlink(self.current)
@@ -194,7 +203,7 @@ class Store:
         bundles, _, name = target.partition("/")
         if bundles != BUNDLES or not _NAME.fullmatch(name):
             raise OutputError(
-                f"{self.current}: not a link to a bundle in {self._bundles}",
+                f"{self.current} is not a link to a bundle in {self._bundles}",
                 f"move it away, or {_ELSEWHERE}",
             )
         return name
@@ -203,35 +212,37 @@ class Store:
         """Return the directory of a bundle."""
         return self._bundles / name
 
-    def before(self) -> Entry:
+    def find_rollback_target(self) -> Entry:
         """Return the entry of the bundle to roll back to.
 
         Raises:
-            OutputError: There is none.
+            OutputError: No earlier bundle exists.
         """
-        turn = served_in_turn(self.entries)[-2:]
-        if self.served_name() is None or len(turn) < 2 or not self.path(turn[0].name).exists():
+        newest = stack_entries(self.entries)[-2:]
+        is_possible = self.read_served_name() is not None and len(newest) == 2
+        if not is_possible or not self.path(newest[0].name).exists():
             raise OutputError(
-                f"{self.root}: nothing to roll back to: no earlier bundle is there",
+                f"{self.root}: nothing to roll back to: no earlier bundle exists",
                 "publish a bundle",
             )
-        return turn[0]
+        return newest[0]
 
     def add(self, bundle: Path) -> Path:
-        """Put a bundle whose digests were compared into the directory, durably.
+        """Put a bundle whose digests have been verified into the directory, durably.
 
-        Files are hard links where the file system allows it; copies are compared with the digests.
+        Files become hard links if the file system supports them; otherwise they are copied, and the
+        copies are verified.
 
         Raises:
-            OutputError: It cannot be written.
-            BadInputError: A file has changed meanwhile.
+            OutputError: The directory cannot be written.
+            BadInputError: A file has changed since it was verified.
         """
         path = self.path(bundle_name(bundle_digest(bundle)))
         if path.exists():
             try:
                 describe(path, check=True)
                 return path
-            except ClickLogError:  # this copy was damaged; it is not the one that is served
+            except ClickLogError:  # this copy is damaged, but not served: replace it
                 remove_bundle(path)
         description = describe(bundle)
         with new_directory(path) as temporary:
@@ -239,16 +250,19 @@ class Store:
             for name in (*description.files, BUNDLE_FILE):
                 target = temporary / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                is_link = _link(bundle / name, target)
+                is_link = _link_or_copy(bundle / name, target)
                 if not is_link and name in description.files:
                     copied[name] = description.files[name]
-            check_digests(temporary, copied, f"{bundle} has changed meanwhile: publish it again")
+            check_digests(
+                temporary, copied, f"{bundle} has changed while it was read: publish it again"
+            )
         return path
 
     def switch(self, entry: Entry) -> None:
         """Serve the bundle of an entry from now on. Raises OutputError."""
-        # The history first: an entry too many is recognized by the link, one that is missing would
-        # be lost. A rename replaces the link at once, so that servers always find a bundle.
+        # The history is written first: the link reveals an entry whose switch did not happen, but
+        # not a missing entry. The link is replaced by a rename, which is atomic, so that servers
+        # always find a bundle.
         self.entries.append(entry)
         content = {"entries": [dataclasses.asdict(entry) for entry in self.entries]}
         _FORMAT.write(self.root / HISTORY_FILE, content)
@@ -262,43 +276,46 @@ class Store:
     def prune(self, keep: int) -> list[str]:
         """Remove all published bundles except the last ``keep`` that were served.
 
-        The bundle that is served and the one to roll back to are never removed, nor is anything
+        The served bundle and the one to roll back to are never removed, and neither is anything
         that is not in the history.
 
         Returns:
             The names of the bundles that were removed.
         """
-        needed: list[str] = []
-        for entry in reversed(served_in_turn(self.entries)):
-            if entry.name not in needed and len(needed) < max(keep, 2):
-                needed.append(entry.name)
+        kept: list[str] = []
+        for entry in reversed(stack_entries(self.entries)):
+            if entry.name not in kept and len(kept) < max(keep, 2):
+                kept.append(entry.name)
         published = {entry.name for entry in self.entries if _NAME.fullmatch(entry.name)}
-        removed, unknown = [], []
+        removed = []
+        unknown = []
         for path in sorted(self._bundles.iterdir()):
-            if path.name.startswith(".") or path.name in needed:
+            if path.name.startswith(".") or path.name in kept:
                 continue
-            if path.name in published and _is_own(path):
+            if path.name in published and _is_real_directory(path):
                 remove_bundle(path)
                 removed.append(path.name)
             else:
                 unknown.append(path.name)
         if unknown:
-            log.warning("%s: left %s, which was not published", self._bundles, ", ".join(unknown))
+            log.warning(
+                "%s: did not remove %s: not published here", self._bundles, ", ".join(unknown)
+            )
         return removed
 
 
-def _is_own(path: Path) -> bool:
-    """Return whether a path is a directory; this program makes no links to directories here."""
+def _is_real_directory(path: Path) -> bool:
+    """Return True for a directory, False for a link to one, which this program never makes here."""
     return path.is_dir() and not path.is_symlink()
 
 
-def _link(source: Path, target: Path) -> bool:
-    """Make a hard link, or a copy where that is not possible. Return whether it is a link."""
+def _link_or_copy(source: Path, target: Path) -> bool:
+    """Make a hard link, or a copy if that is not possible. Return True for a link."""
     try:
         os.link(source.resolve(), target)
         return True
     except OSError:  # another file system, or one without hard links
-        # With the file's time: that of bundle.json says when the model was trained.
+        # copy2 keeps the modification time: that of bundle.json tells when the model was trained.
         shutil.copy2(source, target)
         return False
 
@@ -306,7 +323,7 @@ def _link(source: Path, target: Path) -> bool:
 def remove_bundle(path: Path) -> None:
     """Remove a bundle. Raises OutputError.
 
-    It is renamed first, so that no name of a bundle ever leads to a part of one.
+    It is renamed first, so that the name of a bundle never leads to an incomplete one.
     """
     temporary = path.with_name(f".{path.name}.old{TEMPORARY}")
     with output_errors(path):

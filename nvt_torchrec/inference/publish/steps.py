@@ -1,4 +1,4 @@
-"""Publish a bundle, compared with the one that is served, or go back to the one before."""
+"""Publish a bundle after comparing it with the served one, or roll back to the previous one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.progress_bars import show_progress
-from nvt_torchrec.inference.bulk import measure_probabilities, read_to_score
+from nvt_torchrec.inference.bulk import measure_probabilities, read_pieces
 from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
-from nvt_torchrec.inference.predictor import Predictor, input_spec
+from nvt_torchrec.inference.predictor import Predictor, make_input_spec
 from nvt_torchrec.inference.publish import PublishSettings
 from nvt_torchrec.inference.publish.directory import PUBLISH, ROLLBACK, Entry, Store, open_store
 from nvt_torchrec.inference.publish.trial import try_bundle
@@ -25,7 +25,7 @@ from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the sample that are read at once.
+#: The bytes of the sample that are read at once.
 _BLOCK_BYTES = 4 << 20
 
 
@@ -35,10 +35,10 @@ class Published:
 
     Attributes:
         name: The name of the bundle.
-        before: The name of the bundle that was served before; None if none was.
-        metrics: By label, the metrics on the sample of the bundle that was served, if any, and of
-            the new one.
-        refusals: Why the bundle is not served; empty if it is.
+        before: The name of the previously served bundle; None if no bundle was served.
+        metrics: Label → "served" and "new" → metrics on the sample. "served" is missing if no
+            bundle was served; without a comparison the dict is empty.
+        refusals: The reasons for which the bundle is not served; empty if it is served.
         removed: The names of the bundles that were removed.
     """
 
@@ -50,27 +50,29 @@ class Published:
 
 
 def publish(settings: PublishSettings) -> Published:
-    """Check and try a bundle, compare it with the one that is served, and serve it from now on.
+    """Verify and try a bundle, compare it with the served one, and serve it from now on.
 
     Raises:
-        BadInputError: The bundle, the bundle that is served or the sample is missing or damaged.
-        SchemaError: Its columns are not those of the bundle that is served.
-        OutputError: The directory is something else, cannot be written, or another command works
-            on it.
+        BadInputError: The bundle, the served bundle or the sample is missing or damaged.
+        SchemaError: The bundle's columns differ from the served bundle's.
+        OutputError: The directory contains something else, cannot be written, or another command
+            is working on it.
     """
     assert settings.bundle is not None
     bundle = settings.bundle
-    generation, digest = describe(bundle).generation, bundle_digest(bundle)
+    generation = describe(bundle).generation
+    digest = bundle_digest(bundle)
     name = bundle_name(digest)
     with open_store(settings.to, create=True) as store:
-        before = store.served_name()
+        before = store.read_served_name()
         if before != name:
-            # In a process of its own, before this one opens it: it may be a stranger's.
+            # A bundle may come from a stranger, so a separate process tries it before this one
+            # opens it.
             try_bundle(bundle)
         new = Predictor.load(bundle, check=True)
         metrics: dict[str, dict[str, Metrics]] = {}
         if before == name:
-            with _errors_of_served():
+            with _blame_served_bundle():
                 describe(store.path(name), check=True)
         else:
             refusals = [] if before is None else _check_successor(store, before, new, settings)
@@ -81,37 +83,39 @@ def publish(settings: PublishSettings) -> Published:
                 return Published(name, before, metrics, tuple(refusals))
             del new
             if bundle_digest(store.add(bundle)) != digest:
-                raise BadInputError(f"{bundle}: has changed meanwhile", "publish it again")
-            new_metrics = {label: models["new"] for label, models in metrics.items()}
-            measured = to_json(new_metrics)
-            store.switch(Entry.now(PUBLISH, digest, generation=generation, metrics=measured))
+                raise BadInputError(f"{bundle} has changed while it was read", "publish it again")
+            new_metrics = to_json({label: models["new"] for label, models in metrics.items()})
+            store.switch(
+                Entry.make_now(PUBLISH, digest, generation=generation, metrics=new_metrics)
+            )
         removed = () if settings.keep is None else tuple(store.prune(settings.keep))
         return Published(name, before, metrics, removed=removed)
 
 
 def rollback(to: Path) -> Published:
-    """Compare the digests of the bundle that was served before, and serve it again.
+    """Verify the digests of the previously served bundle, and serve it again.
 
     Raises:
-        OutputError: There is none, or ``to`` cannot be written.
-        BadInputError: ``to`` is missing or damaged, or the bundle to go back to is.
+        OutputError: No earlier bundle exists, or ``to`` cannot be written.
+        BadInputError: ``to`` or the bundle to roll back to is missing or damaged.
     """
     with open_store(to, create=False) as store:
-        before, target = store.served_name(), store.before()
+        before = store.read_served_name()
+        target = store.find_rollback_target()
         Predictor.load(store.path(target.name), check=True)
-        store.switch(Entry.now(ROLLBACK, target.bundle, generation=target.generation))
+        store.switch(Entry.make_now(ROLLBACK, target.bundle, generation=target.generation))
         return Published(target.name, before)
 
 
 @contextlib.contextmanager
-def _errors_of_served() -> Iterator[None]:
-    """Raise errors of the bundle that is served as OutputError, with a remedy of their own."""
+def _blame_served_bundle() -> Iterator[None]:
+    """Turn errors of the served bundle into an OutputError whose remedy concerns that bundle."""
     try:
         yield
     except (BadInputError, SchemaError) as error:
         raise OutputError(
-            f"the bundle that is served is damaged: {error.what}",
-            "go back with --rollback, or publish another bundle without --sample; then publish "
+            f"the served bundle is damaged: {error.what}",
+            "roll back with --rollback, or publish another bundle without --sample; then publish "
             "this one again",
         ) from error
 
@@ -119,76 +123,76 @@ def _errors_of_served() -> Iterator[None]:
 def _check_successor(
     store: Store, before: str, new: Predictor, settings: PublishSettings
 ) -> list[str]:
-    """Check that a bundle has the columns of the one that is served, and return why it is too old.
+    """Check that a bundle has the served bundle's columns, and is not of an earlier generation.
 
     Returns:
-        Why it is too old; empty if it is not, or if that does not matter.
+        The reasons to refuse it: that its generation is too early, unless the settings allow it.
 
     Raises:
-        SchemaError: Its columns or labels are others.
+        SchemaError: The bundle has other columns or labels.
     """
     try:
         served = inspect(store.path(before) / WORKFLOW)
         labels = describe(store.path(before)).model.labels
     except ClickLogError as error:
-        # Servers have the damaged bundle in memory; a good one must be able to replace it.
-        log.warning("the bundle is not compared with %s, which is served: %s", before, error.what)
+        # Servers may still have the damaged bundle in memory; it must be possible to replace it.
+        log.warning("the bundle is not compared with the served bundle %s: %s", before, error.what)
         return []
     check_same_interface(served.spec, new.spec, (labels, new.labels), str(settings.bundle))
     ancestor = served.ancestor(new.workflow.digest)
     if ancestor is None or settings.allow_older:
         return []
-    # The digest stands for what encodes. A further day may leave that as it is and yet change the
-    # events; then the number of the generation tells which bundle is older.
+    # Adding a day may change the events without changing the workflow's digest, which only covers
+    # the files that encode columns. Then the generation in bundle.json tells which bundle is older.
     number = ancestor.number
     if served.spec.events:
         number = describe(str(settings.bundle)).generation
     if number >= served.generation:
         return []
     return [
-        f"its workflow is generation {number}, that of the bundle that is served "
-        f"{served.generation}: --rollback serves the one before again, --allow_older any"
+        f"its workflow is of generation {number}, the served bundle's of generation "
+        f"{served.generation}: use --rollback to serve the previous bundle again, or --allow_older"
     ]
 
 
 def _compare(
     store: Store, before: str | None, new: Predictor, settings: PublishSettings
 ) -> dict[str, dict[str, Metrics]]:
-    """Return the metrics of the bundle that is served, if any, and of the new one on the sample.
+    """Compute the metrics on the sample of the served bundle, if any, and of the new one.
 
     Raises:
-        BadInputError, SchemaError: The sample cannot be read, or has one label alone.
-        OutputError: The bundle that is served is damaged.
+        BadInputError, SchemaError: The sample cannot be read, or all its labels are equal.
+        OutputError: The served bundle is damaged.
     """
     predictors = {"new": new}
     if before is not None:
-        with _errors_of_served():
+        with _blame_served_bundle():
             predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
     sample = settings.sample or ""
     metrics = score_labelled(predictors, sample, settings.format, settings.sample_rows)
     for label, models in metrics.items():
         if models["new"].auroc is None:
             raise BadInputError(
-                f"{sample}: its first {models['new'].samples} rows have the same value of {label}, "
-                "which tells nothing about a model",
-                "pass more rows (--sample_rows), or others",
+                f"{sample}: the first {models['new'].samples} rows have the same value of {label}, "
+                "so that models cannot be compared",
+                "pass more rows (--sample_rows), or another sample",
             )
     return metrics
 
 
 def _list_refusals(metrics: dict[str, dict[str, Metrics]], settings: PublishSettings) -> list[str]:
-    """Return by what the new bundle breaks the limits; empty if it does not."""
+    """Return a sentence for each limit that the new bundle breaks."""
     refusals = []
     for label, models in metrics.items():
         if "served" not in models:
             continue
         for refusal in _find_losses(models["served"], models["new"], settings):
-            refusals.append(f"of {label}, {refusal}" if len(metrics) > 1 else refusal)
+            refusals.append(f"{label}: {refusal}" if len(metrics) > 1 else refusal)
     return refusals
 
 
 def _find_losses(served: Metrics, new: Metrics, settings: PublishSettings) -> list[str]:
-    """Return by what the metrics of the new bundle are worse than the settings allow."""
+    """Return a sentence for each metric that is worse than the settings allow."""
     losses = []
     drop = (served.auroc or 0.0) - (new.auroc or 0.0)
     if drop > settings.max_auroc_drop:
@@ -204,22 +208,23 @@ def _find_losses(served: Metrics, new: Metrics, settings: PublishSettings) -> li
 def score_labelled(
     predictors: Mapping[str, Predictor], path: str, file_format: str | None, max_rows: int
 ) -> dict[str, dict[str, Metrics]]:
-    """Return the metrics of predictors on the same labelled rows.
+    """Compute the metrics of several predictors on the same labelled rows.
 
-    It takes about 60 bytes of memory a row.
+    This takes about 60 bytes of memory per row.
 
     Args:
         predictors: Predictors of the same columns and labels, by name.
-        path: Path of the log: TSV, CSV or parquet.
-        file_format: Its format; None for that of the training log, or parquet if the path ends so.
-        max_rows: How many rows to read at most, from the first on.
+        path: The path of the log.
+        file_format: The log's format, a key of ``INPUT_FORMATS``; None to choose it as
+            :func:`inference.predictor.make_input_spec` does.
+        max_rows: The most rows to read, from the first on.
 
     Returns:
         The metrics by label and name.
 
     Raises:
         SchemaError: The log has no labels, or the predictors predict different ones.
-        BadInputError, BadRowError: It has no rows, or malformed ones.
+        BadInputError, BadRowError: The log has no rows, or a malformed row.
     """
     first = next(iter(predictors.values()))
     for name, predictor in predictors.items():
@@ -229,8 +234,8 @@ def score_labelled(
                 f"{', '.join(first.labels)}",
                 "compare models of the same labels",
             )
-    spec = input_spec(first.spec, path, file_format)
-    pieces = read_to_score(spec, path, _BLOCK_BYTES)
+    spec = make_input_spec(first.spec, path, file_format)
+    pieces = read_pieces(spec, path, _BLOCK_BYTES)
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
@@ -238,10 +243,10 @@ def score_labelled(
     with show_progress("evaluate") as bar:
         for piece in pieces:
             if not piece.label:
-                raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
+                raise SchemaError(f"{path} has no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = min(max_rows - num_rows, len(rows))
-            labels.append(first.labels_of(rows)[:, :count])
+            labels.append(first.select_labels(rows)[:, :count])
             if rows.weight is not None:
                 weights.append(rows.weight[:count])
             for name, predictor in predictors.items():
@@ -251,7 +256,7 @@ def score_labelled(
             if num_rows >= max_rows:
                 break
     if not num_rows:
-        raise BadInputError(f"{path}: no rows", "pass rows with labels")
+        raise BadInputError(f"{path} has no rows", "pass rows with labels")
     truth = np.concatenate(labels, 1)
     weight = np.concatenate(weights) if weights else None
     metrics: dict[str, dict[str, Metrics]] = {label: {} for label in first.labels}
@@ -262,8 +267,8 @@ def score_labelled(
     return metrics
 
 
-def table(metrics: Mapping[str, Metrics], title: str = "") -> str:
-    """Return a table: a line for each model, and one for each change from a model to the next."""
+def format_table(metrics: Mapping[str, Metrics], title: str = "") -> str:
+    """Format metrics as a table: a line for each model, and its change from the model above."""
     lines = [f"{title:8}{'rows':>12}{'AUROC':>12}{'log loss':>12}{'calibration':>14}"]
     figures: list[list[float | None]] = []
     for name, model in metrics.items():
@@ -273,13 +278,13 @@ def table(metrics: Mapping[str, Metrics], title: str = "") -> str:
     for before, after in itertools.pairwise(figures):
         changes: list[float | None] = []
         for old, new in zip(before, after, strict=True):
-            # A figure may be unknown: there is no AUROC if all labels are equal.
+            # A value may be None: the AUROC is undefined if all labels are equal.
             changes.append(None if old is None or new is None else new - old)
         lines.append(_format_line("change", "", changes, "+"))
     return "\n".join(lines)
 
 
 def _format_line(name: str, rows: str, values: Sequence[float | None], sign: str = "") -> str:
-    """Return a line of a table; with the sign "+" the signs of all values are shown."""
+    """Format a line of the table; the sign "+" shows the sign of positive values too."""
     cells = ["-" if value is None else f"{value:{sign}.6f}" for value in values]
     return f"{name:8}{rows:>12}{cells[0]:>12}{cells[1]:>12}{cells[2]:>14}"

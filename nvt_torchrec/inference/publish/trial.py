@@ -1,8 +1,8 @@
-"""Try a bundle in a process of its own before it is served.
+"""Try a bundle in a separate process before it is served.
 
-A bundle may hold a model of a stranger (:mod:`models.onnx_head`), which may take any time and
-memory, or end the process. ``python -m nvt_torchrec.inference.publish.trial BUNDLE`` opens it and
-scores its reference rows (:mod:`inference.model.reference`) within limits.
+A bundle may contain a stranger's model (:mod:`models.onnx_head`), which may take any amount of time
+and memory, or crash the process. ``python -m nvt_torchrec.inference.publish.trial BUNDLE LIMITS``
+opens the bundle and scores its reference rows (:mod:`inference.model.reference`) within limits.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
 
-#: The memory that the process may take, without that for the files: PyTorch takes 0.3 GiB.
+#: The memory limit of the process, in addition to memory for the files: PyTorch takes 0.3 GiB.
 _MEMORY_BYTES = 4 << 30
-#: The files may take this many times their size: a table may be mapped and converted.
+#: The memory limit for the files, as a multiple of their size: a table is mapped and converted.
 _MEMORY_FACTOR = 3
-#: The CPU seconds that the process may take, without those for the digests of the files.
+#: The limit of CPU seconds, in addition to the time for the digests of the files.
 _CPU_S = 120
-#: The CPU seconds that it may take in addition for each GiB of the files.
+#: The CPU seconds for the digests, for each GiB of the files.
 _CPU_S_PER_GIB = 30
-#: A process that waits for ever takes no CPU. It is ended after this many times its CPU seconds.
+#: A process that waits for ever uses no CPU time. It is killed after this multiple of its limit.
 _WAIT_FACTOR = 10
-#: Why a process ended, by the signal that ended it.
+#: Signal that ended the process → reason.
 _REASONS = {
     signal.SIGXCPU: "it takes too long",
-    signal.SIGKILL: "it takes too long, or the machine's memory",
+    signal.SIGKILL: "it takes too long or too much memory",
 }
 _REMEDY = "do not serve it; make the bundle again from a checkpoint that you trust"
 
 
 def try_bundle(bundle: Path) -> None:
-    """Score a bundle's reference rows in a process of its own, with limits of memory and time.
+    """Score a bundle's reference rows in a separate process with limited memory and time.
 
     Raises:
-        BadInputError: It is damaged, ends the process, takes too much time or memory, or gives
-            other scores than when it was made.
+        BadInputError: The bundle is damaged, crashes the process, takes too much time or memory, or
+            gives other scores than at the time it was made.
     """
     size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
     seconds = _CPU_S + _CPU_S_PER_GIB * (size >> 30)
     limits = {"memory": _MEMORY_BYTES + _MEMORY_FACTOR * size, "seconds": seconds}
     command = [sys.executable, "-m", __name__, str(bundle), json.dumps(limits)]
-    # The process imports from where this one does, whatever its directory and Python's flags are.
+    # The process imports modules from the same paths as this one, whatever its working directory
+    # and Python's flags are.
     paths = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
@@ -59,16 +60,16 @@ def try_bundle(bundle: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise BadInputError(
-            f"{bundle}: scoring its reference rows does not end in {_WAIT_FACTOR * seconds} s",
+            f"{bundle}: scoring its reference rows takes more than {_WAIT_FACTOR * seconds} s",
             _REMEDY,
         ) from None
     if done.returncode == 0:
         return
     if done.returncode < 0:
         ended_by = signal.Signals(-done.returncode)
-        reason = _REASONS.get(ended_by, "it ends the process that opens it")
+        reason = _REASONS.get(ended_by, "it crashes the process that opens it")
         raise BadInputError(
-            f"{bundle}: scoring its reference rows: {reason} ({ended_by.name})", _REMEDY
+            f"{bundle}: scoring its reference rows failed: {reason} ({ended_by.name})", _REMEDY
         )
     try:
         error = json.loads(done.stdout.splitlines()[-1])
@@ -78,9 +79,15 @@ def try_bundle(bundle: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Score the reference rows of a bundle; print why it cannot be served."""
-    bundle, limits = Path(argv[0]), json.loads(argv[1])
-    # A limit of private memory, not of addresses: PyTorch reserves far more than it uses.
+    """Score the reference rows of a bundle; print an error as JSON if it cannot be served.
+
+    Args:
+        argv: The bundle, and the limits as JSON.
+    """
+    bundle = Path(argv[0])
+    limits = json.loads(argv[1])
+    # RLIMIT_DATA limits private memory. RLIMIT_AS would limit addresses, of which PyTorch reserves
+    # far more than it uses.
     resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"], limits["memory"]))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""The endpoints of the server, the limits of a request, and its way to the model."""
+"""The server's endpoints, the limits of a request, and the steps from a request to its answer."""
 
 from __future__ import annotations
 
@@ -40,38 +40,39 @@ log = logging.getLogger(__name__)
 
 _Parse: TypeAlias = Callable[[Predictor, ServerSettings], Parsed]
 
-#: Memory is given back to the system after bodies of this size or more.
+#: After a body of at least this size, free memory is returned to the system.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
-#: How many bodies of the largest size may be held at once, from their arrival to their answer.
+#: The memory for bodies, from their arrival to their answer, in bodies of the largest size.
 _MAX_BODIES = 8
-#: A body beyond the limit is read on, and dropped, up to this many times the limit: a client that
-#: still sends when its connection is closed does not see the answer that says why.
+#: The rest of a body that is too large is read and dropped, up to this many times the limit. If the
+#: connection were closed at once, a client that is still sending would not see the error.
 _DROPPED_LIMITS = 4
-#: The endpoint of rows. It is answered before Starlette looks for a route: its middleware and
-#: routes take as long as the model does for a row.
+#: The main endpoint. It is answered before Starlette's middleware and routing, which take as long
+#: as the model takes for one row.
 _PREDICT = "POST", "/predict"
-#: Seconds between two times at which gauges are set, which any worker may read at any time.
+#: Seconds between two updates of the gauges, which other workers may read at any time.
 _GAUGES_S = 1.0
 
 
 class Service:
-    """A model that is served over HTTP.
+    """An ASGI application that serves a model over HTTP and can replace it while it runs.
 
-    Its successors have the same columns, see
-    :func:`inference.model.served_checkpoint.check_same_interface`. Everything else of them may
-    differ, so a request reads ``served`` once and uses that model to its end, and nothing here
-    keeps the first one.
+    A new model has the same columns and labels
+    (:func:`inference.model.served_checkpoint.check_same_interface`), but everything else may
+    differ. So a request reads ``served`` once and uses that model until its answer, and this object
+    keeps no other reference to a model.
 
     Args:
-        served: The model. The caller must not keep it, so that its successor can replace it.
+        served: The model. The caller must not keep a reference, which would keep the model in
+            memory after it has been replaced.
         settings: The limits of requests.
 
     Attributes:
-        served: The model that scores requests that arrive from now on.
+        served: The model that scores the requests that arrive from now on.
         batcher: The queue in front of the model.
         metrics: The metrics.
-        draining: Whether the server is about to end, so that balancers send no more requests.
+        draining: True if the server is about to end, so that load balancers send no more requests.
     """
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
@@ -82,15 +83,15 @@ class Service:
         self.metrics = ServerMetrics(columns, served.predictor.labels)
         self.batcher = Batcher(self.metrics.observe)
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
-        #: The size of all bodies that are held now.
+        #: The size of all bodies that are in memory.
         self._body_bytes = 0
-        #: Whether a large body was read since memory was given back.
+        #: True if a large body was read since free memory was last returned to the system.
         self._trim_due = False
         self._reloader: Reloader | None = None
         self._endpoints = _build_endpoints(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, as ASGI defines it; while draining, close its connection after it."""
+        """Handle an ASGI request; while draining, close the connection after its answer."""
 
         async def send_last(message: Message) -> None:
             if self.draining and message["type"] == "http.response.start":
@@ -104,22 +105,23 @@ class Service:
             await self._endpoints(scope, receive, send_last)
 
     def follow(self, source: ModelSource) -> Reloader:
-        """Serve each further bundle that is put in the place of the one that is served."""
-        self.metrics.serves(self.served)
+        """Watch the path of the bundle; serve each bundle that is put there from now on."""
+        self.metrics.record_served(self.served)
         failed = self.metrics.reload_failures.inc
         self._reloader = Reloader(source, self.served, self.serve, failed)
         return self._reloader
 
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on."""
-        before, self.served = self.served, served
-        self.metrics.serves(served, before)
+        before = self.served
+        self.served = served
+        self.metrics.record_served(served, before)
         self.metrics.reloads.inc()
 
     def drain(self, end: Callable[[], object]) -> None:
-        """Ask clients to go elsewhere, and call ``end`` when they had the time to do so.
+        """Ask clients to use other servers; call ``end`` once they have had the time to do so.
 
-        A second call ends at once.
+        A second call does not wait.
         """
         seconds = 0.0 if self.draining else self._settings.drain_s
         self.draining = True
@@ -127,7 +129,7 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Run until the server has answered its last request."""
+        """Start the background task; stop all threads after the last request was answered."""
         task = asyncio.create_task(self._set_gauges())
         yield
         task.cancel()
@@ -136,7 +138,7 @@ class Service:
         self.batcher.close()
 
     async def _set_gauges(self) -> None:
-        """Set gauges every second, and give memory back after large bodies."""
+        """Update gauges every second, and return free memory to the system after large bodies."""
         while True:
             if self._trim_due and not self._body_bytes:
                 self._trim_due = False
@@ -151,14 +153,14 @@ class Service:
             response = await self._score_in_time(request, parser)
         except RefusedError as error:
             response = error.answer()
-        except ClickLogError as error:  # raised for the whole batch, and logged there
+        except ClickLogError as error:  # the batcher has logged it, once for the whole batch
             response = RefusedError(500, error.what, remedy=error.remedy).answer()
-        except ClientDisconnect:  # nobody reads the answer
+        except ClientDisconnect:  # no client will read the answer
             return Response(status_code=400)
         except Exception:
             log.exception("a request could not be answered")
             response = RefusedError(500, "internal error", remedy="see the server's log").answer()
-        self.metrics.answered(response.status_code, time.perf_counter() - begin)
+        self.metrics.count_answer(response.status_code, time.perf_counter() - begin)
         return response
 
     async def _score_in_time(self, request: Request, parser: Parser) -> Response:
@@ -170,7 +172,7 @@ class Service:
             async with asyncio.timeout(seconds):
                 await self._read_body(request, body)
                 complete = True
-                with self.metrics.under_way.track_inprogress():
+                with self.metrics.in_flight.track_inprogress():
                     return await self._score(
                         functools.partial(parser, body, request.headers), is_small(body)
                     )
@@ -182,10 +184,10 @@ class Service:
             self._body_bytes -= len(body)
 
     async def _read_body(self, request: Request, body: bytearray) -> None:
-        """Append the parts of a body as they arrive.
+        """Append the parts of a request's body to ``body`` as they arrive.
 
         Raises:
-            RefusedError: It is too large or compressed, or there are too many bodies.
+            RefusedError: The body is too large or compressed, or too many bodies are in memory.
         """
         limit = self._settings.max_body_bytes
         size = 0
@@ -198,7 +200,7 @@ class Service:
             body += part
             self._body_bytes += len(part)
             self._trim_due |= len(body) >= _LARGE_BODY_BYTES
-            # A body may take half of the room that others leave, so that small ones have some.
+            # A body may fill half of the memory that others leave, so that small ones still fit.
             others = self._body_bytes - len(body)
             if 2 * len(body) > _MAX_BODIES * limit - others:
                 raise RefusedError(503, "too many bodies are being read", remedy="try again later")
@@ -210,53 +212,54 @@ class Service:
             )
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            remedy = "send bodies as they are, without compression"
+            remedy = "send uncompressed bodies"
             raise RefusedError(415, f"content encoding {encoding!r:.60}", remedy=remedy)
 
     async def _score(self, parse: _Parse, small: bool) -> Response:
         """Parse a body, score its rows and return the answer. Raises RefusedError."""
-        # The bundle may be replaced meanwhile: rows are scored by the model that encoded them.
-        now = self.served
+        # The bundle may be replaced during this call, but rows must be scored by the model for
+        # which they were encoded.
+        served = self.served
         if small:
-            # A thread would have to be woken, which takes longer than the work.
-            parsed = self._parse(parse, now.predictor)
+            # Waking a thread would take longer than parsing.
+            parsed = self._parse(parse, served.predictor)
         else:
             loop = asyncio.get_running_loop()
-            parsed = await loop.run_in_executor(self._parsers, self._parse, parse, now.predictor)
+            parsed = await loop.run_in_executor(self._parsers, self._parse, parse, served.predictor)
         if isinstance(parsed, Response):
             return parsed
         rows, respond = parsed
         self._check_queue(len(rows))
-        model = now.predictor.predict_parts
-        probabilities = await self.batcher.score(model, rows, at_once=now.is_quick)
+        model = served.predictor.predict_parts
+        probabilities = await self.batcher.score(model, rows, at_once=served.is_quick)
         try:
             check_finite(probabilities)
         except InvalidRowError as error:
             log.error("%s", error.what)
             raise RefusedError(500, error.reason, row=error.row, remedy=error.remedy) from None
         response = respond(probabilities)
-        response.raw_headers += now.raw_headers
+        response.raw_headers += served.raw_headers
         return response
 
     def _parse(self, parse: _Parse, predictor: Predictor) -> Parsed | Response:
         """Return the rows, or the answer that refuses them.
 
-        The error is not raised further: its traceback refers to all values of the body, and would
-        keep them until the next garbage collection.
+        RefusedError does not leave this function: its traceback refers to all values of the body,
+        and would keep them in memory until the next garbage collection.
         """
         try:
-            self._check_queue(1)  # under overload, refuse before the work of parsing
+            self._check_queue(1)  # under overload, refuse a request before parsing it
             return parse(predictor, self._settings)
         except RefusedError as error:
             return error.answer()
 
     def _check_queue(self, rows: int) -> None:
-        """Refuse a request that takes more than half of the room left in the queue.
+        """Refuse a request that needs more than half of the space left in the queue.
 
-        So small requests find room when large ones no longer do.
+        So there is still space for small requests when there is none for large ones.
 
         Raises:
-            RefusedError: There are too many rows.
+            RefusedError: The request has too many rows.
         """
         if 2 * rows > self._settings.max_waiting_rows - self.batcher.waiting_rows:
             raise RefusedError(503, "too many rows are waiting", remedy="try again later")
@@ -272,17 +275,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _build_endpoints(service: Service) -> Starlette:
-    """Return the application of all endpoints but ``POST /predict``."""
+    """Build the application of all endpoints except ``POST /predict``."""
 
     async def version(request: Request) -> Response:
-        now = service.served
+        served = service.served
         about = {
             "nvt-torchrec": __version__,
-            "bundle": now.bundle or None,
-            "generation": now.generation,
-            "workflow": now.predictor.workflow.digest,
+            "bundle": served.bundle or None,
+            "generation": served.generation,
+            "workflow": served.predictor.workflow.digest,
         }
-        return JSONResponse(about, headers=now.headers)
+        return JSONResponse(about, headers=served.headers)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -292,16 +295,16 @@ def _build_endpoints(service: Service) -> Starlette:
         return JSONResponse({"status": status}, 503 if service.draining else 200)
 
     async def metrics_page(request: Request) -> Response:
-        return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     routes = [
-        # It makes Starlette answer 405 to other methods; POST does not get here.
+        # Makes Starlette answer 405 to other methods; POST is answered before routing.
         Route("/predict", _refuse_method, methods=["POST"]),
         Route("/version", version),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics_page),
-        *protocol.routes(service),
+        *protocol.make_routes(service),
     ]
     return Starlette(
         routes=routes, lifespan=service.lifespan, exception_handlers={RefusedError: _refuse}

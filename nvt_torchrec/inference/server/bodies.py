@@ -1,4 +1,4 @@
-"""Bodies of requests, and the errors with which they are refused."""
+"""Parse the bodies of requests; refuse invalid and too large ones."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from nvt_torchrec.inference.server.serve_settings import ServerSettings
 from nvt_torchrec.models.metrics import unwrap_single_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
 
-#: The rows of a request, and a function that makes the answer of their probabilities.
+#: The rows of a request, and a function that turns their probabilities into the answer.
 Parsed: TypeAlias = tuple[EncodedRows, Callable[[np.ndarray], Response]]
-#: Takes a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
+#: A function of a body, its headers, a predictor and the limits; raises :class:`RefusedError`.
 Parser: TypeAlias = Callable[[bytearray, Mapping[str, str], Predictor, ServerSettings], Parsed]
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
-#: Bytes that a value of JSON takes as a Python object.
+# Estimates of the memory that a body's values take:
+#: The bytes of a JSON value as a Python object.
 _VALUE_BYTES = 64
-#: Bytes that a list or an object takes in addition.
+#: The additional bytes of a list or an object.
 _CONTAINER_BYTES = 128
-#: Bytes that a shared value takes for each row, in addition to its text.
+#: The bytes that a shared value takes for each row, in addition to its text.
 _SHARED_BYTES = 16
-#: The values of a body may take this many times --max_body_mb, by the estimates above.
+#: By these estimates, the values of a body may take this many times --max_body_mb.
 _EXPANSION = 16
-#: A body up to this size, with up to this many separators, is parsed and encoded in about a
-#: millisecond, whatever it holds: each row needs a separator, and the events that rows share are
-#: bounded.
+#: Any body up to this size, with up to this many separators, is parsed and encoded in about a
+#: millisecond: each row needs a separator, and the number of shared events is bounded.
 _SMALL_BYTES = 16 << 10
 _SMALL_SEPARATORS = 1024
 
 
 class RefusedError(Exception):
-    """A request is answered with an error.
+    """Error that is the answer to a request.
 
     Attributes:
         status: The HTTP status.
@@ -53,14 +53,16 @@ class RefusedError(Exception):
 
     def __init__(self, status: int, error: str, **details: Any) -> None:
         super().__init__(error)
-        self.status, self.details = status, {"error": error, **details}
+        self.status = status
+        self.details = {"error": error, **details}
 
     def answer(self) -> Response:
         """Return the answer."""
         headers = {"Retry-After": "1"} if self.status == 503 else {}
         if self.status in (408, 413):  # the rest of the request is not read
             headers["Connection"] = "close"
-        # In ASCII: a text of the request may hold half a surrogate pair, which UTF-8 cannot encode.
+        # json.dumps writes ASCII: a string of the request may contain half a surrogate pair, which
+        # UTF-8 cannot encode.
         body = json.dumps(self.details)
         return Response(body, self.status, headers, media_type="application/json")
 
@@ -68,11 +70,11 @@ class RefusedError(Exception):
 def parse_body(
     body: bytearray, headers: Mapping[str, str], predictor: Predictor, limits: ServerSettings
 ) -> Parsed:
-    """Return the rows of a request of ``POST /predict``.
+    """Parse the body of ``POST /predict``.
 
     Raises:
-        RefusedError: The body is not JSON by its header or content, does not fit the feature spec,
-            or is beyond the limits.
+        RefusedError: The content type or the body is not JSON, the rows do not fit the feature
+            spec, or a limit is exceeded.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -81,31 +83,31 @@ def parse_body(
     may_have_booleans = b"true" in body or b"false" in body
 
     def respond(probabilities: np.ndarray) -> Response:
-        by_label = zip(predictor.labels, probabilities.T.tolist(), strict=True)
-        content = {"probabilities": unwrap_single_label(dict(by_label))}
+        by_label = dict(zip(predictor.labels, probabilities.T.tolist(), strict=True))
+        content = {"probabilities": unwrap_single_label(by_label)}
         return Response(_ENCODER.encode(content), media_type="application/json")
 
     return encode(rows, shared, predictor, may_have_booleans=may_have_booleans), respond
 
 
 def is_small(body: bytearray) -> bool:
-    """Return whether parsing a body is so little work that the event loop may do it."""
+    """Return True if a body is so small that the event loop itself may parse it."""
     if len(body) > _SMALL_BYTES:
         return False
     return body.count(b",") + body.count(b"{") + body.count(b"[") <= _SMALL_SEPARATORS
 
 
 def read_json(body: bytearray, limits: ServerSettings) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON body.
 
     Raises:
-        RefusedError: It is not JSON, or its values would take too much memory.
+        RefusedError: The body is not JSON, or its values would take too much memory.
     """
-    # Separators are counted before anything is parsed: a body of "[[],[],…]" takes a hundred times
-    # its size as objects.
-    values = body.count(b",") + body.count(b":")
-    containers = body.count(b"[") + body.count(b"{")
-    size = _VALUE_BYTES * values + _CONTAINER_BYTES * containers
+    # Separators are counted before parsing, because the objects of a body such as "[[],[],…]" take
+    # a hundred times its size.
+    num_values = body.count(b",") + body.count(b":")
+    num_containers = body.count(b"[") + body.count(b"{")
+    size = _VALUE_BYTES * num_values + _CONTAINER_BYTES * num_containers
     max_size = _EXPANSION * limits.max_body_bytes
     if size > max_size:
         raise RefusedError(
@@ -132,8 +134,8 @@ def encode(
     Args:
         rows: A list of rows, or columns by name.
         shared: The fields that all rows share.
-        predictor: Encodes them.
-        may_have_booleans: Whether true or false may be among the values.
+        predictor: The predictor that encodes the rows.
+        may_have_booleans: True if true or false may occur among the values.
 
     Raises:
         RefusedError: A row does not fit the feature spec.
@@ -154,10 +156,12 @@ def encode(
 
 
 def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) -> None:
-    """Refuse true and false in columns that are not ``bool``: in Python, True is the integer 1.
+    """Refuse true and false in columns that are not ``bool``.
+
+    Otherwise they would count as 1 and 0, because Python's bool is an int.
 
     Raises:
-        InvalidRowError: There is one.
+        InvalidRowError: A value of another column is true or false.
     """
     reads = drop_tables(spec).read_plan(label=False).reads
     fields = open_rows(rows, reads, shared)
@@ -179,10 +183,10 @@ def _refuse_booleans(rows: Any, shared: Mapping[str, Any], spec: FeatureSpec) ->
 def _take_rows(
     value: Any, predictor: Predictor, limits: ServerSettings
 ) -> tuple[list[dict] | dict[str, list], dict[str, Any]]:
-    """Return the rows of a body, and the fields that they share. Raises :class:`RefusedError`."""
+    """Return the rows of a body, and the fields that all rows share. Raises RefusedError."""
     shared = value.pop("shared", {}) if isinstance(value, dict) else {}
     if not isinstance(shared, dict):
-        raise RefusedError(422, "'shared' is not an object of the fields that all rows share")
+        raise RefusedError(422, "'shared' is not an object with the fields that all rows share")
     match value:
         case {"rows": list(rows), **others} if not others:
             count = len(rows)
@@ -198,7 +202,7 @@ def _take_rows(
                 422,
                 "the body is not an object with a list 'rows' or an object 'columns'",
                 remedy='send {"rows": [{"COLUMN": VALUE}]} or {"columns": {"COLUMN": [VALUE]}}, '
-                'and perhaps "shared": {"COLUMN": VALUE} beside them',
+                'optionally with "shared": {"COLUMN": VALUE} next to them',
             )
     check_count(count, limits.max_rows)
     check_shared(shared, count, predictor, limits)
@@ -208,22 +212,22 @@ def _take_rows(
 def check_shared(
     shared: Mapping[str, Any], count: int, predictor: Predictor, limits: ServerSettings
 ) -> None:
-    """Check that the fields that rows share do not take too much memory when each row has them.
+    """Check that shared fields do not take too much memory once each row has a copy of them.
 
     Args:
         shared: The fields, or objects of fields.
         count: The number of rows.
-        predictor: Takes the rows; of a history it takes the newest events alone.
+        predictor: The predictor of the rows, which limits the events of a history.
         limits: The limits.
 
     Raises:
-        RefusedError: They would take too much memory.
+        RefusedError: The fields would take too much memory.
     """
     workflow = predictor.workflow
     vectors = {vector.name for vector in workflow.spec.vectors}
     row_size = 0
     for name, value in shared.items():
-        if name in vectors:  # rows refer to one copy of it
+        if name in vectors:  # all rows refer to a single copy
             continue
         fields = {name: value}
         if isinstance(value, Mapping):
@@ -231,8 +235,8 @@ def check_shared(
         for field, values in fields.items():
             if isinstance(values, list) and field in workflow.optional:
                 values = values[-workflow.max_events :]
-            number = len(values) if isinstance(values, list) else 1
-            row_size += len(json.dumps(values, default=str)) + _SHARED_BYTES * number
+            num_values = len(values) if isinstance(values, list) else 1
+            row_size += len(json.dumps(values, default=str)) + _SHARED_BYTES * num_values
     size = row_size * count
     max_size = _EXPANSION * limits.max_body_bytes
     if size > max_size:
@@ -245,7 +249,7 @@ def check_shared(
 
 
 def check_count(rows: int, max_rows: int) -> None:
-    """Raise :class:`RefusedError` if there are too many rows."""
+    """Raise RefusedError if a request has too many rows."""
     if rows > max_rows:
         raise RefusedError(
             413,

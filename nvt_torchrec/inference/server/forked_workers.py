@@ -1,13 +1,13 @@
-"""Worker processes of the server, forked from a parent that has imported what they need.
+"""Worker processes of the server, forked from a parent that has imported the modules they need.
 
 Imported modules take far more memory than a model: 145 MB for PyTorch alone. A fork shares the
-pages of its parent for as long as nobody writes to them, so a worker takes memory only for what it
-makes itself.
+pages of its parent until one of them writes to a page, so a worker only takes memory for its own
+objects.
 
-The parent imports, and does nothing else: it opens no model, computes nothing with PyTorch and
-starts no thread. A thread that holds a lock at the moment of a fork would leave it locked in the
-child for ever. (NumPy's OpenBLAS and Arrow's jemalloc start threads too, and prepare them for
-forks.) A worker that ends is replaced by another fork, without importing again.
+The parent only imports modules: it opens no model, computes nothing with PyTorch and starts no
+thread. A lock that a thread holds at the moment of a fork would stay locked in the child for ever.
+(OpenBLAS and jemalloc, which NumPy and Arrow use, start threads too, but handle forks.) A worker
+that ends is replaced by another fork, without importing again.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from uvicorn.supervisors.multiprocess import SIGNALS, Process
 
 log = logging.getLogger(__name__)
 
-#: The modules that open and score a model; with them everything that they import.
+#: The modules that open and score a model, which import all others that a worker needs.
 _IMPORTED = (
     "nvt_torchrec.inference.server.app",
     "nvt_torchrec.inference.server.reload",
     "nvt_torchrec.models.registry",
     "uvicorn.protocols.http.httptools_impl",
 )
-#: Linux: the signal that the kernel sends a process when its parent ends, see prctl(2).
+#: The option of prctl(2) that sets the signal which Linux sends a process when its parent ends.
 _PR_SET_PDEATHSIG = 1
 
 
 class ForkedWorkers(Multiprocess):
-    """The parent of the workers: uvicorn's, except that it forks them.
+    """The parent of the workers: uvicorn's supervisor, except that it forks the workers.
 
     Args:
-        config: The server of each worker.
-        listener: The socket that all of them accept connections of.
-        ready: Called when all of them listen for the first time.
+        config: The configuration of each worker's server.
+        listener: The socket on which all workers accept connections.
+        ready: Called when all workers listen for the first time.
 
     Attributes:
-        status: The exit status, when it has run.
+        status: The exit status, after the supervisor has run.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class ForkedWorkers(Multiprocess):
         super().__init__(config, [listener])
         self.status = 0
         self._ready = ready
-        #: Whether all workers have listened once.
+        #: True once all workers have listened.
         self._started = False
 
     def init_processes(self) -> None:
         """Start the workers."""
         # A garbage collection writes to each object that it visits, which would copy the shared
-        # pages. It leaves frozen objects alone.
+        # pages. It skips frozen objects.
         gc.collect()
         gc.freeze()
         self.processes = [self._start_worker() for _ in range(self.processes_num)]
@@ -77,11 +77,12 @@ class ForkedWorkers(Multiprocess):
         return worker
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that ended. Before all of them have listened once, end the server."""
+        """Replace workers that ended; if one ends before all have listened once, end the server."""
         if self._started:
             self._replace_ended()
         elif any(worker.exitcode is not None for worker in self.processes):
-            # A worker that ended by itself could not open the model, and neither could another.
+            # A worker that ends during the start could not open the model; a new one could not
+            # either.
             if not self.signal_queue and not self.should_exit.is_set():
                 self.status = 2
                 self.should_exit.set()
@@ -95,23 +96,23 @@ class ForkedWorkers(Multiprocess):
         for index, worker in enumerate(self.processes):
             if worker.is_alive(timeout=self.config.timeout_worker_healthcheck):
                 continue
-            worker.kill()  # it may hang
+            worker.kill()  # it may not have ended, but hang
             worker.join()
             if self.should_exit.is_set():
                 return
             mark_process_dead(worker.pid)
-            log.warning("worker %d ended; another one was started", worker.pid)
+            log.warning("worker %d ended; a new one was started", worker.pid)
             self.processes[index] = self._start_worker()
 
     def terminate_all(self) -> None:
         """Ask the workers to end."""
-        # The address accepts connections until its last holder closes the socket, which is to be
-        # the last worker.
+        # The address accepts connections until the last process closes the socket. That shall be a
+        # worker, not this process.
         for listener in self.sockets:
             listener.close()
         super().terminate_all()
 
-        # A second signal ends a drain at once, as it does without workers.
+        # A second signal ends the drain at once, as in a server without workers.
         def terminate_again(*_: object) -> None:
             for worker in self.processes:
                 worker.process.terminate()
@@ -119,24 +120,24 @@ class ForkedWorkers(Multiprocess):
         signal.signal(signal.SIGTERM, terminate_again)
 
     def handle_int(self) -> None:
-        """End, after Ctrl-C."""
+        """End with the exit status of Ctrl-C."""
         self.status = 130
         super().handle_int()
 
     def handle_hup(self) -> None:
-        """Let the workers look for another bundle."""
+        """Let the workers check for another bundle."""
         for worker in self.processes:
-            if worker.is_ready():  # one that still starts will open the bundle anyway
+            if worker.is_ready():  # a worker that is still starting will open the new bundle anyway
                 os.kill(worker.pid, signal.SIGHUP)  # type: ignore[arg-type]
 
     def handle_ttin(self) -> None:
-        """Start a further worker, as uvicorn does at this signal."""
+        """Start an additional worker, as uvicorn does at this signal."""
         self.processes_num += 1
         self.processes.append(self._start_worker())
 
 
 def import_application() -> None:
-    """Import what a worker needs, without starting threads or opening anything."""
+    """Import the modules that a worker needs, without starting threads or opening a model."""
     for module in _IMPORTED:
         importlib.import_module(module)
 
@@ -151,8 +152,8 @@ class _ForkedWorker(Process):
 
     def start(self) -> None:
         """Fork."""
-        # Until the child has reset them, it has the parent's handlers, which note a signal for the
-        # parent's loop: in the child it would be lost. So signals wait until _run has reset them.
+        # The child inherits the parent's signal handlers, which only pass signals to the parent's
+        # loop, so a signal to the child would be lost. Block signals until _run has reset them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             super().start()
@@ -166,7 +167,7 @@ class _ForkedWorker(Process):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent ended before prctl was called
+        if os.getppid() != parent:  # the parent ended before the call of prctl
             os._exit(0)
-        with contextlib.suppress(KeyboardInterrupt):  # the parent reports Ctrl-C
+        with contextlib.suppress(KeyboardInterrupt):  # the parent handles Ctrl-C
             self.target(sockets)

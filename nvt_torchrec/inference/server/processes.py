@@ -1,4 +1,4 @@
-"""Start the processes that serve a model, and end them in order."""
+"""Start the processes that serve a model, and shut them down in order."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES, ModelSou
 if TYPE_CHECKING:
     from nvt_torchrec.inference.server.app import Service
 
-#: Seconds that a thread may hold the interpreter's lock while another one waits for it. Python's
-#: default of 5 ms is longer than a request takes, and the model's thread needs the lock between any
-#: two kernels.
+#: The seconds that a thread may hold the interpreter lock while another one waits for it. Python's
+#: default of 5 ms is longer than a whole request takes, and the model's thread needs the lock
+#: between any two kernels.
 _SWITCH_S = 0.0005
-#: Seconds that an idle connection stays open: longer than proxies keep theirs (60 s usually), so
-#: that the proxies close them.
+#: The seconds that an idle connection stays open. Proxies usually close theirs after 60 s; if the
+#: server closed first, a proxy could send a request into a connection that is closing.
 _KEEP_ALIVE_S = 75
-#: Seconds in which a worker must answer its parent. Imports of extensions may hold the
-#: interpreter's lock for long.
+#: The seconds in which a worker must answer its parent. Imports of extension modules may hold the
+#: interpreter lock for a long time.
 _REACTION_S = 60
 
 
 def serve(source: ModelSource, settings: ServerSettings) -> int:
-    """Serve until SIGTERM or SIGINT, then answer what has arrived.
+    """Serve until SIGTERM or SIGINT, then answer the requests that have arrived.
 
-    Several workers are forked by a parent that has imported the application, and each opens the
-    model for itself (:mod:`.forked_workers`).
+    Several workers are forked from a parent that has imported the application, and each worker
+    opens the model itself (:mod:`.forked_workers`).
 
     Args:
-        source: Where each process gets the model from. A bundle is followed (:mod:`.reload`).
+        source: The object from which each process loads the model. If it is a bundle, it is
+            reloaded when it changes (:mod:`.reload`).
         settings: The settings of each process.
 
     Returns:
@@ -52,14 +53,14 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
         SettingsError: The address cannot be listened on.
         ClickLogError: The model cannot be opened.
     """
-    make_application = _open if settings.workers == 1 else _open_in_worker
+    make_application = _open_service if settings.workers == 1 else _open_in_worker
     config = uvicorn.Config(
         functools.partial(make_application, source, settings),
         factory=True,
         workers=settings.workers,
         log_config=None,
         access_log=False,
-        # uvloop accepts one connection between two requests: under load, too few.
+        # uvloop accepts only one connection between two requests, which is too few under load.
         loop="asyncio",
         http="httptools",
         ws="none",
@@ -69,32 +70,33 @@ def serve(source: ModelSource, settings: ServerSettings) -> int:
         timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 1,
         timeout_worker_healthcheck=_REACTION_S,
     )
-    with _bound_socket(settings) as listener:
+    with _bind_socket(settings) as listener:
         if settings.workers == 1:
-            # At its end, uvicorn raises the signal again for the handler that was there before.
+            # When uvicorn has shut down, it raises the signal again for this handler.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _Server(config).run(sockets=[listener])
             return 0
-        # The libraries read both when they are imported. NumPy multiplies no matrices here.
+        # PyTorch and OpenBLAS read these when they are imported. OpenBLAS only serves NumPy, which
+        # multiplies no matrices here.
         threads = max(1, count_cores() // settings.workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        # This import takes seconds, and until it is done SIGTERM ends the process at once, without
-        # removing the temporary directory. So it comes before the directory.
+        # This import takes seconds, during which SIGTERM ends the process without cleaning up. So
+        # it comes before the temporary directory is created.
         import nvt_torchrec.inference.server.reload  # noqa: F401
 
         with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
-            # prometheus_client reads it when it is imported, which the next line does.
+            # prometheus_client reads it when it is imported, which the next statement causes.
             os.environ[SHARED_VALUES] = values
             workers = ForkedWorkers(config, listener, functools.partial(_print_address, listener))
             workers.run()
             return workers.status
 
 
-def _bound_socket(settings: ServerSettings) -> socket.socket:
-    """Return a socket with the address; it listens once the first process can answer."""
+def _bind_socket(settings: ServerSettings) -> socket.socket:
+    """Bind a socket to the address. It will listen once the first process can answer."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio sets TCP_NODELAY on connections only if the socket names its protocol.
+    # asyncio sets TCP_NODELAY on connections only if the protocol is given explicitly.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -102,7 +104,7 @@ def _bound_socket(settings: ServerSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SettingsError(
-            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}",
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}",
             "choose another --port or --host",
         ) from error
     return listener
@@ -116,7 +118,7 @@ def _print_address(listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server; it prints its address when it listens."""
+    """Uvicorn's server, which also prints its address once it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -124,21 +126,21 @@ class _Server(uvicorn.Server):
 
 
 def _open_in_worker(source: ModelSource, settings: ServerSettings) -> Service:
-    """Return the application of a worker; print the error if the model cannot be opened.
+    """Make the application of a worker; if the model cannot be opened, print the error.
 
-    The parent only sees that the worker ended.
+    The parent cannot print it, because it only sees that the worker ended.
     """
     services: list[Service] = []
-    status = run_command(lambda: services.append(_open(source, settings)))
+    status = run_command(lambda: services.append(_open_service(source, settings)))
     if status:
         raise SystemExit(status)
     return services[0]
 
 
-def _open(source: ModelSource, settings: ServerSettings) -> Service:
-    """Return the application of this process. Uvicorn calls this in its event loop."""
-    # Until the model is open there is nothing to end in order, and imports may swallow the
-    # SystemExit of the handler that was there before.
+def _open_service(source: ModelSource, settings: ServerSettings) -> Service:
+    """Open the model and make the application. Uvicorn calls this in its event loop."""
+    # Until the model is open, exit without cleaning up: there is nothing to shut down yet, and the
+    # previous handler raises SystemExit, which some imported modules catch.
     end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if source.bundle is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -146,7 +148,7 @@ def _open(source: ModelSource, settings: ServerSettings) -> Service:
     from nvt_torchrec.inference.server.reload import open_served
 
     service = Service(open_served(source), settings)
-    # The garbage collector would visit again and again what exists now and stays.
+    # Keep the garbage collector from visiting the objects that now exist and will stay.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)

@@ -21,25 +21,25 @@ from nvt_torchrec.inference.server.batching import RequestBatch
 from nvt_torchrec.inference.server.reload import Served
 from nvt_torchrec.inference.server.serve_settings import SHARED_VALUES
 
-#: Upper bounds of the buckets of histograms.
+# Upper bounds of the buckets of histograms.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 
 
 class ServerMetrics:
-    """Counters and histograms of one server.
+    """Counters, gauges and histograms of one server.
 
     Args:
-        columns: Names of the categorical columns.
-        labels: Names of the labels whose probabilities are predicted.
+        columns: The names of the categorical columns.
+        labels: The names of the labels whose probabilities are predicted.
 
     Attributes:
         registry: The registry of the metrics.
-        shared: Whether several processes add their values up.
-        reloads: How often another bundle was put in place.
-        reload_failures: How often a bundle could not be put in place.
-        under_way: The requests that have arrived as a whole and are not answered yet.
-        queue_rows: The rows that wait for the model.
+        shared: True if the values of several processes are added up.
+        reloads: Counts the bundles that were put in place of another.
+        reload_failures: Counts the bundles that could not be put in place.
+        in_flight: The number of requests that have arrived completely and are not answered yet.
+        queue_rows: The number of rows that wait for the model.
     """
 
     def __init__(self, columns: tuple[str, ...], labels: tuple[str, ...]) -> None:
@@ -74,44 +74,44 @@ class ServerMetrics:
         time = functools.partial(Gauge, multiprocess_mode="livemax", registry=registry)
         self._trained = time(
             "inference_bundle_trained_timestamp_seconds",
-            "When the bundle that is served was trained, in seconds since 1970; 0: unknown")
+            "Time at which the served bundle was trained, in seconds since 1970; 0 if unknown")
         self._published = time(
             "inference_bundle_published_timestamp_seconds",
-            "When the bundle that is served was put in place, in seconds since 1970; 0: unknown")
+            "Time at which the served bundle was published, in seconds since 1970; 0 if unknown")
         self.reloads = counter(
-            "inference_bundle_reloads", "How often another bundle was put in place")
+            "inference_bundle_reloads", "Bundles that were put in place of another")
         self.reload_failures = counter(
             "inference_bundle_reload_failures",
-            "How often a bundle could not be put in place, and the one before was served on")
-        self.under_way = gauge(
+            "Bundles that could not be put in place, so that the previous one stayed in service")
+        self.in_flight = gauge(
             "inference_requests_under_way", "Requests that have arrived and are not answered yet")
         self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
         # fmt: on
         self._sums = [probability_sum.labels(label) for label in labels]
-        # Looked up once: to find the counter of a label takes longer than to count.
-        self._null_of = [null.labels(column) for column in columns]
-        self._oov_of = [oov.labels(column) for column in columns]
+        # Looked up only once, because finding a column's counter takes longer than counting.
+        self._null_counters = [null.labels(column) for column in columns]
+        self._oov_counters = [oov.labels(column) for column in columns]
         self.shared = SHARED_VALUES in os.environ
         if not self.shared:
             ProcessCollector(registry=registry)
 
-    def answered(self, status: int, seconds: float) -> None:
+    def count_answer(self, status: int, seconds: float) -> None:
         """Count an answer to ``POST /predict``."""
         self._requests.labels(status).inc()
         if status != 503:
             self._request_seconds.observe(seconds)
 
-    def serves(self, now: Served, before: Served | None = None) -> None:
-        """Record which bundle is served from now on, and that the one before is not."""
+    def record_served(self, now: Served, before: Served | None = None) -> None:
+        """Record that the bundle ``now`` is served instead of ``before``."""
         if before is not None:
-            # Set to 0, because a value that processes share cannot be removed.
+            # It is set to 0, because a value that processes share cannot be removed.
             self._bundle_info.labels(*before.metric_labels).set(0)
         self._bundle_info.labels(*now.metric_labels).set(1)
         self._trained.set(now.trained)
         self._published.set(now.published)
 
-    def page(self) -> bytes:
-        """Return the text for Prometheus, with the sums over all processes."""
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format, summed over all processes."""
         registry = self.registry
         if self.shared:
             registry = CollectorRegistry()
@@ -127,18 +127,19 @@ class ServerMetrics:
         self._rows.inc(len(batch.probabilities))
         sums = batch.probabilities.sum(0, dtype=np.float64).tolist()
         if not all(map(math.isfinite, sums)):
-            # A counter that is NaN once stays NaN. The request gets an error elsewhere.
+            # Leave NaN out: a counter would stay NaN for ever. The request itself gets an error
+            # from check_finite.
             finite = np.where(np.isfinite(batch.probabilities), batch.probabilities, 0)
             sums = finite.sum(0, dtype=np.float64).tolist()
         for counter, value in zip(self._sums, sums, strict=True):
             counter.inc(value)
         for rows in batch.requests:
-            _count_values(self._null_of, rows.null)
-            _count_values(self._oov_of, rows.oov)
+            _count_values(self._null_counters, rows.null)
+            _count_values(self._oov_counters, rows.oov)
 
 
 def _count_values(counters: list[Counter], values: np.ndarray) -> None:
     """Add the values of columns, int64 [columns], to their counters."""
     for counter, value in zip(counters, values.tolist(), strict=True):
-        if value:  # most are 0
+        if value:  # skip the call for 0, the most common value
             counter.inc(value)

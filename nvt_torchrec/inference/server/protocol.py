@@ -1,8 +1,8 @@
-"""The Open Inference Protocol over HTTP, with its binary tensors, as Triton and KServe answer it.
+"""The Open Inference Protocol over HTTP, with binary tensors, compatible with Triton and KServe.
 
-The tensors are those of ``model.onnx`` (:mod:`inference.named_tensors`) as Triton shows them:
-[rows, 1] for [rows], which is taken as well. A NaN of JSON is ``null``. As with Triton, the content
-type of a request does not matter: its clients send none, or another one.
+The tensors are those of ``model.onnx`` (:mod:`inference.named_tensors`) in Triton's shapes: [rows,
+1] instead of [rows], although [rows] is accepted too. NaN is ``null`` in JSON. As in Triton, the
+content type of a request is ignored, because clients send none or a wrong one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from nvt_torchrec.inference.named_tensors import (
     OUTPUT,
     Input,
     get_tensor_type,
-    inputs_without_tables,
     list_inputs,
+    list_inputs_without_tables,
     to_columns,
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
@@ -39,16 +39,16 @@ from nvt_torchrec.inference.server.bodies import (
 )
 from nvt_torchrec.inference.server.serve_settings import ServerSettings
 
-#: The header with the number of bytes of JSON at the beginning of a body; tensors follow them.
+#: The header with the number of bytes of JSON at the start of a body; binary tensors follow.
 BINARY_HEADER = "inference-header-content-length"
-#: The only version of the model, as in the repository of :mod:`inference.export.triton`.
+#: The only version of the model, as in the model repository of :mod:`inference.export.triton`.
 _VERSION = "1"
-#: The protocol's names of the kinds of tensors.
+#: Kind of tensor → the protocol's name for it.
 _DATATYPES = {"string": "BYTES", "int64": "INT64", "float64": "FP64", "float32": "FP32"}
 
 
-def routes(service: Any) -> list[Route]:
-    """Return the endpoints of the protocol, for the ``Service`` of :mod:`inference.server.app`."""
+def make_routes(service: Any) -> list[Route]:
+    """Make the protocol's endpoints for a :class:`inference.server.app.Service`."""
 
     async def server(request: Request) -> Response:
         extensions = ["binary_tensor_data"]
@@ -64,7 +64,7 @@ def routes(service: Any) -> list[Route]:
 
     async def model(request: Request) -> Response:
         _check_name(request)
-        return JSONResponse(metadata(service.served.predictor))
+        return JSONResponse(describe_model(service.served.predictor))
 
     async def infer(request: Request) -> Response:
         _check_name(request)
@@ -82,17 +82,17 @@ def routes(service: Any) -> list[Route]:
 
 
 def _check_name(request: Request) -> None:
-    """Refuse a path with another name or version than the model's. Raises RefusedError."""
+    """Raise RefusedError if a path has another name or version than the model's."""
     name = request.path_params.get("name", MODEL_NAME)
     if name != MODEL_NAME:
-        raise RefusedError(404, f"no model of name {name!r}", remedy=MODEL_NAME)
+        raise RefusedError(404, f"no model named {name!r}", remedy=f"ask for {MODEL_NAME}")
     version = request.path_params.get("version", _VERSION)
     if version != _VERSION:
-        raise RefusedError(404, f"no model of version {version!r}", remedy=_VERSION)
+        raise RefusedError(404, f"no version {version!r}", remedy=f"ask for version {_VERSION}")
 
 
-def metadata(predictor: Predictor) -> dict[str, Any]:
-    """Return the description of the model: its inputs and its outputs."""
+def describe_model(predictor: Predictor) -> dict[str, Any]:
+    """Return the model's metadata: its inputs and outputs."""
     inputs = []
     for column in _list_inputs(predictor):
         for name, (kind, _) in column.tensors.items():
@@ -113,10 +113,10 @@ def metadata(predictor: Predictor) -> dict[str, Any]:
 def parse_tensors(
     body: bytearray, headers: Mapping[str, str], predictor: Predictor, limits: ServerSettings
 ) -> Parsed:
-    """Return the rows of a request of ``POST /v2/models/NAME/infer``.
+    """Parse the body of ``POST /v2/models/NAME/infer``.
 
     Raises:
-        RefusedError: The body is not valid, breaks the feature spec, or is beyond the limits.
+        RefusedError: The body is invalid, does not fit the feature spec, or exceeds a limit.
     """
     names = name_by_label(OUTPUT, predictor.labels)
     try:
@@ -139,14 +139,14 @@ def parse_tensors(
     except KeyError as error:
         raise RefusedError(400, f"the request has no {error}") from None
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
-        raise RefusedError(400, f"not a request of tensors with the same rows: {error}") from None
+        raise RefusedError(400, f"not a valid request of the protocol: {error}") from None
 
     def respond(probabilities: np.ndarray) -> Response:
-        draw_values = dict(zip(names, probabilities.T, strict=True))
+        values_by_name = dict(zip(names, probabilities.T, strict=True))
         outputs = []
         binary = b""
         for name, as_binary in is_binary.items():
-            values = draw_values[name]
+            values = values_by_name[name]
             output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values), 1]}
             if as_binary:
                 output["parameters"] = {"binary_data_size": values.nbytes}
@@ -165,10 +165,10 @@ def parse_tensors(
 
 
 def _find_tensors(request: Any, binary: memoryview) -> dict[str, tuple[Any, memoryview]]:
-    """Return the tensors of a request by name, each with its bytes of the binary part of the body.
+    """Return a request's tensors by name, each with its bytes in the binary part of the body.
 
     Raises:
-        KeyError, TypeError, AttributeError: The request has another form.
+        KeyError, TypeError, AttributeError: The request does not have the protocol's structure.
     """
     tensors = {}
     begin = 0
@@ -180,17 +180,17 @@ def _find_tensors(request: Any, binary: memoryview) -> dict[str, tuple[Any, memo
 
 
 def _find_outputs(request: Any, names: Sequence[str]) -> dict[str, bool]:
-    """Return the outputs that a request asks for, and whether each is to be binary.
+    """Return the requested outputs; map each to True if its values shall be binary.
 
-    A request that names none asks for all of them.
+    A request that names no outputs gets all of them.
 
     Raises:
-        ValueError: It asks for outputs or parameters that do not exist.
-        KeyError, TypeError, AttributeError: The request has another form.
+        ValueError: An output or a parameter does not exist.
+        KeyError, TypeError, AttributeError: The request does not have the protocol's structure.
     """
     asked = {output["name"]: output for output in request.get("outputs", ())}
     if asked.keys() - {*names}:
-        raise ValueError(f"outputs {', '.join(asked)}: there is only {', '.join(names)}")
+        raise ValueError(f"outputs {', '.join(asked)}: the model has only {', '.join(names)}")
     all_binary = request.get("parameters", {}).get("binary_data_output", False)
     is_binary = {}
     for name, output in asked.items():
@@ -205,15 +205,15 @@ def _find_outputs(request: Any, names: Sequence[str]) -> dict[str, bool]:
 
 
 def _list_inputs(predictor: Predictor) -> list[Input]:
-    """Return the columns of the log, and what a request may give in addition."""
+    """Return all inputs: the columns of the log, and the optional inputs."""
     return [*list_inputs(predictor.row_spec), *_list_optional_inputs(predictor)]
 
 
 def _list_optional_inputs(predictor: Predictor) -> list[Input]:
-    """Return what a request may leave out.
+    """Return the inputs that a request may leave out.
 
-    These are the time of rows, if no column is made of it; aggregates; and the columns and vectors
-    of tables.
+    They are the time of the rows, if no column is derived from it; aggregates; and the columns and
+    vectors of tables.
     """
     spec = predictor.spec
     optional = []
@@ -223,14 +223,14 @@ def _list_optional_inputs(predictor: Predictor) -> list[Input]:
     for aggregate in spec.aggregates:
         optional.append(Input(aggregate.name, "float64", multi_hot=False))
     needed = {column.name for column in list_inputs(spec)}
-    for column in inputs_without_tables(spec):
+    for column in list_inputs_without_tables(spec):
         if column.name not in needed:
             optional.append(column)
     return optional
 
 
 def _choose_inputs(predictor: Predictor, given: Mapping[str, Any]) -> list[Input]:
-    """Return the inputs to read: those that are needed, and optional ones that were given."""
+    """Return the inputs to read: all required ones, and the optional ones that were given."""
     optional = {*predictor.workflow.optional}
     optional.update(column.name for column in _list_optional_inputs(predictor))
     chosen = []
@@ -243,9 +243,9 @@ def _choose_inputs(predictor: Predictor, given: Mapping[str, Any]) -> list[Input
 def _to_rows(
     columns: list[Input], tensors: dict[str, np.ndarray], rows: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return columns for :func:`encode`, and the values that all rows share.
+    """Convert tensors to the columns of the rows, and the values that all rows share.
 
-    A tensor of one row, in a request of several, is shared by all rows.
+    In a request of several rows, a tensor of one row is shared by all rows.
 
     Raises:
         ValueError: A tensor has another number of rows.
@@ -265,20 +265,21 @@ def _to_rows(
 def _read_tensor(
     name: str, kind: str, rank: int, size: int, tensor: Mapping[str, Any], binary: memoryview
 ) -> np.ndarray:
-    """Return an input.
+    """Read the tensor of an input.
 
     Args:
-        name: Its name.
-        kind: A key of :data:`.named_tensors.DTYPES`.
+        name: The tensor's name.
+        kind: Its kind, a key of :data:`.named_tensors.DTYPES`.
         rank: The number of its dimensions.
-        size: The second of them, as :meth:`.named_tensors.Input.second_size` returns it.
-        tensor: Its description, and perhaps its values.
+        size: The size of its second dimension; -1 if it may vary.
+        tensor: Its description, with its values unless they are binary.
         binary: Its bytes in the binary part of the body.
 
     Raises:
-        ValueError: It is not of its kind and shape.
+        ValueError: The tensor has another data type or shape.
     """
-    shape, datatype = [*tensor["shape"]], _DATATYPES[kind]
+    shape = [*tensor["shape"]]
+    datatype = _DATATYPES[kind]
     is_shaped = len(shape) == 2 if rank == 2 else len(shape) in (1, 2)
     if is_shaped and rank == 2:
         is_shaped = size in (-1, shape[1])
@@ -295,8 +296,8 @@ def _read_tensor(
         is_valid = all(isinstance(text, str) for text in array.flat)
     else:
         array = np.array(values).reshape(shape)
-        # Of the kinds of NumPy: integers, floats, and objects, which numbers are beside a null of
-        # JSON. An empty list is float64, whatever it stands for.
+        # NumPy's kinds: "i" integers, "f" floats, "O" for numbers with a JSON null among them. An
+        # empty list is always float64, so its kind is not checked.
         allowed = "i" if kind == "int64" else "ifO"
         is_valid = array.dtype.kind in allowed or not array.size
         array = array.astype(DTYPES[kind])  # null becomes NaN
@@ -306,7 +307,7 @@ def _read_tensor(
 
 
 def _read_strings(binary: memoryview) -> list[str]:
-    """Return texts, each of which follows its length as an unsigned integer of 4 bytes."""
+    """Read strings, each of which is preceded by its length as an unsigned 4-byte integer."""
     texts = []
     offset = 0
     while offset < len(binary):
@@ -314,6 +315,6 @@ def _read_strings(binary: memoryview) -> list[str]:
         begin = offset + 4
         offset = begin + length
         if offset > len(binary):
-            raise ValueError("a string is cut off")
+            raise ValueError("a string is truncated")
         texts.append(str(binary[begin:offset], "utf-8"))
     return texts

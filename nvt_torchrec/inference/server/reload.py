@@ -1,11 +1,11 @@
-"""The model that is served, and the thread that follows a bundle.
+"""The served model, and the thread that replaces it when the bundle changes.
 
-The thread looks every second whether another bundle is at the path, and at once after SIGHUP. It
-opens the new bundle beside the one that is served, compares its digests and scores rows with it.
-Then it puts the new one in place: the old one scores the requests that were parsed before, the new
-one all others. The next switch begins when the old bundle has been let go, so that no more than two
-are in memory. A bundle that cannot be opened is logged, counted and tried again every minute, and
-the one before is served.
+The thread checks every second, and immediately after SIGHUP, whether another bundle is at the path.
+It opens the new bundle while the old one is still serving, verifies its digests and scores rows
+with it. Then it switches: the old model scores the requests that were parsed before, the new model
+all others. The next switch begins only after the old bundle has been released, so that at most two
+are in memory. If a bundle cannot be opened, the failure is logged and counted, the old one stays in
+service, and the new one is tried again every minute.
 """
 
 from __future__ import annotations
@@ -34,36 +34,38 @@ from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the path.
+#: The seconds between two checks of the path.
 _INTERVAL_S = 1.0
-#: Seconds after which a bundle that could not be opened is tried again: storage may have failed for
-#: a while, or a file of the bundle was copied again, which the stamp does not show.
+#: The seconds after which a bundle that could not be opened is tried again: storage may have been
+#: unavailable, or a damaged file may have been copied again, which does not change the stamp.
 _RETRY_S = 60.0
-#: Seconds between two looks at whether the old bundle has been let go.
+#: The seconds between two checks whether the old bundle has been released.
 _RELEASE_S = 0.05
-#: A model is quick if :data:`.batching.SMALL_ROWS` rows take it no longer than this many seconds.
-#: Other requests, such as those for /health, may wait for the event loop for as long.
+#: A model is quick if it scores :data:`.batching.SMALL_ROWS` rows in this many seconds. For that
+#: long it may block the event loop, and with it requests such as those for /health.
 _QUICK_S = 0.005
-#: How often that is timed; the shortest time counts.
+#: The number of times that this is measured; the shortest time counts.
 _NUM_TIMED = 5
-#: Reference cycles, such as those of exceptions, are collected after this many looks.
+#: The number of checks after which reference cycles, such as those of exceptions, are collected.
 _COLLECT_AFTER = 20
 
-#: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
+#: Identifies the bundle at a path: real path, and device, inode, size and modification time of its
+#: bundle.json.
 Stamp: TypeAlias = tuple[str, int, int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model that is served. Nothing of it changes, so one request sees one bundle.
+    """A model that is served. It is immutable, so that a request sees a single bundle.
 
     Attributes:
-        predictor: Encodes and scores the rows.
+        predictor: The predictor that encodes and scores rows.
         bundle: The digest of the bundle; "" for a workflow and a checkpoint.
         generation: The generation of the workflow; None if it has none.
         stamp: The bundle's stamp when it was opened; None for a workflow and a checkpoint.
-        published: When the path that is followed was changed, in seconds since 1970; 0 if unknown.
-        is_quick: Whether a few rows are scored so fast that the event loop can do it.
+        published: The time at which the path was switched to the bundle, in seconds since 1970; 0
+            if unknown.
+        is_quick: True if the model scores a few rows so fast that the event loop can do it.
     """
 
     predictor: Predictor
@@ -75,7 +77,7 @@ class Served:
 
     @property
     def trained(self) -> float:
-        """When it was trained, in seconds since 1970: the time of its ``bundle.json``."""
+        """The time at which it was trained, in seconds since 1970: the mtime of bundle.json."""
         return 0.0 if self.stamp is None else self.stamp[-1] / 1e9
 
     @property
@@ -85,27 +87,27 @@ class Served:
 
     @property
     def metric_labels(self) -> tuple[str, str]:
-        """The labels that tell bundles apart in metrics: name and generation."""
+        """The labels that identify the bundle in metrics: name and generation."""
         return self.name, "" if self.generation is None else str(self.generation)
 
     @functools.cached_property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """:attr:`headers` as ASGI sends them."""
+        """:attr:`headers` in ASGI's form."""
         return [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of an answer that say what has scored it."""
+        """The headers of an answer that identify the bundle."""
         headers = {"X-Bundle": self.name} if self.bundle else {}
         if self.generation is not None:
             headers["X-Workflow-Generation"] = str(self.generation)
         return headers
 
     def warm_up(self) -> Served:
-        """Score some rows, so that the first requests are not slower than later ones.
+        """Score rows, so that the first requests are not slower than later ones.
 
         Returns:
-            The same, which says whether it is quick.
+            The same model, with ``is_quick`` as measured.
         """
         row = dict.fromkeys(self.predictor.spec.sources(label=False))
         self.predictor.predict([row])
@@ -123,7 +125,7 @@ def read_stamp(bundle: Path) -> Stamp:
     """Return the stamp of the bundle that is at a path now.
 
     Raises:
-        OSError: There is none.
+        OSError: No bundle is at the path.
     """
     path = Path(os.path.realpath(bundle, strict=True))
     status = (path / BUNDLE_FILE).stat()
@@ -131,18 +133,19 @@ def read_stamp(bundle: Path) -> Stamp:
 
 
 def open_served(source: ModelSource) -> Served:
-    """Open a model, compare its files with their digests, and warm it up.
+    """Open a model, verify the digests of its files, and warm it up.
 
-    A symbolic link is followed once: all files are of the bundle to which it pointed then.
+    A symbolic link is resolved only once, so that all files come from the same bundle even if the
+    link is switched meanwhile.
 
     Raises:
-        ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
+        ClickLogError: Any error that :meth:`inference.predictor.Predictor.load` raises.
     """
     path = stamp = None
     published = 0.0
     if source.bundle is not None:
         path = Path(os.path.realpath(source.bundle))
-        with contextlib.suppress(OSError):  # `load` says what is missing
+        with contextlib.suppress(OSError):  # `load` raises an error that names the missing file
             published = os.lstat(source.bundle).st_mtime
             stamp = read_stamp(path)
     predictor = source.load(bundle=path)
@@ -152,13 +155,13 @@ def open_served(source: ModelSource) -> Served:
 
 
 class Reloader:
-    """The thread that follows a bundle.
+    """The thread that watches a bundle's path and replaces the served model.
 
     Args:
-        source: Where the bundle is.
-        served: The bundle that is served.
-        serve: Called with each further one, which is served from then on.
-        failed: Called when one could not be opened.
+        source: The object that loads the bundle.
+        served: The model that is served at first.
+        serve: Called with each new model, which is served from then on.
+        failed: Called when a bundle could not be opened.
     """
 
     def __init__(
@@ -168,9 +171,11 @@ class Reloader:
         serve: Callable[[Served], object],
         failed: Callable[[], object],
     ) -> None:
-        self._source, self._served = source, served
-        self._serve, self._failed = serve, failed
-        #: The stamp of the last bundle that was tried; None if there was none.
+        self._source = source
+        self._served = served
+        self._serve = serve
+        self._failed = failed
+        #: The stamp of the last bundle that was tried; None if the path had no bundle.
         self._tried = served.stamp
         self._retry_at = math.inf
         self._wake = threading.Event()
@@ -178,19 +183,20 @@ class Reloader:
         threading.Thread(target=self._run, name="reloader", daemon=True).start()
 
     def wake(self) -> None:
-        """Look now, and try a bundle again that could not be opened."""
+        """Check the path now, and retry a bundle that could not be opened."""
         self._wake.set()
 
     def close(self) -> None:
-        """Put no other bundle in place from now on."""
+        """End the thread; the model is not replaced from now on."""
         self._closed = True
         self._wake.set()
 
     def _run(self) -> None:
+        """Check the path until :meth:`close`."""
         while not self._closed:
             is_asked = self._wake.wait(_INTERVAL_S)
             self._wake.clear()
-            stamp = None  # no bundle is there
+            stamp = None  # stays None if no bundle is at the path
             with contextlib.suppress(OSError):
                 stamp = read_stamp(self._source.bundle)  # type: ignore[arg-type]
             was_tried = stamp == self._tried
@@ -203,19 +209,20 @@ class Reloader:
                 if stamp is None:
                     raise BadInputError(f"{self._source.bundle}: no bundle")
                 self._switch()
-            except Exception as error:  # for example too little memory
+            except Exception as error:  # such as MemoryError: keep the old bundle in service
                 problem = str(error) if isinstance(error, ClickLogError) else f"{error!r:.300}"
                 self._retry_at = time.monotonic() + _RETRY_S
                 self._failed()
                 log.error("still serving bundle %s: %s", self._served.name, problem)
 
     def _switch(self) -> None:
-        """Open the bundle that is at the path, serve it, and wait until the old one is let go.
+        """Open the bundle at the path, serve it, and wait until the old one has been released.
 
         Raises:
-            ClickLogError: It cannot be opened, or has other columns or labels.
+            ClickLogError: The bundle cannot be opened, or has other columns or labels.
         """
-        begin, before = time.monotonic(), self._served
+        begin = time.monotonic()
+        before = self._served
         new = open_served(self._source)
         labels = before.predictor.labels, new.predictor.labels
         check_same_interface(
@@ -223,19 +230,20 @@ class Reloader:
         )
         if self._closed:
             return
-        self._served, self._tried = new, new.stamp
+        self._served = new
+        self._tried = new.stamp
         self._serve(new)
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
             new.name, new.generation, time.monotonic() - begin, before.name, before.generation,
         )  # fmt: skip
-        # Requests that the old bundle has encoded keep it until they are answered, at the latest by
-        # their time limit. This frame must not keep it as well.
+        # Requests that the old bundle has encoded refer to it until they are answered, at the
+        # latest at their time limit. This frame must not keep it in memory any longer.
         old = weakref.ref(before.predictor)
         del before
-        num_looks = 0
+        num_checks = 0
         while old() is not None and not self._closed:
-            num_looks += 1
-            if num_looks % _COLLECT_AFTER == 0:
+            num_checks += 1
+            if num_checks % _COLLECT_AFTER == 0:
                 gc.collect()
             time.sleep(_RELEASE_S)

@@ -13,26 +13,26 @@ from nvt_torchrec.base.errors import SettingsError
 if TYPE_CHECKING:
     from nvt_torchrec.inference.predictor import Predictor
 
-#: Environment variable of prometheus_client: the directory of the values of several processes.
+#: The environment variable that tells prometheus_client in which directory processes share values.
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
-#: The largest number of seconds that a setting may have.
+#: The upper limit of settings in seconds.
 _MAX_SECONDS = 1e6
 
 
 class ModelSource(Protocol):
-    """Where the model of a server comes from. It can be pickled."""
+    """A picklable object that loads the model of a server."""
 
     @property
     def bundle(self) -> Path | None:
         """The directory of the bundle, or a symbolic link to it."""
 
     def load(self, *, bundle: Path | None = None) -> Predictor:
-        """Open the model; ``bundle`` is the directory to open, or None for the source's own."""
+        """Load the model, from the directory ``bundle`` if it is given."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerSettings(Settings):
-    """Where to listen, and the limits. With several workers each limit is a worker's own.
+    """The address to listen on, and limits. With several workers, limits apply to each worker.
 
     Each field is the flag of the same name of ``python -m inference serve``.
 
@@ -42,24 +42,26 @@ class ServerSettings(Settings):
 
     # fmt: off
     host: str = flag(
-        "address to listen on; the default accepts local connections only (default: 127.0.0.1)",
+        "address to listen on; the default accepts only local connections (default: 127.0.0.1)",
         "127.0.0.1", metavar="HOST"
     )
-    port: int = flag("port to listen on; 0: any free one", 8000, minimum=0, maximum=65535)
-    workers: int = flag("number of server processes; they share a bundle's memory", 1, minimum=1)
-    max_rows: int = flag("largest number of rows of a request; 413 beyond it", 4096, minimum=1)
-    max_body_mb: float = flag("largest size of a request in MiB; 413 beyond it", 8.0, above=0)
+    port: int = flag("port to listen on; 0 for any free port", 8000, minimum=0, maximum=65535)
+    workers: int = flag(
+        "number of server processes; they share the memory of a bundle", 1, minimum=1
+    )
+    max_rows: int = flag("most rows in a request; larger requests get 413", 4096, minimum=1)
+    max_body_mb: float = flag("most MiB in a request; larger requests get 413", 8.0, above=0)
     max_waiting_rows: int = flag(
-        "rows that may wait for the model; a request that needs more than half of the room left "
-        "gets 503", 32768, minimum=2
+        "most rows that may wait for the model; a request that would fill more than half of the "
+        "remaining space gets 503", 32768, minimum=2
     )
     timeout_s: float = flag(
-        "time from a request's headers to its answer; 408 or 503 beyond it", 5.0, minimum=0,
-        maximum=_MAX_SECONDS
+        "most seconds from a request's headers to its answer; then it gets 408 or 503", 5.0,
+        minimum=0, maximum=_MAX_SECONDS
     )
     drain_s: float = flag(
-        "after SIGTERM, serve for this long while /ready returns 503 and answers close their "
-        "connections, so that balancers and clients go elsewhere", 1.0, minimum=0,
+        "seconds to go on serving after SIGTERM, while /ready returns 503 and answers close their "
+        "connections, so that load balancers and clients move to other servers", 1.0, minimum=0,
         maximum=_MAX_SECONDS
     )
     # fmt: on
@@ -70,7 +72,7 @@ class ServerSettings(Settings):
             raise SettingsError(
                 f"--max_rows {self.max_rows} with --max_waiting_rows {self.max_waiting_rows}: the "
                 "largest request would always be refused",
-                "give --max_waiting_rows at least twice --max_rows",
+                "make --max_waiting_rows at least twice --max_rows",
             )
 
     @functools.cached_property

@@ -1,1 +1,1 @@
-"""Blocks of batches, and their making in CPU memory. Imports :mod:`nvt_loader.parquet` only."""
+"""Build blocks of batches in CPU memory. This package imports only :mod:`nvt_loader.parquet`."""

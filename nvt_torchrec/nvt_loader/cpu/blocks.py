@@ -1,8 +1,9 @@
-"""Batch-major blocks: the columns of some steps, written once, so that batches are views of them.
+"""Batch-major blocks: several steps are written to memory at once, and batches are views of them.
 
-The ids of a block lie in the order of each batch's KeyedJaggedTensor: step, column, row. With one
-id per row and column, all other members of a batch are constant for a given B. With multi-hot
-columns, lengths and offsets are views too; lengths per key are made for each step.
+The ids of a block are in the order of each batch's KeyedJaggedTensor: step, column, row. With one
+id per row and column, all other members of a KeyedJaggedTensor are constant for a given B. With
+multi-hot columns, lengths and offsets are views as well, and lengths per key are computed for each
+step.
 """
 
 from __future__ import annotations
@@ -23,28 +24,35 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import find_copies
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk, ShardReader
 
-#: A block's labels, weights, log-Q corrections and dense columns; see :class:`LoaderBlock`.
+#: A block's labels, weights, log-Q corrections and dense columns, as in :class:`LoaderBlock`.
 FloatViews: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
-#: The parts of a batch, each of which may be moved.
+#: The fields of a batch that :meth:`LoaderBatch.to` and similar methods apply to.
 _PARTS = (
-    *("dense_features", "sparse_features", "labels", "weights", "dense_vectors"),
+    "dense_features",
+    "sparse_features",
+    "labels",
+    "weights",
+    "dense_vectors",
     "log_q_correction",
 )
 
 
 @dataclasses.dataclass
 class LoaderBatch(Batch):
-    """A batch that TorchRec's training pipelines carry as they do :class:`Batch`.
+    """A batch that works in TorchRec's training pipelines like :class:`Batch`.
 
     Attributes:
+        dense_features: float32 [B, dense columns].
+        sparse_features: The ids of the categorical columns and histories.
+        labels: float32 [B], or [B, labels].
         weights: float32 [B], the weight of each row; None if the data have none.
         dense_vectors: float32 [B, all inputs], the vectors of each row, each followed by its
             indicator (:mod:`nvt_torchrec.formats.vectors`); None if the data have none.
-        log_q_correction: float32 [B], what training may add to the logit of each row
+        log_q_correction: float32 [B], a correction that training may add to the logit of each row
             (docs/negatives.md); None if the data have none.
     """
 
-    # The fields of Batch again, with types: TorchRec publishes none for type checkers.
+    # Repeat the fields of Batch with types, because TorchRec publishes none for type checkers.
     dense_features: torch.Tensor
     sparse_features: KeyedJaggedTensor
     labels: torch.Tensor
@@ -57,7 +65,7 @@ class LoaderBatch(Batch):
         return self._map_parts(lambda part: part.to(device=device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Do not reuse freed memory before the work queued on ``stream`` by then is done."""
+        """Keep the memory, once freed, from being reused before the work of ``stream`` is done."""
         self._map_parts(lambda part: part.record_stream(stream))
 
     def pin_memory(self) -> Self:
@@ -65,7 +73,7 @@ class LoaderBatch(Batch):
         return self._map_parts(lambda part: part.pin_memory())
 
     def _map_parts(self, function: Callable[[Any], Any]) -> Self:
-        """Return the batch with the results of a function of each part."""
+        """Return a batch whose parts are the results of a function of this batch's parts."""
         results = {}
         for name in _PARTS:
             part = getattr(self, name)
@@ -76,7 +84,7 @@ class LoaderBatch(Batch):
 
 @dataclasses.dataclass(frozen=True)
 class LoaderBlock:
-    """Base of the blocks, whose tensors can all be copied to a device.
+    """The base class of blocks.
 
     Attributes:
         labels: float32 [steps, B], or [steps, B, labels].
@@ -91,8 +99,9 @@ class LoaderBlock:
     dense: torch.Tensor
 
     def take_floats(self, steps: slice) -> FloatViews:
-        """Return the labels, weights, corrections and dense columns of some steps."""
-        weights, correction = self.row_weights, self.log_q_correction
+        """Return the labels, weights, log-Q corrections and dense columns of a slice of steps."""
+        weights = self.row_weights
+        correction = self.log_q_correction
         return (
             self.labels[steps],
             None if weights is None else weights[steps],
@@ -107,7 +116,7 @@ class LoaderBlock:
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def to(self, device: torch.device) -> Self:
-        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
+        """Copy the block to ``device``. From pinned memory, the copy is asynchronous."""
         copies = {}
         for name, tensor in self.tensors.items():
             copies[name] = tensor.to(device, non_blocking=True)
@@ -116,7 +125,7 @@ class LoaderBlock:
 
 @dataclasses.dataclass(frozen=True)
 class FlatBlock(LoaderBlock):
-    """Some steps of one rank, with one id per row and column.
+    """Several steps of one rank, with one id per row and column.
 
     Attributes:
         labels, row_weights, log_q_correction, dense: As in :class:`LoaderBlock`.
@@ -128,11 +137,11 @@ class FlatBlock(LoaderBlock):
     dense_vectors: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
-        """Yield the batches of some of the block's steps."""
+        """Yield the batches of a slice of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
         parts: list[Iterable[Any]] = [self.labels[steps], self.dense[steps], ids[steps]]
         optional = [self.row_weights, self.dense_vectors, self.log_q_correction]
-        # An argument that is left out takes less time for each batch than one that is None.
+        # Leave trailing arguments out: passing None for each batch takes longer.
         while optional and optional[-1] is None:
             optional.pop()
         for tensor in optional:
@@ -142,15 +151,15 @@ class FlatBlock(LoaderBlock):
 
 @dataclasses.dataclass(frozen=True)
 class JaggedBlock(LoaderBlock):
-    """Some steps of one rank, with any number of ids in multi-hot columns.
+    """Several steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
         labels, row_weights, log_q_correction, dense, dense_vectors: As in :class:`FlatBlock`.
         values: int32 [ids of all steps].
         lengths: int32 [steps, categorical columns · B].
-        offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
-        bounds: Where the ids of each step and column begin in ``values``, and where the last ones
-            end: steps · columns + 1 integers.
+        offsets: int32 [steps, categorical columns · B + 1]; they begin at 0 in each step.
+        bounds: The index in ``values`` where the ids of each step and column begin, followed by the
+            number of ids: steps · columns + 1 integers.
     """
 
     values: torch.Tensor
@@ -160,12 +169,13 @@ class JaggedBlock(LoaderBlock):
     dense_vectors: torch.Tensor | None = None
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
-        """Yield the batches of some of the block's steps."""
+        """Yield the batches of a slice of the block's steps."""
         size = self.labels.shape[1]
         columns = self.lengths.shape[1] // size if size else 0
         for step in range(self.labels.shape[0])[steps]:
             bounds = self.bounds[step * columns : (step + 1) * columns + 1]
-            begin, end = bounds[0], bounds[-1]
+            begin = bounds[0]
+            end = bounds[-1]
             row_weights = None if self.row_weights is None else self.row_weights[step]
             vectors = None if self.dense_vectors is None else self.dense_vectors[step]
             correction = None if self.log_q_correction is None else self.log_q_correction[step]
@@ -191,11 +201,11 @@ class ShardRows:
 
     Attributes:
         reader: Reads the shard's rows.
-        width: g, the shard's rows in each step.
-        begin, end: The rows [begin, end) of these that are this rank's.
-        first: The row of each batch where this rank's begin.
-        order: A function that returns the order of the rows, or None if they are not shuffled. It
-            returns int64 [steps · width]: the row of the shard at each position.
+        width: g, the number of the shard's rows in each step.
+        begin, end: Rows [begin, end) of these belong to this rank.
+        first: The row of this rank's batch where they begin.
+        order: A function that returns the order of the rows, int64 [steps · width]: the row of the
+            shard at each position. None if rows are not shuffled.
     """
 
     reader: ShardReader
@@ -207,19 +217,19 @@ class ShardRows:
 
     @property
     def drawn(self) -> ShardRows:
-        """The source after its rows have been shuffled, which leaves only this rank's."""
+        """The source after shuffling, which keeps only this rank's rows."""
         if self.order is None:
             return self
         rows = self.end - self.begin
         return dataclasses.replace(self, width=rows, begin=0, end=rows)
 
 
-def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
-    """Return a block of steps without rows."""
+def make_empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
+    """Return a block of ``steps`` steps without rows."""
     columns = len(dataset.schema.features)
-    widths = float_widths(dataset.schema)
+    widths = count_float_columns(dataset.schema)
     floats = [torch.empty(0, width, device=device) for width in widths]
-    views = float_views(dataset, steps, floats)
+    views = split_floats(dataset, steps, floats)
     ids = torch.empty(steps, columns, 0, dtype=torch.int32, device=device)
     if not dataset.jagged:
         return FlatBlock(*views, ids)
@@ -228,26 +238,28 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
     return JaggedBlock(*views, ids.view(-1), ids.view(steps, 0), offsets, bounds)
 
 
-def float_widths(schema: TableSchema) -> tuple[int, int, int]:
-    """Return how many of the float columns are labels, weight or correction, and dense columns."""
+def count_float_columns(schema: TableSchema) -> tuple[int, int, int]:
+    """Return the number of labels, of optional columns (weight, log-Q correction) and of dense
+    columns."""
     optional = bool(schema.weight) + bool(schema.log_q_correction)
     return len(schema.labels), optional, len(schema.dense)
 
 
-def float_views(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> FloatViews:
+def split_floats(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> FloatViews:
     """Return a block's labels, weights, log-Q corrections and dense columns.
 
     Args:
         dataset: The data.
-        steps: The steps of the block.
-        parts: float32 [steps · B, columns], for each of :func:`float_widths`.
+        steps: The number of steps of the block.
+        parts: Three tensors float32 [steps · B, columns], with the numbers of columns of
+            :func:`count_float_columns`.
     """
     by_step = [part.view(steps, part.shape[0] // steps, part.shape[1]) for part in parts]
     labels, optional, dense = by_step
     if not dataset.several_labels:
         labels = labels[..., 0]
-    # One column is contiguous already. Two are copied: tensors with strides would be moved to a
-    # device in a copy that waits.
+    # A single column is already contiguous. Two are copied, because copying a tensor with strides
+    # to a device is synchronous.
     columns = list(optional.movedim(2, 0).contiguous())
     weights = columns.pop(0) if dataset.schema.weight else None
     correction = columns.pop(0) if dataset.schema.log_q_correction else None
@@ -257,8 +269,8 @@ def float_views(dataset: Dataset, steps: int, parts: Sequence[torch.Tensor]) -> 
 class BatchFactory:
     """Makes :class:`LoaderBatch` objects from views.
 
-    Members of a KeyedJaggedTensor that depend on B alone are made once per B. All batches of B rows
-    share them, so they must not be written to.
+    Members of a KeyedJaggedTensor that depend only on B are made once per B and shared by all
+    batches of B rows, so they must not be modified.
     """
 
     def __init__(self, keys: tuple[str, ...], device: torch.device) -> None:
@@ -276,14 +288,22 @@ class BatchFactory:
         dense_vectors: torch.Tensor | None = None,
         log_q_correction: torch.Tensor | None = None,
     ) -> LoaderBatch:
-        """Make a batch of labels [B] or [B, labels], dense [B, columns], ids [columns · B],
-        weights [B], vectors [B, all inputs] and corrections [B]."""
+        """Make a batch with one id per key and row.
+
+        Args:
+            labels: float32 [B], or [B, labels].
+            dense: float32 [B, dense columns].
+            ids: int32 [categorical columns · B].
+            row_weights: float32 [B], or None.
+            dense_vectors: float32 [B, all inputs], or None.
+            log_q_correction: float32 [B], or None.
+        """
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = make_untraced(
                 KeyedJaggedTensor, self._keys, ids.new_empty(0), **self._constants(size)
             )
-        # A copy with other values, because the constructor takes as long as 50 rows of a batch.
+        # Copy a sample and replace the values: the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
         return LoaderBatch(dense, sparse, labels, row_weights, dense_vectors, log_q_correction)
@@ -298,7 +318,11 @@ class BatchFactory:
         log_q_correction: torch.Tensor | None = None,
         **parts: object,
     ) -> LoaderBatch:
-        """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
+        """Make a batch with any number of ids per key and row.
+
+        ``values`` are the ids; ``parts`` are further arguments of KeyedJaggedTensor, and all others
+        are the same as for :meth:`__call__`.
+        """
         sparse = make_untraced(
             KeyedJaggedTensor,
             keys=self._keys,
@@ -314,7 +338,7 @@ class BatchFactory:
         keys = len(self._keys)
 
         def copy_to_device(tensor: torch.Tensor) -> torch.Tensor:
-            # A blocking copy: it is complete on return, for every stream.
+            # A synchronous copy, so that every stream may use the result.
             return tensor.to(self._device, torch.int32)
 
         constants = {
@@ -326,26 +350,27 @@ class BatchFactory:
             "index_per_key": self._index_per_key,
         }
         if size == 0:  # KeyedJaggedTensor.to_dict fails without rows
-            empty, zero = copy_to_device(torch.empty(0)), copy_to_device(torch.zeros(1))
-            constants["jt_dict"] = {
-                key: make_untraced(JaggedTensor, empty, lengths=empty, offsets=zero)
-                for key in self._keys
-            }
+            empty = copy_to_device(torch.empty(0))
+            zero = copy_to_device(torch.zeros(1))
+            tensors = {}
+            for key in self._keys:
+                tensors[key] = make_untraced(JaggedTensor, empty, lengths=empty, offsets=zero)
+            constants["jt_dict"] = tensors
         return constants
 
 
-def flat(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's memory as a flat array."""
+def view_flat(tensor: torch.Tensor) -> np.ndarray:
+    """Return a flat NumPy view of a contiguous tensor."""
     return tensor.view(-1).numpy()
 
 
 def write_offsets(offsets: np.ndarray, starts: np.ndarray) -> None:
-    """Write the offsets of each step's ids, counted from the step's first one.
+    """Write the offsets of each step's ids, which begin at 0 in each step.
 
     Args:
-        offsets: int32 [steps, columns · B + 1], the result.
-        starts: int64 [steps · columns · B + 1], the index in the block's ids where those of each
-            row and column begin, and where the last ones end.
+        offsets: Output, int32 [steps, columns · B + 1].
+        starts: int64 [steps · columns · B + 1], the index in the block where the ids of each row
+            and column begin, followed by the number of ids.
     """
     steps, length = offsets.shape
     begins = starts[:-1].reshape(steps, -1)
@@ -353,14 +378,16 @@ def write_offsets(offsets: np.ndarray, starts: np.ndarray) -> None:
     offsets[:, -1] = starts[length - 1 :: length - 1] - begins[:, 0]
 
 
-def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+def list_source_copies(
+    source: ShardRows, steps: int, rows: list[int], first_chunk: int
+) -> np.ndarray:
     """Return the copies of one source, as :mod:`nvt_loader.parquet.parquet_kernels` defines them.
 
     Args:
         source: The source.
-        steps: The steps of the block.
+        steps: The number of steps of the block.
         rows: The number of rows of each of the source's chunks.
-        first_chunk: The number of the first of them.
+        first_chunk: The index of the first of these chunks.
 
     Returns:
         int64 [copies, 5].
@@ -374,15 +401,15 @@ def source_copies(source: ShardRows, steps: int, rows: list[int], first_chunk: i
 def find_moves(
     chunks: list[RowChunk], order: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, RowChunk]]:
-    """Yield for each chunk the moves of its rows to a new order.
+    """Yield, for each chunk, the moves of its rows to a new order.
 
     Args:
         chunks: The chunks.
-        order: int64 [rows], for each row of the new order its number among those of all chunks.
+        order: int64 [rows], the index of each row of the new order in the concatenated chunks.
 
     Yields:
-        uint32 [moves], rows of the new order, ascending; uint32 [moves], the row of the chunk that
-        goes there; and the chunk.
+        The rows of the new order that come from the chunk, uint32 [moves], ascending; the row of
+        the chunk for each of them, uint32 [moves]; and the chunk.
     """
     first = 0
     for chunk in chunks:

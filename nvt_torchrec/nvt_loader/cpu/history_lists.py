@@ -1,8 +1,8 @@
 """Put the events of histories into blocks.
 
 Rows carry pointers (a key and a number of events) until they are in the order of the block. Then
-the events are read key by key, in ascending order: rows of one key read the same memory one after
-another, and a store that is larger than the memory is read from its files in order.
+the events are read in ascending order of the keys. So rows with the same key read the same memory
+in succession, and a store that does not fit in memory is read from its files in order.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.histories import HistoryStore
 from nvt_torchrec.nvt_loader import memory
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat, write_offsets
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, view_flat, write_offsets
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 @compiled("int64(int32[::1], int32[::1], int32[::1], int64)")
-def count_events(lengths, keys, events, maximum):
-    """Write how many events each row gets; return the first row with an invalid pointer, or -1."""
+def write_event_counts(lengths, keys, events, maximum):
+    """Write the number of events of each row; return the first row with an invalid pointer, or -1.
+
+    Args:
+        lengths: Output, int32 [rows]: the number of events that each row gets, at most ``maximum``.
+        keys, events: int32 [rows], the key and the number of events of each row.
+        maximum: The maximum number of events per row.
+    """
     for row in range(len(keys)):
-        # Key -1 stands for a row without a history.
+        # Key -1 means that the row has no history.
         if events[row] < 0 or (keys[row] < 0 and (keys[row] != -1 or events[row] != 0)):
             return row
         lengths[row] = min(events[row], maximum)
@@ -38,28 +44,32 @@ def count_events(lengths, keys, events, maximum):
     " int32[::1], int64)"
 )
 def copy_events(values, starts, rows, keys, events, maximum, first, offsets, ids, size):
-    """Copy the newest events of some rows, oldest first; return the first bad row, or -1.
+    """Copy the newest events of rows, oldest first; return the first invalid row, or -1.
 
     Args:
-        values: The result: the ids of a block.
-        starts: The index in ``values`` where the events of each row go.
-        rows: The rows, whose keys lie in one directory of the store.
-        keys, events: The key and the number of events of all rows.
-        maximum: The largest number of events that a row gets.
-        first, offsets, ids: The directory's first key, its offsets, and a column of its events.
-        size: The rows of the column's embedding table.
+        values: Output: the ids of a block.
+        starts: The index in ``values`` where the events of each row begin.
+        rows: The rows, whose keys are all in one directory of the store.
+        keys, events: The key and the number of events of all rows of the block.
+        maximum: The maximum number of events per row.
+        first: The first key of the directory.
+        offsets: The offsets of the directory's keys.
+        ids: A column of the directory's events.
+        size: The number of rows of the column's embedding table.
     """
     for row in rows:
         key = keys[row] - first
         if key >= len(offsets) - 1:
             return row
-        begin, end = offsets[key], offsets[key + 1]
+        begin = offsets[key]
+        end = offsets[key + 1]
         if begin < 0 or end > len(ids) or begin > end or events[row] > end - begin:
             return row
         count = min(np.int64(events[row]), maximum)
-        # Unsigned indices need not be tested for being negative, so the loop is vectorized.
-        source, target = np.uint64(begin + events[row] - count), np.uint64(starts[row])
-        largest = np.uint32(0)  # read as unsigned, a negative id is larger than any table
+        # Unsigned indices need no test for negative values, so the loop is vectorized.
+        source = np.uint64(begin + events[row] - count)
+        target = np.uint64(starts[row])
+        largest = np.uint32(0)  # read as unsigned, a negative id exceeds the size of any table
         for i in range(np.uint64(count)):
             value = ids[source + i]
             values[target + i] = value
@@ -72,19 +82,22 @@ def copy_events(values, starts, rows, keys, events, maximum, first, offsets, ids
 def add_events(
     dataset: Dataset,
     blocks: Iterator[tuple[slice, Any]],
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
-    """Replace the pointers of blocks by the events, and divide blocks that become large.
+    """Replace the pointers in blocks by the events, and divide blocks that become too large.
 
     Args:
         dataset: The data.
         blocks: Yields the steps to draw, and a block whose ids are the columns of
-            ``schema.integers``, without the numbers of vectors.
-        tensors: Makes tensors of given dtypes and shapes.
+            ``schema.integers`` without the numbers of vectors.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
+
+    Yields:
+        The steps to draw, and a block with the events after the ids of the categorical columns.
 
     Raises:
-        SchemaError: A pointer leads outside the store, or an id is outside its table.
-        BadInputError: A file of a store was written to.
+        SchemaError: A pointer is invalid, or the id of an event is outside its table.
+        BadInputError: A file of a store has been modified.
     """
     for drawn, block in blocks:
         steps, batch = block.labels.shape[:2]
@@ -100,7 +113,9 @@ def add_events(
         bounds = np.linspace(begin, end, num_parts + 1).astype(int).tolist()
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
-            expanded = _expand(dataset, block, part, pointers[:, part], lengths[:, part], tensors)
+            expanded = _expand(
+                dataset, block, part, pointers[:, part], lengths[:, part], allocate_tensors
+            )
             yield slice(0, last - first), expanded
 
 
@@ -110,22 +125,22 @@ def _read_pointers(
     """Read the pointers of a block.
 
     Returns:
-        The keys and numbers of events, int32 [histories, steps, 2, B]; and how many events each row
-        gets, int32 [columns of all histories, steps, B].
+        The keys and numbers of events, int32 [histories, steps, 2, B]; and the number of events
+        that each row gets, int32 [columns of all histories, steps, B].
     """
     categorical = len(dataset.schema.categorical)
     columns = categorical + 2 * len(dataset.stores)
     if isinstance(block, FlatBlock):
         found = block.ids.numpy()[:, categorical:]
     else:
-        # Pointers are single numbers, so those of a step and column follow one another.
+        # A pointer column has one value per row, so its values in a step are contiguous.
         firsts = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, categorical:]
-        found = flat(block.values)[firsts + np.arange(batch)]
+        found = view_flat(block.values)[firsts + np.arange(batch)]
     pointers = found.reshape(steps, len(dataset.stores), 2, batch).swapaxes(0, 1).copy()
     lengths = np.empty((len(dataset.stores), steps, batch), np.int32)
     for store, own, counts in zip(dataset.stores, pointers, lengths, strict=True):
         keys, events = own.swapaxes(0, 1).reshape(2, -1)
-        bad_row = count_events(counts.reshape(-1), keys, events, dataset.max_events)
+        bad_row = write_event_counts(counts.reshape(-1), keys, events, dataset.max_events)
         if bad_row >= 0:
             _refuse(dataset, store, int(keys[bad_row]), int(events[bad_row]))
     return pointers, np.repeat(lengths, [len(store.sizes) for store in dataset.stores], axis=0)
@@ -137,48 +152,52 @@ def _expand(
     steps: slice,
     pointers: np.ndarray,
     lengths: np.ndarray,
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> JaggedBlock:
-    """Return a block of some steps with events instead of pointers.
+    """Return a block of a slice of steps, with events instead of pointers.
 
     Args:
         dataset: The data.
         block: The block with pointers.
         steps: The steps.
-        pointers, lengths: Those of the steps, as :func:`_read_pointers` returns them.
-        tensors: Makes tensors of given dtypes and shapes.
+        pointers, lengths: The results of :func:`_read_pointers` for these steps.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
     """
     schema = dataset.schema
     count, batch = lengths.shape[1:]
-    categorical, features = len(schema.categorical), len(schema.features)
+    categorical = len(schema.categorical)
+    features = len(schema.features)
     columns = categorical + 2 * len(dataset.stores)
-    all_lengths, offsets = tensors(
+    all_lengths, offsets = allocate_tensors(
         (torch.int32, (count, features * batch)), (torch.int32, (count, features * batch + 1))
     )
     by_feature = all_lengths.numpy().reshape(count, features, batch)
     if isinstance(block, FlatBlock):
-        ids, bounds = flat(block.ids), batch * np.arange(block.ids.shape[0] * columns + 1)
+        ids = view_flat(block.ids)
+        bounds = batch * np.arange(block.ids.shape[0] * columns + 1)
         by_feature[:, :categorical] = 1
     else:
-        ids, bounds = flat(block.values), np.array(block.bounds)
+        ids = view_flat(block.values)
+        bounds = np.array(block.bounds)
         own_lengths = block.lengths[steps].numpy().reshape(count, columns, batch)
         by_feature[:, :categorical] = own_lengths[:, :categorical]
     by_feature[:, categorical:] = lengths.swapaxes(0, 1)
     starts = np.zeros(count * features * batch + 1, np.int64)
-    np.cumsum(flat(all_lengths), out=starts[1:])
+    np.cumsum(view_flat(all_lengths), out=starts[1:])
     write_offsets(offsets.numpy(), starts)
-    (values,) = tensors((torch.int32, (int(starts[-1]),)))
-    # The ids of the categorical columns stay as they are; they come first in each step.
+    (values,) = allocate_tensors((torch.int32, (int(starts[-1]),)))
+    # In each step the ids of the categorical columns come first and are copied unchanged.
     step_starts = starts[:: features * batch]
     for step in range(count):
         first_column = (steps.start + step) * columns
-        begin, end = bounds[first_column], bounds[first_column + categorical]
+        begin = bounds[first_column]
+        end = bounds[first_column + categorical]
         to = step_starts[step]
-        flat(values)[to : to + end - begin] = ids[begin:end]
+        view_flat(values)[to : to + end - begin] = ids[begin:end]
     starts_by_feature = starts[:-1].reshape(count, features, batch)
     first = categorical
     for store, own in zip(dataset.stores, pointers, strict=True):
-        _copy_history(dataset, store, flat(values), starts_by_feature[:, first:], own)
+        _copy_history(dataset, store, view_flat(values), starts_by_feature[:, first:], own)
         first += len(store.sizes)
     return JaggedBlock(
         *block.take_floats(steps),
@@ -201,15 +220,15 @@ def _copy_history(
 
     Args:
         dataset: The data.
-        store: The events.
-        values: int32, the result: the ids of a block.
+        store: The store of the events.
+        values: Output, int32: the ids of a block.
         starts: int64 [steps, columns or more, B], the index in ``values`` where the events of each
-            of the history's columns go.
+            row begin; the first columns are those of the history.
         pointers: int32 [steps, 2, B], keys and numbers of events.
     """
     keys, events = pointers.swapaxes(0, 1).reshape(2, -1)
     order = np.argsort(keys, kind="stable")
-    # Rows without a history, whose key is -1, lie before the first part.
+    # Rows without a history, whose key is -1, sort before the first part and are left out.
     firsts = [part.first for part in store.parts]
     bounds = [*np.searchsorted(keys[order], firsts), len(order)]
     for part, (begin, end) in zip(store.parts, itertools.pairwise(bounds), strict=True):
@@ -223,16 +242,17 @@ def _copy_history(
 
 
 def _refuse(dataset: Dataset, store: HistoryStore, key: int, events: int) -> None:
-    """Raise the error of a row whose pointer is (``key``, ``events``).
+    """Raise the error of a row with the invalid pointer (``key``, ``events``).
 
     Raises:
-        SchemaError: The pointer or an event is wrong, as the store finds it.
+        SchemaError: Always. The store's own check of the pointer words the message.
     """
     try:
-        store.newest(key, events, dataset.max_events)
+        store.read_newest(key, events, dataset.max_events)
     except SchemaError as error:
         raise SchemaError(
             f"{dataset.source.name}: {error.what}",
-            error.remedy or "the parquet and the histories are not of one ETL run: run it again",
+            error.remedy
+            or "the parquet files and the histories are not from the same ETL run: run it again",
         ) from error
     raise AssertionError((key, events))

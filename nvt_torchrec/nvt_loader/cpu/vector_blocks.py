@@ -1,8 +1,8 @@
-"""Put vectors into blocks, such as the embedding of each row's text.
+"""Put vectors into blocks, such as the text embedding of each row.
 
 Rows carry the numbers of their vectors until they are in the order of the block. Then the values
-are copied from the mapped stores, which all ranks share: a row's vector may take a hundred times
-the memory of its other columns, so it is not held for a shuffling window.
+are copied from the memory-mapped stores, which all ranks share. The vector of a row may take a
+hundred times the memory of its other columns, too much to hold it for a whole shuffling window.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.nvt_loader import memory
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, flat
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, view_flat
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 def add_vectors(
     dataset: Dataset,
     blocks: Iterator[tuple[slice, Any]],
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> Iterator[tuple[slice, FlatBlock | JaggedBlock]]:
     """Replace the numbers of vectors in blocks by the vectors, and divide blocks that become large.
 
@@ -33,22 +33,22 @@ def add_vectors(
         dataset: The data, with vectors.
         blocks: Yields the steps to draw, and a block whose ids are the columns of
             ``schema.integers``.
-        tensors: Makes tensors of given dtypes and shapes.
+        allocate_tensors: Returns uninitialised tensors of given dtypes and shapes.
 
     Yields:
-        The steps to draw, and a block whose ids are those columns without the numbers of vectors.
+        The steps to draw, and a block with ``dense_vectors``, whose ids do not contain the numbers.
 
     Raises:
-        SchemaError: A number leads outside its store, or a value is not finite.
-        BadInputError: A file of a store was written to.
+        SchemaError: The number of a vector is outside its store, or a value is not finite.
+        BadInputError: A file of a store has been modified.
     """
     assert dataset.vectors is not None
     inputs = count_inputs(dataset.schema.vectors)
     for drawn, block in blocks:
         steps, batch = block.labels.shape[:2]
         if batch == 0:
-            nothing = torch.empty(steps, 0, inputs)
-            yield drawn, dataclasses.replace(block, dense_vectors=nothing)
+            empty = torch.empty(steps, 0, inputs)
+            yield drawn, dataclasses.replace(block, dense_vectors=empty)
             continue
         dataset.vectors.check()
         numbers = _read_numbers(dataset, block, steps, batch)
@@ -59,23 +59,26 @@ def add_vectors(
         for first, last in itertools.pairwise(bounds):
             part = slice(first, last)
             part_numbers = numbers[:, part].reshape(len(numbers), -1)
-            (values,) = tensors((torch.float32, (last - first, batch, inputs)))
+            (values,) = allocate_tensors((torch.float32, (last - first, batch, inputs)))
             take_vectors(dataset, part_numbers, values.view(-1, inputs).numpy())
-            yield slice(0, last - first), _take_steps(dataset, block, part, values, tensors)
+            yield (
+                slice(0, last - first),
+                _take_steps(dataset, block, part, values, allocate_tensors),
+            )
 
 
 def take_vectors(
     dataset: Dataset, numbers: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the vectors of some rows and their indicators, float32 [n, all inputs].
+    """Return the vectors of n rows and their indicators, float32 [n, all inputs].
 
     Args:
         dataset: The data, with vectors.
-        numbers: int32 [vectors, n], the numbers of the vectors; -1 for none.
-        out: The memory of the result; by default it is new.
+        numbers: int32 [vectors, n], the number of each vector; -1 for a row without a vector.
+        out: The array for the result; by default a new one.
 
     Raises:
-        SchemaError: A number leads outside its store, or a value is not finite.
+        SchemaError: A number is outside its store, or a value is not finite.
     """
     assert dataset.vectors is not None
     try:
@@ -83,8 +86,8 @@ def take_vectors(
     except SchemaError as error:
         raise SchemaError(
             f"{dataset.source.name}: {error.what}",
-            "the parquet and the vectors are not of one ETL run, or a file is damaged: copy them "
-            "again, or run the ETL again",
+            "the parquet files and the vectors are not from the same ETL run, or a file is "
+            "damaged: copy them again, or run the ETL again",
         ) from error
 
 
@@ -97,9 +100,9 @@ def _read_numbers(
     if isinstance(block, FlatBlock):
         found = block.ids.numpy()[:, first:]
     else:
-        # A row has one number, so those of a step and column follow one another.
+        # Each row has one number, so the numbers of a step and column are contiguous.
         begins = np.array(block.bounds[:-1]).reshape(steps, columns, 1)[:, first:]
-        found = flat(block.values)[begins + np.arange(batch)]
+        found = view_flat(block.values)[begins + np.arange(batch)]
     return np.ascontiguousarray(found.swapaxes(0, 1))
 
 
@@ -108,32 +111,31 @@ def _take_steps(
     block: FlatBlock | JaggedBlock,
     steps: slice,
     values: torch.Tensor,
-    tensors: Callable[..., list[torch.Tensor]],
+    allocate_tensors: Callable[..., list[torch.Tensor]],
 ) -> FlatBlock | JaggedBlock:
-    """Return a block of some steps, with the vectors ``values`` and without their numbers."""
+    """Return a block of a slice of steps, with the vectors ``values`` instead of their numbers."""
     columns = len(dataset.schema.integers)
     kept = columns - len(dataset.schema.vectors)
     shared = block.take_floats(steps)
     if isinstance(block, FlatBlock):
-        # Copied, so that all tensors of a block are contiguous: others would be moved to a device
-        # in a copy that waits.
+        # Make all tensors of a block contiguous, because copying others to a device is synchronous.
         own = block.ids[steps, :kept]
-        (ids,) = tensors((torch.int32, tuple(own.shape)))
+        (ids,) = allocate_tensors((torch.int32, tuple(own.shape)))
         ids.copy_(own)
         return FlatBlock(*shared, ids, values)
     count, batch = values.shape[:2]
-    lengths, offsets = tensors(
+    lengths, offsets = allocate_tensors(
         (torch.int32, (count, kept * batch)), (torch.int32, (count, kept * batch + 1))
     )
     lengths.copy_(block.lengths[steps, : kept * batch])
     offsets.copy_(block.offsets[steps, : kept * batch + 1])
-    # The numbers are the last ids of each step, so the others move together.
+    # The numbers are the last ids of each step, so all others are moved as one range.
     found = np.array(block.bounds[:-1]).reshape(-1, columns)[steps, : kept + 1]
     sizes = found[:, -1] - found[:, 0]
     ends = sizes.cumsum()
-    (ids,) = tensors((torch.int32, (int(ends[-1]),)))
+    (ids,) = allocate_tensors((torch.int32, (int(ends[-1]),)))
     for begin, end, size in zip(found[:, 0], ends, sizes, strict=True):
-        flat(ids)[end - size : end] = flat(block.values)[begin : begin + size]
+        view_flat(ids)[end - size : end] = view_flat(block.values)[begin : begin + size]
     moved = found[:, :kept] + (ends - sizes - found[:, 0])[:, np.newaxis]
     bounds = [*moved.ravel().tolist(), int(ends[-1])]
     return JaggedBlock(*shared, ids, lengths, offsets, bounds, values)

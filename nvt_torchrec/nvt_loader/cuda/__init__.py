@@ -1,1 +1,1 @@
-"""Blocks on a GPU. Imports :mod:`nvt_loader.parquet` and ``cpu``."""
+"""Build blocks of batches on a GPU. This package imports :mod:`nvt_loader.parquet` and ``cpu``."""

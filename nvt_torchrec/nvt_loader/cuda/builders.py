@@ -1,9 +1,9 @@
 """Build blocks on a GPU: decoded there by libcudf, or decoded on the CPU and copied.
 
-A block is put in order on a stream of the loader's own, launched by the loader's thread, while
-other threads decode the row groups of the next ones on streams of theirs. The training thread never
-waits for the host: its stream waits for the event after a block, once per block. Blocks and decoded
-row groups are in torch's memory; libcudf's memory is used only on the stream on which it decodes.
+The loader's thread arranges the rows of a block on its own stream, while other threads decode the
+row groups of the next blocks on other streams. The training thread never waits for the device: its
+stream waits for one event per block. Blocks and decoded row groups are in torch's memory; libcudf's
+memory is only used on the stream on which it decodes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
     DeviceRowGroupSlice,
     build_on_device,
-    decoded_rows,
+    take_decoded_rows,
 )
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: The largest number of bytes that RMM's pool for libcudf keeps between calls.
+#: The maximum number of bytes that RMM's pool for libcudf keeps between calls.
 POOL_BYTES = 1 << 30
 
 
@@ -36,11 +36,11 @@ def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
         return CpuBuilder
     if importlib.util.find_spec("pylibcudf") is None:
         return PinnedBuilder
-    # libcudf reads files of this machine.
+    # libcudf only reads local files.
     if dataset.files is None or not dataset.files.is_local:
         return PinnedBuilder
-    # Undersampling selects rows on the CPU, and the events of histories and the vectors are mapped
-    # into its memory.
+    # Undersampling selects rows on the CPU, and the stores of events and vectors are mapped into
+    # CPU memory.
     has_stores = dataset.stores or dataset.vectors is not None
     if dataset.undersampling is not None or has_stores:
         return PinnedBuilder
@@ -52,22 +52,25 @@ class PinnedBuilder(CpuBuilder):
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device, threads)
-        self._stream = loader_stream(device, "building")
+        self._stream = get_stream(device, "building")
 
-    def memory(self, size: int) -> torch.Tensor:
+    def allocate_bytes(self, size: int) -> torch.Tensor:
         """Return uninitialised pinned memory, which torch recycles: uint8 [size]."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def produce(
         self, produced: Iterator[tuple[slice, FlatBlock]]
     ) -> tuple[slice, FlatBlock | JaggedBlock, torch.cuda.Event] | None:
-        """Start the copy of the next block to the device, followed by an event; None at the end."""
+        """Build the next block, start its copy to the device and record an event.
+
+        Return None at the end.
+        """
         with torch.cuda.stream(self._stream):
             item = next(produced, None)
             if item is None:
                 return None
             steps, block = item
-            # torch keeps the pinned memory until the copies from it are complete.
+            # torch does not reuse the pinned memory before the copies from it are complete.
             block = block.to(self.device)
             return steps, block, self._stream.record_event()
 
@@ -86,12 +89,13 @@ class PinnedBuilder(CpuBuilder):
 class CudfBuilder(PinnedBuilder):
     """Builds blocks on the device, decoded by libcudf, so that no column passes through the host.
 
-    The first block is an exception: libcudf decodes whole row groups, one of each virtual shard,
-    and the first batch would have to wait for them. The CPU decodes its few rows meanwhile, and the
-    two blocks are compared (:func:`nvt_loader.epoch.produce_blocks`).
+    The first block is an exception. libcudf decodes whole row groups, one per virtual shard, which
+    the first batch would have to wait for. So the CPU decodes the few rows of the first block in
+    the meantime, and the two blocks are compared (:func:`nvt_loader.epoch.produce_blocks`).
     """
 
-    on_device, library_bytes = True, POOL_BYTES
+    on_device = True
+    library_bytes = POOL_BYTES
     host_kind = PinnedBuilder
     host: CpuBuilder
 
@@ -100,7 +104,7 @@ class CudfBuilder(PinnedBuilder):
         from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader, ReadAhead
 
         _use_pool(device)
-        stream = loader_stream(device, "reading")
+        stream = get_stream(device, "reading")
         self.reading = ReadAhead(CudfReader(dataset, stream), stream, device)
         self.decode = self.reading.decode
         self.host = self.host_kind(dataset, device, threads)
@@ -112,17 +116,17 @@ class CudfBuilder(PinnedBuilder):
         parts: list[DeviceRowGroupSlice] = []
         for source in sources:
             taken = source.reader.take(steps * source.width)
-            parts += cast("Iterator[DeviceRowGroupSlice]", taken)  # as `decode` yields them
+            parts += cast("Iterator[DeviceRowGroupSlice]", taken)  # `decode` yields this type
         groups = [part.group for part in parts]
         self.reading.begin(groups)
-        # The next blocks are decoded while this one is put in order.
+        # Decode the next blocks while the rows of this one are arranged.
         self.read_ahead(sources, following)
         self.reading.finish(groups, self._stream)
-        rows = decoded_rows(parts)
+        rows = take_decoded_rows(parts)
         return build_on_device(self._dataset, rows, sources, steps, batch, self.device)
 
     def read_ahead(self, sources: list[ShardRows], following: Sequence[int]) -> None:
-        """Begin to decode the next blocks, with a call of libcudf for each."""
+        """Start to decode the next blocks, with one call of libcudf per block."""
         for steps in itertools.accumulate(following):
             groups = []
             for source in sources:
@@ -131,29 +135,29 @@ class CudfBuilder(PinnedBuilder):
             self.reading.begin(groups)
 
     def close(self) -> None:
-        """End the threads. No block may be built after that."""
+        """End the threads. No block can be built afterwards."""
         self.reading.close()
         self.host.close()
         super().close()
 
 
 @functools.cache
-def loader_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
+def get_stream(device: torch.device, _purpose: str) -> torch.cuda.Stream:
     """Return the stream that all loaders on a device share for a purpose.
 
-    Torch reuses memory only on the stream that it was allocated on: with a stream for each epoch,
-    each epoch would allocate its own. Loaders launch little work and training waits for it, so the
-    stream has a high priority.
+    The stream is shared because torch reuses memory only on the stream it was allocated on: if each
+    epoch had its own stream, each would allocate its own memory. The stream has a high priority
+    because loaders launch little work and training waits for it.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @functools.cache
 def _use_pool(device: torch.device) -> None:
-    """Let RMM take libcudf's memory on ``device`` from a CUDA pool.
+    """Let RMM allocate libcudf's memory on ``device`` from a CUDA pool.
 
-    Torch's allocator is no alternative: it needs Python for each buffer, and so the interpreter
-    lock, which the training thread holds.
+    Torch's allocator is not an alternative: RMM would call it through Python for each buffer, and
+    so wait for the interpreter lock, which the training thread holds.
     """
     with torch.cuda.device(device):
         use_pool(release_threshold=POOL_BYTES)

@@ -1,8 +1,8 @@
-"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf.
+"""Decode row groups on a GPU with libcudf. Importing this module requires pylibcudf.
 
-On a machine without a GPU, tests replace libcudf by a stand-in that decodes with Arrow.
-:class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order, in
-a thread and on a stream of its own.
+On a machine without a GPU, tests replace libcudf by a fake that decodes with Arrow.
+:class:`ReadAhead` decodes the row groups of the next blocks in its own thread and on its own
+stream, while the rows of the current block are arranged.
 """
 
 from __future__ import annotations
@@ -31,54 +31,58 @@ from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
 from nvt_torchrec.nvt_loader.parquet.files import MAX_FOOTERS
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
-#: Bytes of rows that one call decodes. libcudf needs about as much again meanwhile.
+#: The maximum number of bytes of rows that one call decodes. libcudf needs about as much memory
+#: again during the call.
 CALL_BYTES = 256 << 20
 
 
 class CudfReader:
-    """Reads whole row groups, several in one call, which takes about as long for ten as for one.
+    """Reads whole row groups, several per call, because ten take about as long as one.
 
-    Numbers of other types than the loader's are converted. libcudf does not verify page checksums.
+    Columns of other numeric types are converted to the loader's. libcudf does not verify page
+    checksums.
     """
 
     def __init__(self, dataset: Dataset, stream: torch.cuda.Stream) -> None:
         """Read on ``stream``, which must be the current one."""
         assert dataset.files is not None
-        self._dataset, self._files = dataset, dataset.files
+        self._dataset = dataset
+        self._files = dataset.files
         self._stream = stream
         self._checker = DeviceChecker(dataset, stream.device)
         self._lists = set(dataset.schema.multi_hot)
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
-        self._footer = functools.lru_cache(MAX_FOOTERS)(self._read_footer)
+        self._read_cached_footer = functools.lru_cache(MAX_FOOTERS)(self._read_footer)
 
     def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
-        """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
+        """Yield a slice of a row group, which :meth:`read` decodes later (a ``Decoder``)."""
         group = self._groups.setdefault(part.row_group, DeviceRowGroup(part.row_group))
         yield DeviceRowGroupSlice(group, part.begin, part.end)
 
     def read(self, groups: Iterable[DeviceRowGroup]) -> None:
-        """Decode those row groups that are not decoded yet.
+        """Decode the row groups that are not decoded yet.
 
         Raises:
             BadInputError: A file cannot be read or has changed since planning.
-            SchemaError: A null, infinity or NaN, or an id outside its table.
+            SchemaError: A value is null, infinite or NaN, or an id is outside its table.
         """
         wanted = {group.number: group for group in groups if group.decoded is None}
-        for numbers in self._calls(sorted(wanted)):
+        for numbers in self._divide_into_calls(sorted(wanted)):
             for number, rows in zip(numbers, self._read_call(numbers), strict=True):
                 wanted[number].decoded = rows
 
-    def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
-        """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
+    def _divide_into_calls(self, numbers: list[int]) -> Iterator[list[int]]:
+        """Divide row groups among calls of at most :data:`CALL_BYTES` or a single row group."""
         call: list[int] = []
         call_bytes = 0.0
         for number in numbers:
             size = self._dataset.batch_row_bytes * self._files.row_groups[number].rows
             if call and call_bytes + size > CALL_BYTES:
                 yield call
-                call, call_bytes = [], 0.0
+                call = []
+                call_bytes = 0.0
             call.append(number)
             call_bytes += size
         if call:
@@ -91,39 +95,44 @@ class CudfReader:
             with error_context(self._dataset, numbers[0]):
                 rows = self._to_rows(self._read_columns(numbers), where)
                 rows = self._checker.check(rows, where)
-            # Copies in torch's memory: another stream uses them, of which libcudf's memory does not
-            # know.
+            # `split` copies the rows to torch's memory, because another stream uses them, and
+            # libcudf would free its own memory without waiting for that stream.
             return rows.split([self._files.row_groups[number].rows for number in numbers])
         except ClickLogError:
             if len(numbers) == 1:
                 raise
-            # Read one by one, so that the error names the file and row group. Files of different
-            # types, which libcudf refuses in one call, are read that way, too.
+            # Read the row groups one by one, so that the error names the file and row group. This
+            # also reads files of different types, which libcudf refuses to read in one call.
             return [self._read_call([number])[0] for number in numbers]
 
     def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
-        """Read libcudf's columns. Raises OSError for any error that libcudf finds in the files."""
+        """Read the columns of row groups with libcudf.
+
+        Raises:
+            BadInputError: A file has changed since planning.
+            OSError: libcudf cannot read the files.
+        """
         files: dict[int, list[int]] = {}
         for number in numbers:
             group = self._files.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
-            self._files.footer(number)  # refuses a file that has changed
-        source = plc.io.SourceInfo([str(self._files.path(file)) for file in files])
+            self._files.read_footer(number)  # refuses a file that has changed
+        source = plc.io.SourceInfo([str(self._files.find_path(file)) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
         try:
-            footers = [self._footer(file) for file in files]
+            footers = [self._read_cached_footer(file) for file in files]
             read = plc.io.parquet.read_parquet(options, self._stream, parquet_metadatas=footers)
-        # The errors that pylibcudf makes of C++ exceptions.
+        # pylibcudf translates C++ exceptions to these.
         except (RuntimeError, ValueError, IndexError) as error:
             if "CUDA error" in str(error) or "cudaError" in str(error):
-                raise  # an error of the device, not of the file
+                raise  # the device failed; the file may be intact
             raise OSError(str(error)) from error
         return dict(zip(read.column_names(), read.columns, strict=True))
 
     def _read_footer(self, file: int) -> Any:
-        source = plc.io.SourceInfo([str(self._files.path(file))])
+        source = plc.io.SourceInfo([str(self._files.find_path(file))])
         return plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
     def _to_rows(self, columns: dict[str, Any], where: str) -> DeviceRows:
@@ -166,25 +175,26 @@ class CudfReader:
 
 
 class ReadAhead:
-    """Row groups that are decoded in a thread of their own.
+    """Decodes row groups in a separate thread.
 
     Args:
-        reader: The reader, used in that thread only.
-        stream: The stream that it reads on; None in tests on a CPU, where there are no streams.
-        device: The device that it reads to.
+        reader: The reader, which only that thread uses.
+        stream: The stream to read on; None in tests on a CPU, which has no streams.
+        device: The device of the decoded rows.
     """
 
     def __init__(
         self, reader: CudfReader, stream: torch.cuda.Stream | None, device: torch.device
     ) -> None:
-        self._reader, self._stream = reader, stream
+        self._reader = reader
+        self._stream = stream
         self.decode = reader.decode
         self._pool = concurrent.futures.ThreadPoolExecutor(
             1, "nvt_loader_read", use_device, (device,)
         )
 
     def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
-        """Decode together those row groups whose decoding has not begun."""
+        """Start to decode, in one task, the row groups whose decoding has not begun."""
         wanted = [group for group in _drop_duplicates(groups) if group.reading is None]
         if wanted:
             task = self._pool.submit(self._read, wanted)
@@ -192,36 +202,36 @@ class ReadAhead:
                 group.reading = task
 
     def finish(self, groups: Iterable[DeviceRowGroup], stream: torch.cuda.Stream | None) -> None:
-        """Wait until row groups are decoded, and let ``stream`` wait for the device.
+        """Wait until row groups are decoded, and let ``stream`` wait for the device's work on them.
 
         Raises:
-            BadInputError, SchemaError: As :meth:`CudfReader.read`.
+            BadInputError, SchemaError: As for :meth:`CudfReader.read`.
         """
         groups = _drop_duplicates(groups)
         self.begin(groups)
-        # One task decodes several row groups and is awaited once.
+        # A task may decode several row groups but is awaited only once.
         for task in dict.fromkeys(group.reading for group in groups):
             assert task is not None, "`begin` gives each row group a task"
             ready = task.result()
             if ready is not None:
-                assert stream is not None, "row groups decoded on a stream are awaited on one"
+                assert stream is not None, "row groups decoded on a stream need a stream to wait"
                 stream.wait_event(ready)
         if stream is not None:
             for group in groups:
-                for tensor in group.decoded_rows().tensors:
+                for tensor in group.get_rows().tensors:
                     tensor.record_stream(stream)
 
     def close(self) -> None:
-        """End the thread, after what it has begun."""
+        """End the thread after its current task."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, groups: list[DeviceRowGroup]) -> torch.cuda.Event | None:
-        """Decode row groups; return an event that follows the work, if there is a stream."""
+        """Decode row groups; return an event recorded after the work, or None without a stream."""
         with torch.cuda.stream(self._stream):  # does nothing for None
             self._reader.read(groups)
             return None if self._stream is None else self._stream.record_event()
 
 
 def _drop_duplicates(groups: Iterable[DeviceRowGroup]) -> list[DeviceRowGroup]:
-    """Return each row group once: several slices of a block may lie in the same one."""
+    """Return each row group once: several slices of a block may be in the same row group."""
     return list({group.number: group for group in groups}.values())

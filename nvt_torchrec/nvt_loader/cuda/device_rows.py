@@ -1,4 +1,4 @@
-"""Check rows and build blocks of them with torch's operators: on a GPU, in tests on a CPU."""
+"""Check rows and build blocks from them with torch's operators: on a GPU, or in tests on a CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nvt_torchrec.nvt_loader.cpu.blocks import (
     FlatBlock,
     JaggedBlock,
     ShardRows,
-    empty_block,
-    float_views,
-    float_widths,
+    count_float_columns,
+    make_empty_block,
+    split_floats,
 )
 from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: Offsets and elements of a list column.
+#: The offsets and the elements of a list column.
 ListColumn = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -31,9 +31,9 @@ class DeviceRows:
 
     Attributes:
         rows: The number of rows.
-        floats: float32 [rows, columns]: labels, weight, dense.
-        ids: int [rows, categorical columns that are not multi-hot].
-        lists: For each multi-hot column its offsets, int32 [rows + 1], and its ids.
+        floats: float32 [rows, columns]: labels, weight, log-Q correction, dense.
+        ids: int32 or int64 [rows, categorical columns that are not multi-hot].
+        lists: For each multi-hot column, its offsets, int32 [rows + 1], and its ids.
     """
 
     rows: int
@@ -47,11 +47,11 @@ class DeviceRows:
         return [self.floats, self.ids, *itertools.chain.from_iterable(self.lists)]
 
     def slice(self, begin: int, end: int, elements: Sequence[tuple[int, int]]) -> DeviceRows:
-        """Return rows [begin, end), on the same memory.
+        """Return rows [begin, end) as a view.
 
         Args:
             begin, end: The rows.
-            elements: For each list column the range of its elements that belong to the rows.
+            elements: For each list column, the range of its elements that belong to these rows.
         """
         lists = []
         for (offsets, values), (first, last) in zip(self.lists, elements, strict=True):
@@ -64,16 +64,16 @@ class DeviceRows:
         return DeviceRows(self.rows, self.floats.clone(), self.ids.clone(), lists)
 
     def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
-        """Split the rows into consecutive parts of these sizes, each on memory of its own."""
+        """Split the rows into consecutive parts of these sizes, each in separate memory."""
         bounds = itertools.accumulate(sizes, initial=0)
         parts = slice_rows([(self, begin, end) for begin, end in itertools.pairwise(bounds)])
         return [part.clone() for part in parts]
 
 
 def slice_rows(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
-    """Return rows [begin, end) of each of some rows, on the same memory.
+    """Return a view of rows [begin, end) of each item of ``wanted``.
 
-    With lists this waits for the device: once for all, because each wait costs as much as one.
+    With lists this waits for the device, but only once for all items.
     """
     bounds = []
     for rows, begin, end in wanted:
@@ -91,27 +91,27 @@ def slice_rows(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows
 
 @dataclasses.dataclass(eq=False)
 class DeviceRowGroup:
-    """A row group that is decoded with the others that the same block needs.
+    """A row group that is decoded together with the other row groups of its block.
 
     Attributes:
-        number: Its number in file order.
-        decoded: Its rows, once they are decoded.
-        reading: The task that decodes it, once there is one.
+        number: Its index in the order of the files.
+        decoded: Its rows; None until they are decoded.
+        reading: The task that decodes it; None until decoding begins.
     """
 
     number: int
     decoded: DeviceRows | None = None
     reading: concurrent.futures.Future | None = None
 
-    def decoded_rows(self) -> DeviceRows:
-        """Return its rows, which must have been decoded."""
+    def get_rows(self) -> DeviceRows:
+        """Return the rows, which must have been decoded."""
         assert self.decoded is not None, f"row group {self.number} is not decoded"
         return self.decoded
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRowGroupSlice:
-    """Rows [begin, end) of a row group, decoded or not yet."""
+    """Rows [begin, end) of a row group, which may not be decoded yet."""
 
     group: DeviceRowGroup
     begin: int
@@ -127,9 +127,9 @@ class DeviceRowGroupSlice:
         return DeviceRowGroupSlice(self.group, self.begin + begin, self.begin + end)
 
 
-def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
-    """Return the rows of slices whose row groups have been decoded."""
-    return slice_rows([(part.group.decoded_rows(), part.begin, part.end) for part in parts])
+def take_decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
+    """Return the rows of slices, whose row groups must have been decoded."""
+    return slice_rows([(part.group.get_rows(), part.begin, part.end) for part in parts])
 
 
 def build_on_device(
@@ -142,11 +142,11 @@ def build_on_device(
 ) -> FlatBlock | JaggedBlock:
     """Build the block of ``steps`` batches from the rows of all sources, on ``device``.
 
-    ``chunks`` hold the rows of the first source, then those of the next, and so on.
+    Concatenated, ``chunks`` are the rows of all sources in the order of ``sources``.
     """
     if not chunks:
-        return empty_block(dataset, steps, device)
-    # For each row of a batch its number among the rows of all chunks.
+        return make_empty_block(dataset, steps, device)
+    # The index of each row of the block in the concatenated chunks.
     row_numbers = torch.empty((steps, batch), dtype=torch.int64, device=device)
     source_begin = 0
     for source in sources:
@@ -164,19 +164,21 @@ def build_on_device(
 def arrange_rows(
     dataset: Dataset, chunks: list[DeviceRows], row_numbers: torch.Tensor
 ) -> FlatBlock | JaggedBlock:
-    """Build a block of the rows of some chunks.
+    """Build a block from the rows of chunks.
 
     Args:
         dataset: The data.
         chunks: The chunks, at least one.
-        row_numbers: int64 [steps, batch], for each row of a batch its number among the rows of all
+        row_numbers: int64 [steps, batch], the index of each row of the block in the concatenated
             chunks.
     """
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
     flat_numbers = row_numbers.view(-1)
-    parts = [part[flat_numbers] for part in floats.split(float_widths(dataset.schema), dim=1)]
-    views = float_views(dataset, len(row_numbers), parts)
+    parts = [
+        part[flat_numbers] for part in floats.split(count_float_columns(dataset.schema), dim=1)
+    ]
+    views = split_floats(dataset, len(row_numbers), parts)
     if not dataset.jagged:
         return FlatBlock(*views, ids[row_numbers].transpose(1, 2).contiguous())
     values, lengths, offsets, bounds = _arrange_lists(dataset, chunks, ids, row_numbers)
@@ -188,20 +190,26 @@ def _arrange_lists(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
     """Put the ids of all columns into the order of a block.
 
-    They are concatenated column by column into a pool, in which the ids of a row and column are a
-    range: its start and length, in the block's order, give the index of each of the block's ids.
+    First concatenate them, column by column, to a pool, in which the ids of a row and column are a
+    range. Then list the starts and lengths of these ranges in the order of the block, which give
+    the index in the pool of each of the block's ids.
 
     Returns:
         The values, lengths, offsets and bounds of a :class:`JaggedBlock`.
     """
     steps, batch = row_numbers.shape
-    schema, device = dataset.schema, ids.device
-    pool, lengths_per_column, starts_per_column = [], [], []
-    pool_size = num_single = 0
+    schema = dataset.schema
+    device = ids.device
+    pool = []
+    lengths_per_column = []
+    starts_per_column = []
+    pool_size = 0
+    num_single = 0  # columns without lists so far
     for name in schema.categorical:
         if name in schema.multi_hot:
             list_index = schema.multi_hot.index(name)
-            starts_per_chunk, lengths_per_chunk = [], []
+            starts_per_chunk = []
+            lengths_per_chunk = []
             for chunk in chunks:
                 offsets, values = chunk.lists[list_index]
                 starts_per_chunk.append(offsets[:-1].long() + pool_size)
@@ -220,8 +228,8 @@ def _arrange_lists(
     starts = torch.stack(starts_per_column, dim=1).view(-1)
     lengths = torch.stack(lengths_per_column, dim=1).view(-1)
     ends = lengths.cumsum(0)  # in the block's ids; int64
-    num_ids = int(ends[-1])  # waits for the device, in the loader's thread
-    # The index in the pool of id i of the block is i + (start in the pool - begin in the block).
+    num_ids = int(ends[-1])  # waits for the device, but only in the loader's thread
+    # Id i of the block is at index i + (start of its range in the pool - its begin in the block).
     shifts = starts - (ends - lengths)
     index = torch.repeat_interleave(shifts, lengths, output_size=num_ids)
     index += torch.arange(num_ids, device=device)
@@ -238,13 +246,13 @@ def _arrange_lists(
 
 
 class DeviceChecker:
-    """Checks rows on their device by reductions, whose results the loader's thread reads back."""
+    """Checks rows on their device by reductions, and reads back only a flag per column."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self._dataset = dataset
         self._host = Checker(dataset)
         schema = dataset.schema
-        # Positions among the categorical columns.
+        # Indices among the categorical columns.
         self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
         self._single = [i for i in range(len(schema.categorical)) if i not in self._lists]
         sizes = [schema.table_sizes[i] for i in self._single]
@@ -256,13 +264,15 @@ class DeviceChecker:
 
         Args:
             rows: Rows with ids as int32 or int64.
-            where: The name of the file that the rows are from.
+            where: The name of the rows' file, for errors.
 
         Raises:
-            SchemaError: As :meth:`nvt_loader.parquet.checks.Checker.check`.
+            SchemaError: A value is infinite or NaN, a label is outside [0, 1], a weight is
+                negative, or an id is outside its table.
         """
         schema = self._dataset.schema
-        num_floats, num_labels = len(schema.floats), len(schema.labels)
+        num_floats = len(schema.floats)
+        num_labels = len(schema.labels)
         bad_floats = ~rows.floats.isfinite().all(dim=0)
         bad_floats |= (rows.floats < 0).any(dim=0) & ~self._signed
         bad_floats[:num_labels] |= (rows.floats[:, :num_labels] > 1).any(dim=0)
@@ -270,14 +280,14 @@ class DeviceChecker:
         flags = [bad_floats, bad_ids]
         for i, (_, values) in zip(self._lists, rows.lists, strict=True):
             flags.append(((values < 0) | (values >= schema.table_sizes[i])).any().view(1))
-        # In the order of the flags, each column's values and its number in the schema.
+        # The values of each column and its index in the schema, in the order of the flags.
         columns = [(rows.floats[:, i], i) for i in range(num_floats)]
         for values, i in zip(rows.ids.unbind(1), self._single, strict=True):
             columns.append((values, num_floats + i))
         for (_, values), i in zip(rows.lists, self._lists, strict=True):
             columns.append((values, num_floats + i))
-        # One transfer for all flags; it waits for the device, in the loader's thread. Columns that
-        # are flagged are copied, and the host's check makes the error.
+        # One transfer for all flags. It waits for the device, but only in the loader's thread.
+        # Flagged columns are copied to the host, whose check raises the error.
         bad = torch.cat(flags).cpu().numpy()
         for k in np.flatnonzero(bad).tolist():
             values, number = columns[k]

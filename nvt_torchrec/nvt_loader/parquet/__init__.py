@@ -1,5 +1,6 @@
-"""Parquet files and other sources → rows in CPU memory. Imports no other part of :mod:`nvt_loader`.
+"""Read rows from parquet files and other sources into CPU memory.
 
-Inside: sources ← dataset, row_chunks ← checks ← page_reader ← decoder; pages ←
-page_values ← page_reader; kernels for all of them.
+This package imports no other part of :mod:`nvt_loader`. Its modules depend on each other as
+follows (``a ← b``: b imports a): sources ← dataset, row_chunks ← checks ← page_reader ← decoder;
+pages ← page_values ← page_reader. All of them use the compiled loops of parquet_kernels.
 """

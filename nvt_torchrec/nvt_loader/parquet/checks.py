@@ -1,8 +1,8 @@
 """Convert columns and check their values: nulls, infinity, NaN, labels, ids outside their table.
 
 The values themselves are checked before a model sees the rows. The minimum and maximum in a footer
-would not do: they describe the file as it was written, not what its pages hold now. A check costs
-one reduction for each chunk or, where pages hold indices of a dictionary, for each dictionary.
+are not enough: they describe the file as it was written, not what its pages contain now. A check
+costs one reduction per chunk or, if pages hold dictionary indices, per dictionary.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.parquet.footer import Footer, columns_of_leaves
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
-#: The bits of infinity as a float32. Those of NaN, without the sign bit, are larger still, so a
-#: magnitude is finite if its bits, read as an integer, are smaller.
+#: The bits of infinity as a float32. Without the sign bit, the bits of NaN are larger. So a
+#: magnitude is finite if its bits, read as an integer, are smaller than this.
 INFINITY_BITS = 0x7F800000
 
-#: One more than the bits of 1.0. Positive floats order as their bits do, and the sign bit makes
-#: negative ones large: a label lies in [0, 1] if its bits, read as an integer, are smaller.
+#: One more than the bits of 1.0. Positive floats have the same order as their bits, and the sign
+#: bit makes the bits of negative floats larger. So a label is in [0, 1] if its bits, read as an
+#: unsigned integer, are smaller than this.
 LABEL_BITS = 0x3F800001
 
 #: The bits of a float32 without its sign.
 MAGNITUDE_MASK = 0x7FFFFFFF
 
+#: The remedy for null values.
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
 
 class Checker:
-    """Converts and checks the columns of a split's files. Several threads may use it at once.
+    """Converts and checks the columns of a split's files. It is thread-safe.
 
-    Columns are given by their number in the schema's order: labels, weight, log-Q correction,
-    dense, categorical, the pointers of histories and the numbers of vectors.
+    Columns are identified by their index in the schema: labels, weight, log-Q correction, dense,
+    categorical, pointers of histories, numbers of vectors.
 
     Attributes:
-        limits: uint64 [columns], the bound that the bits of each column's values, read as unsigned
-            integers, must stay below: the table size of ids, :data:`LABEL_BITS` of labels,
-            :data:`INFINITY_BITS` of weights and of the magnitudes of dense columns. Any pointer or
-            number of a vector passes; it is checked where the events or vectors are read.
-        signed: bool [float columns], whether a column may hold negative numbers: dense columns and
+        limits: uint64 [columns], the exclusive upper bound of the bits of each column's values,
+            read as unsigned integers: the table size for ids, :data:`LABEL_BITS` for labels,
+            :data:`INFINITY_BITS` for weights and for the magnitudes of dense columns. Pointers of
+            histories and numbers of vectors are not limited here; they are checked when the events
+            or vectors are read.
+        signed: bool [float columns], whether a column may hold negative values: dense columns and
             the log-Q correction may, labels and the weight may not.
     """
 
@@ -63,10 +66,10 @@ class Checker:
         """Find the columns that a file stores in the loader's own types, without lists and nulls.
 
         Returns:
-            The leaf of each such column in the file's Parquet schema, by the column's number.
+            For the index of each such column, its leaf in the file's Parquet schema.
         """
         schema, leaves = self._newest_leaves
-        # The files of a split have one schema, as a rule, so the last answer holds for the next.
+        # The files of a split usually have the same schema, so one cached result is enough.
         if schema is not None and schema.equals(footer.schema):
             return leaves
         leaves = {}
@@ -79,19 +82,19 @@ class Checker:
         return leaves
 
     def find_dtype(self, number: int) -> type[np.number]:
-        """Return the type of a column's numbers in a batch."""
+        """Return the dtype of a column in a batch."""
         return np.float32 if number < self._first_id else np.int32
 
     def convert(self, column: pa.Array, number: int, where: str) -> pa.Array:
-        """Convert a column of a file to the type that the loader hands out, and check its values.
+        """Convert a column of a file to its dtype in batches, and check its values.
 
         Args:
             column: The column.
-            number: Its number.
+            number: The index of the column in the schema.
             where: The file, for errors.
 
         Raises:
-            SchemaError: A null, infinity or NaN, or an id outside its table.
+            SchemaError: A value is null, infinite or NaN, or an id is outside its table.
         """
         is_list = number in self._lists
         if is_list and not pa.types.is_list(column.type):
@@ -104,7 +107,7 @@ class Checker:
         if number < self._first_id and flat.type != pa.float32():
             flat = column = column.cast(pa.float32(), safe=False)
         values = to_numpy(flat)
-        # Ids are checked before they are narrowed to int32, which would wrap large ones around.
+        # Check ids before narrowing them to int32, which would wrap large ids around.
         self.check(values, number, where)
         if values.dtype == self.find_dtype(number):
             return column
@@ -115,15 +118,15 @@ class Checker:
         return pa.ListArray.from_arrays(to_arrow(offsets - offsets[0]), flat)
 
     def check(self, values: np.ndarray, number: int, where: str) -> None:
-        """Check the numbers of a column.
+        """Check the values of a column.
 
         Raises:
-            SchemaError: Infinity or NaN, a label outside [0, 1], a negative weight, or an id
-                outside its table. The message names file, column, value and table size.
+            SchemaError: A value is infinite or NaN, a label is outside [0, 1], a weight is
+                negative, or an id is outside its table. The message names file, column and value.
         """
         is_float = number < self._first_id
-        # One reduction decides for nearly all columns. As an unsigned number a negative id is
-        # larger than any table.
+        # Fast path: one reduction over the bits. Read as an unsigned integer, a negative id exceeds
+        # the size of any table.
         if values.dtype == self.find_dtype(number):
             bits = values.view(np.uint32)
             if is_float and self.signed[number]:
@@ -132,7 +135,7 @@ class Checker:
                 return
         name = self._dataset.schema.columns[number]
         if is_float:
-            # Nothing may be wrong after all: -0.0 as a label or weight has large bits.
+            # These raise no error for -0.0, which is a valid label or weight but has large bits.
             if number < len(self._dataset.schema.labels):
                 refuse_labels(values, name, where)
             else:
@@ -144,18 +147,18 @@ class Checker:
             raise SchemaError(
                 f"{where}: column {name} holds id {outside[0]}, outside its "
                 f"table of {size} rows (in {outside.size} of {values.size} ids)",
-                "table sizes come from .merlin/schema.json, which belongs to another ETL run than "
+                "table sizes come from .merlin/schema.json, which is not from the same ETL run as "
                 "the data; run the ETL again",
             )
 
 
 def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
-    """Raise the error of a float column: of infinity and NaN, else of a negative weight.
+    """Refuse infinite, NaN and negative values.
 
-    One training step would spread infinity or NaN over the whole model.
+    A single training step would spread infinity or NaN to the whole model.
 
     Raises:
-        SchemaError: The message names file, column and value.
+        SchemaError: A value is infinite, NaN or negative. The message names file, column and value.
     """
     bad = column[~np.isfinite(column)]
     if bad.size:
@@ -171,16 +174,16 @@ def refuse_floats(column: np.ndarray, name: str, where: str) -> None:
 
 
 def refuse_labels(column: np.ndarray, name: str, where: str) -> None:
-    """Refuse labels that are not probabilities: their loss has no minimum.
+    """Refuse labels outside [0, 1], for which the loss has no minimum.
 
     Raises:
-        SchemaError: The message names file, column and value.
+        SchemaError: A label is outside [0, 1]. The message names file, column and value.
     """
     outside = column[~((column >= 0) & (column <= 1))]
     if outside.size:
         raise SchemaError(
             f"{where}: column {name} holds {outside[0]:g}, and labels are from 0 to 1 (in "
             f"{outside.size} of {column.size} values)",
-            "turn a rating or a count into 0 or 1 by a threshold, for example threshold = 4 in "
+            "convert a rating or count to 0 or 1 with a threshold, for example threshold = 4 in "
             "[label] of the spec, and run the ETL again",
         )

@@ -1,4 +1,4 @@
-"""Describe the data of a loader: a source of rows, the columns that are read, and histories."""
+"""Describe a loader's data: the source of its rows, the columns to read, histories and vectors."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from nvt_torchrec.nvt_loader.parquet import files as parquet_files
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, ParquetFiles
 from nvt_torchrec.nvt_loader.parquet.sources import Source, TableSource
 
-#: The remedy for bad values of a table or source, which no ETL wrote.
+#: The remedy for bad values in a table or a custom source, which the ETL did not write.
 _CORRECT_ROWS = "correct the rows, or the schema that schema= gives"
-#: Rows whose lists are counted to estimate how long lists are on average.
+#: The number of rows sampled to estimate the average length of lists.
 _SAMPLED_ROWS = 16384
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Rows, and how the loader reads them.
+    """The rows of a loader, and how it reads them.
 
     Attributes:
-        source: Where the rows come from.
-        stored: The columns of the source, and table sizes.
-        schema: The columns that are read: of the labels only those that were asked for.
+        source: The source of the rows.
+        stored: All columns of the source, with the sizes of the embedding tables.
+        schema: The columns to read: those of ``stored``, but only the requested labels.
         several_labels: Whether batches hold labels [B, labels] instead of [B].
-        undersampling: The share of the negative rows that is kept, and the seed; None keeps all.
-        kept: The number of rows of each row group that undersampling keeps.
-        stores: The events of each of the schema's histories.
-        max_events: The largest number of events of a history that a row gets.
-        vectors: The stores of the schema's vectors; None without any.
+        undersampling: The share of negative rows to keep, and the seed; None to keep all rows.
+        kept: The number of rows that undersampling keeps in each row group; None without
+            undersampling.
+        stores: The events of each history of the schema.
+        max_events: The maximum number of events per history and row.
+        vectors: The stores of the schema's vectors; None if the schema has no vectors.
     """
 
     source: Source
@@ -60,22 +61,22 @@ class Dataset:
 
     @property
     def rows(self) -> np.ndarray:
-        """The number of rows that the loader delivers of each row group: int64 [row_groups]."""
+        """The number of rows that the loader delivers from each row group: int64 [row_groups]."""
         kept = self.source.row_counts if self.kept is None else self.kept
         return np.array(kept, dtype=np.int64)
 
     @property
     def jagged(self) -> bool:
-        """Whether a row may have any number of ids in some column."""
+        """Whether a column may have any number of ids per row."""
         return bool(self.schema.multi_hot)
 
     @property
     def files(self) -> ParquetFiles | None:
-        """The source, if it is parquet files, for which there are faster ways to read."""
+        """The source if it consists of parquet files, which have faster readers; else None."""
         return self.source if isinstance(self.source, ParquetFiles) else None
 
     def locate(self, row_group: int) -> tuple[str, int]:
-        """Return the name of a row group's file or source, and its number there, for errors."""
+        """Return the file (or source) of a row group and its index in it, for error messages."""
         if self.files is None:
             return self.source.name, row_group
         group = self.files.row_groups[row_group]
@@ -83,22 +84,27 @@ class Dataset:
 
     @functools.cached_property
     def batch_row_bytes(self) -> float:
-        """Bytes of a row in a batch; with lists, as many ids as the first rows have on average."""
+        """The bytes of a row in a batch, with the average list length of the first rows."""
         schema = self.schema
         if not self.jagged:
             return float(4 * len(schema.columns))
-        # Besides its ids, a row has a length and an offset (int32) and a start (int64) per column.
+        # In addition to its ids, each column has a length and an offset (int32) and a start (int64)
+        # per row.
         return 4 * (len(schema.floats) + _estimate_ids(self)) + 16 * len(schema.integers)
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return counts, and a digest of the source's fingerprint, row groups and columns."""
+    def compute_fingerprint(self) -> dict[str, Any]:
+        """Return the size of the data and a digest of the source, its row groups and columns.
+
+        Loader states store it, to refuse to resume on other data.
+        """
         counts: dict[str, Any] = {}
         content = [self.source.fingerprint, *map(int, self.source.row_counts)]
         if self.files is not None:
             counts = {"files": len(self.files.paths), "bytes": sum(self.files.sizes)}
             content = self.files.fingerprint  # holds the row groups
-        # The digest is compared with those in loader states of earlier versions. Hence the order of
-        # the columns, some of them only if there are any, and an empty list that once held more.
+        # Loader states of earlier versions hold the same digest, so its input must not change:
+        # neither the order of the values, nor the empty list (of a removed feature). Newer features
+        # are added only where the schema uses them.
         schema = self.schema
         main, *labels = schema.labels
         columns: list[Any] = [main, schema.dense, schema.categorical, schema.table_sizes]
@@ -119,11 +125,11 @@ class Dataset:
         }
 
 
-def columns_to_read(schema: TableSchema, label: str | Sequence[str] | None = None) -> TableSchema:
-    """Return the schema with one label or some only; by default with the main one.
+def select_labels(schema: TableSchema, label: str | Sequence[str] | None = None) -> TableSchema:
+    """Return the schema with the given labels only; by default with the main label.
 
     Raises:
-        SettingsError: There is no such label, or one is named twice.
+        SettingsError: A label does not exist or is listed twice.
     """
     if isinstance(label, str):
         labels: tuple[str, ...] = (label,)
@@ -151,25 +157,26 @@ def read_dataset(
     *,
     read_vectors: bool = True,
 ) -> Dataset:
-    """Read the schema of some data, and of parquet the footers.
+    """Read the schema of the data and, for parquet files, their footers.
 
     Args:
-        data: The data of a :class:`nvt_loader.KJTLoader`.
-        schema: The columns; by default those in ``.merlin/schema.json`` beside the files.
-        label: The label to read, or several; None for the main one.
-        table_sizes: The rows of each embedding table, instead of the schema's.
-        max_events: The largest number of events of a history that a row gets; 0 leaves the schema's
-            histories out.
-        histories: The directory that ``_histories`` is in, by default the one above the files'.
-        vectors: The directory that ``_vectors`` is in, likewise.
-        read_vectors: Whether the schema's vectors are read; else they are left out.
+        data: The data, as :class:`nvt_loader.KJTLoader` takes them.
+        schema: The columns; by default those in ``.merlin/schema.json`` next to the files.
+        label: The label to read, or several; None for the main label.
+        table_sizes: The number of rows of each embedding table, which replaces the schema's.
+        max_events: The maximum number of events per history and row; 0 leaves the histories out.
+        histories: The directory that contains ``_histories``; by default the parent of the files'
+            directory.
+        vectors: The directory that contains ``_vectors``; by default the parent of the files'
+            directory.
+        read_vectors: Whether to read the schema's vectors.
 
     Raises:
-        BadInputError: There is no such directory, no parquet file or no schema in it, or a file
-            has no readable footer.
-        SchemaError: A column is missing, its type cannot be converted, or there is another number
-            of table sizes than of columns.
-        SettingsError: There is no such label, the data are of a type that cannot be read, or their
+        BadInputError: The directory does not exist or has no parquet file or schema, or a file has
+            no readable footer.
+        SchemaError: A column is missing or has a type that cannot be converted, or the number of
+            table sizes differs from the number of categorical columns.
+        SettingsError: The label does not exist, the data have an unsupported type, or their
             histories or vectors are not on this machine.
     """
     parts = data if isinstance(data, list | tuple) else [data]
@@ -184,8 +191,10 @@ def read_dataset(
         )
     if schema is None:
         if paths is None:
-            remedy = "give schema=TableSchema(labels, dense, categorical, table_sizes)"
-            raise SettingsError(f"data of type {type(data).__name__} without a schema", remedy)
+            raise SettingsError(
+                f"data of type {type(data).__name__} without a schema",
+                "give schema=TableSchema(labels, dense, categorical, table_sizes)",
+            )
         schema = parquet_files.read_schema_beside(paths[0])
     if table_sizes is not None:
         schema = dataclasses.replace(schema, table_sizes=tuple(table_sizes))
@@ -193,51 +202,51 @@ def read_dataset(
         schema = dataclasses.replace(schema, histories=())
     if not read_vectors:
         schema = dataclasses.replace(schema, vectors=())
-    read = columns_to_read(schema, label)
+    selected = select_labels(schema, label)
     source: Source
     if paths is not None:
         name = str(data) if isinstance(data, str | os.PathLike) else f"{len(paths)} files"
-        source = ParquetFiles.open(name, paths, read)
+        source = ParquetFiles.open(name, paths, selected)
     elif hasattr(data, "__arrow_c_stream__"):
         table = pa.table(data)
-        parquet_files.check_columns(table.schema, read, "the table")
-        table = table.select(read.columns)
+        parquet_files.check_columns(table.schema, selected, "the table")
+        table = table.select(selected.columns)
         check_valid(table, "the table")
         source = TableSource(table)
     else:
         source = data
-    several = label is not None and not isinstance(label, str)
     return Dataset(
         source,
         schema,
-        read,
-        several,
-        stores=_open_stores(schema, paths, histories),
+        selected,
+        several_labels=label is not None and not isinstance(label, str),
+        stores=_open_histories(schema, paths, histories),
         max_events=max_events,
         vectors=_open_vectors(schema, paths, vectors),
     )
 
 
-def _open_stores(
+def _open_histories(
     schema: TableSchema,
     paths: list[Path | RemoteFile] | None,
     histories: str | os.PathLike[str] | None,
 ) -> tuple[HistoryStore, ...]:
-    """Open the events of the histories."""
+    """Open the events of each history of a schema. Raises SettingsError, BadInputError."""
     if not schema.histories:
         return ()
     if histories is None:
-        what = f"the events of history {schema.histories[0].name}"
+        content = f"the events of history {schema.histories[0].name}"
         remedy = (
-            f"give histories=, the directory on this machine that {HISTORIES} is in, or "
+            f"give histories=, the directory on this machine that contains {HISTORIES}, or "
             "max_events=0 to leave the histories out"
         )
-        histories = _find_splits(paths, what, remedy)
+        histories = _find_splits(paths, content, remedy)
     sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
-    return tuple(
-        HistoryStore(Path(histories), history, [sizes[name] for name in history.columns])
-        for history in schema.histories
-    )
+    stores = []
+    for history in schema.histories:
+        column_sizes = [sizes[name] for name in history.columns]
+        stores.append(HistoryStore(Path(histories), history, column_sizes))
+    return tuple(stores)
 
 
 def _open_vectors(
@@ -249,46 +258,51 @@ def _open_vectors(
     if not schema.vectors:
         return None
     if vectors is None:
-        what = f"the values of vector {schema.vectors[0].name}"
+        content = f"the values of vector {schema.vectors[0].name}"
         remedy = (
-            f"give vectors=, the directory on this machine that {VECTORS} is in, or "
+            f"give vectors=, the directory on this machine that contains {VECTORS}, or "
             "read_vectors=False to leave the vectors out"
         )
-        vectors = _find_splits(paths, what, remedy)
+        vectors = _find_splits(paths, content, remedy)
     return VectorStores(Path(vectors) / VECTORS, schema.vectors)
 
 
-def _find_splits(paths: list[Path | RemoteFile] | None, what: str, remedy: str) -> Path:
-    """Return the directory of the splits, which is above that of the files.
+def _find_splits(paths: list[Path | RemoteFile] | None, content: str, remedy: str) -> Path:
+    """Return the directory of the splits, which is the parent of the files' directory.
+
+    Args:
+        paths: The parquet files; None if the data are not files.
+        content: What is looked for in the directory of the splits, for the error message.
+        remedy: The remedy of the error.
 
     Raises:
-        SettingsError: The data are not files of this machine; ``what`` is not beside them.
+        SettingsError: The data are not files on this machine.
     """
     if paths is None or not isinstance(paths[0], Path):
-        raise SettingsError(f"{what} are not beside the data", remedy)
+        raise SettingsError(f"{content} are not stored next to the data", remedy)
     return paths[0].absolute().parent.parent
 
 
 def _estimate_ids(dataset: Dataset) -> float:
-    """Return how many ids a row has, where lists have as many as in the first rows on average."""
+    """Return the number of ids per row, with the average list length of the first rows."""
     lists = list(dataset.schema.multi_hot)
-    single = len(dataset.schema.integers) - len(lists)
-    filled = np.flatnonzero(dataset.source.row_counts)
-    if not filled.size:
-        return float(single)
-    row_group = int(filled[0])
+    num_single = len(dataset.schema.integers) - len(lists)
+    nonempty = np.flatnonzero(dataset.source.row_counts)
+    if not nonempty.size:
+        return float(num_single)
+    row_group = int(nonempty[0])
     with error_context(dataset, row_group):
         batch = next(iter(dataset.source.read(row_group, lists, _SAMPLED_ROWS)), None)
-        # A source that yields fewer rows than it counts is refused where the rows are decoded.
+        # A source that yields fewer rows than it reports fails later, when its rows are decoded.
         if batch is None or not batch.num_rows:
-            return float(single)
-        ids = sum(len(batch.column(name).flatten()) for name in lists)
-    return single + ids / batch.num_rows
+            return float(num_single)
+        num_list_ids = sum(len(batch.column(name).flatten()) for name in lists)
+    return num_single + num_list_ids / batch.num_rows
 
 
 @contextlib.contextmanager
 def error_context(dataset: Dataset, row_group: int) -> Iterator[None]:
-    """Add the file and row group to errors."""
+    """Add the file and the row group to errors of reading and checking."""
     try:
         yield
     except SchemaError as error:

@@ -1,7 +1,8 @@
-"""Decode slices of row groups on the CPU: from the pages where possible, else by Arrow.
+"""Decode slices of row groups on the CPU: straight from the pages if possible, else by Arrow.
 
-Files are read, not mapped: where a mapped file is truncated or a network file system fails, the
-process would end without a message (SIGBUS). :mod:`nvt_loader.cuda.cudf_reader` decodes on GPUs.
+Files are read, not mapped: if a mapped file were truncated or its network file system failed, the
+process would be killed without a message (SIGBUS). :mod:`nvt_loader.cuda.cudf_reader` decodes on
+GPUs.
 """
 
 from __future__ import annotations
@@ -20,21 +21,20 @@ from nvt_torchrec.nvt_loader.parquet.checks import Checker
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, error_context
 from nvt_torchrec.nvt_loader.parquet.files import REWRITE, check_columns
 from nvt_torchrec.nvt_loader.parquet.page_reader import OpenRowGroup, PageReader
-from nvt_torchrec.nvt_loader.parquet.parquet_kernels import random_words
+from nvt_torchrec.nvt_loader.parquet.parquet_kernels import fill_random_words
 from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, RowChunk, RowGroupSlice, Target
 
-#: Seeds undersampling together with the user's seed, so that its random words are independent of
-#: those that order an epoch (epochs, the second seed there, are smaller).
+#: The second part of the seed of undersampling. It makes the random words independent of those that
+#: order an epoch, where the second part is the number of the epoch, which is smaller.
 _UNDERSAMPLING_STREAM = 2**32
 
 
-def cpu_decoder(dataset: Dataset) -> Decoder:
-    """Return a decoder of a split's row groups that verifies page checksums where there are any.
+def make_cpu_decoder(dataset: Dataset) -> Decoder:
+    """Make a thread-safe decoder of a split's row groups, which verifies any page checksums.
 
-    Columns of other numeric types than the loader's are converted. The decoder raises
-    :class:`BadInputError` for a file that cannot be read or has changed since planning, and
-    :class:`SchemaError` for a null, for infinity or NaN, and for an id outside its table. Several
-    threads may call it at the same time.
+    The decoder converts columns of other numeric types to the loader's. It raises
+    :class:`BadInputError` if a file cannot be read or has changed since planning, and
+    :class:`SchemaError` for a null, an infinite or NaN value, or an id outside its table.
     """
     checker = Checker(dataset)
     arrow_reader = ArrowReader(dataset, checker)
@@ -43,7 +43,7 @@ def cpu_decoder(dataset: Dataset) -> Decoder:
     if dataset.files is not None and dataset.undersampling is None:
         page_reader = PageReader(dataset.files, checker)
     columns = np.arange(len(dataset.schema.columns))
-    read_by_arrow = functools.partial(arrow_reader.chunks, numbers=columns)
+    read_by_arrow = functools.partial(arrow_reader.read_chunks, numbers=columns)
 
     def decode(part: RowGroupSlice, rows: int) -> Iterator[RowChunk | LazyRows]:
         with error_context(dataset, part.row_group):
@@ -67,32 +67,33 @@ def _decode_mixed(
     rows: int,
     columns: np.ndarray,
 ) -> Iterator[RowChunk]:
-    """Decode a slice of which some columns are read from the pages, the others by Arrow."""
-    done = part.begin
+    """Decode a slice: the columns of ``opened`` from their pages, and the others by Arrow."""
+    begin = part.begin
     other_columns = np.setdiff1d(columns, opened.numbers)
-    for chunk in arrow_reader.chunks(part, rows, other_columns):
+    for chunk in arrow_reader.read_chunks(part, rows, other_columns):
         paged = opened.read(chunk.rows)
         if paged is None:
-            # The pages turned out to be unreadable: Arrow reads all columns of the rest.
-            rest = dataclasses.replace(part, begin=done)
-            yield from arrow_reader.chunks(rest, rows, columns)
+            # The pages turned out to be unreadable: Arrow reads all columns of the remaining rows.
+            rest = dataclasses.replace(part, begin=begin)
+            yield from arrow_reader.read_chunks(rest, rows, columns)
             return
         chunk.addresses[opened.numbers] = paged.addresses[opened.numbers]
         chunk.owner.append(paged)
         yield chunk
-        done += chunk.rows
+        begin += chunk.rows
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyRows:
-    """Rows of an open row group that are decoded when they are used, in their order.
+    """Rows of an open row group that are decoded on use, which must be in order.
 
     Attributes:
         dataset: The data.
         opened: The row group.
-        part: The rows of the row group.
-        max_rows: The largest number of rows that are decoded at a time.
-        read_by_arrow: Decodes a slice, at most so many rows at a time, if ``opened`` cannot.
+        part: The slice of the row group that these rows are.
+        max_rows: The maximum number of rows decoded at a time.
+        read_by_arrow: Decodes a slice, at most the given number of rows at a time, if the pages of
+            ``opened`` cannot be read.
     """
 
     dataset: Dataset
@@ -112,7 +113,7 @@ class LazyRows:
         part = dataclasses.replace(self.part, begin=first + begin, end=first + end)
         return dataclasses.replace(self, part=part)
 
-    def chunks(self) -> Iterator[RowChunk]:
+    def decode(self) -> Iterator[RowChunk]:
         """Decode the rows."""
         rest = self.part
         with error_context(self.dataset, rest.row_group):
@@ -125,44 +126,48 @@ class LazyRows:
                 rest = dataclasses.replace(rest, begin=rest.begin + chunk.rows)
 
     def copy_to(self, target: Target, first: int) -> None:
-        """Copy the rows to a block; ``first`` is the number of the first one in its source."""
+        """Copy the rows to a block; ``first`` is the index of the first row in its source."""
         if self.opened.read_into(target, first, self.rows):
             return
-        # `opened` is broken from now on, so all chunks come from Arrow, which reports the error.
-        for chunk in self.chunks():
+        # `opened` is broken from now on, so Arrow decodes all rows again and reports any error.
+        for chunk in self.decode():
             chunk.copy_to(target, first)
             first += chunk.rows
 
 
 class ArrowReader:
-    """Reads any source by record batches: lists, other types, undersampling, any kind of page.
+    """Reads any source by record batches: any page, lists, other types, undersampled rows.
 
-    It verifies page checksums where there are any. Whatever the page reader refuses is read here,
-    so errors of broken files are Arrow's.
+    Everything that the page reader refuses is read here, so Arrow reports the errors of damaged
+    files. Page checksums are verified if the pages have any.
     """
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
-        self._dataset, self._checker = dataset, checker
+        self._dataset = dataset
+        self._checker = checker
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a row group."""
+        """Yield the rows of a row group in batches of about ``rows`` rows."""
         source = self._dataset.source
         for batch in source.read(row_group, columns, rows):
             if self._dataset.files is None:
                 check_columns(batch.schema, self._dataset.schema, source.name, columns)
             yield batch
 
-    def chunks(self, part: RowGroupSlice, rows: int, numbers: np.ndarray) -> Iterator[RowChunk]:
+    def read_chunks(
+        self, part: RowGroupSlice, rows: int, numbers: np.ndarray
+    ) -> Iterator[RowChunk]:
         """Yield a slice of a row group in chunks of at most ``rows`` rows.
 
         Args:
             part: The slice.
-            rows: The largest number of rows of a chunk.
-            numbers: int [read columns], the schema's columns that are read; the others have no
-                address.
+            rows: The maximum number of rows per chunk.
+            numbers: int64 [read columns], the indices in the schema of the columns to read; the
+                addresses of all other columns are 0.
 
         Raises:
-            SchemaError: A null, infinity or NaN, or an id outside its table.
+            SchemaError: A value is null, infinite or NaN, or an id is outside its table.
+            BadInputError: The row group has fewer rows than planned.
             pa.ArrowException, OSError: The file cannot be read.
         """
         names = [self._dataset.schema.columns[i] for i in numbers.tolist()]
@@ -170,9 +175,10 @@ class ArrowReader:
         if self._dataset.undersampling is not None:
             batches = self._undersample(batches, part.row_group)
         name, index = self._dataset.locate(part.row_group)
-        first = 0  # the batch's first row, counted from the begin of the row group
+        first = 0  # the index of the batch's first row in the row group
         for batch in batches:
-            begin, end = max(part.begin - first, 0), min(part.end - first, batch.num_rows)
+            begin = max(part.begin - first, 0)
+            end = min(part.end - first, batch.num_rows)
             if begin < end:
                 yield self._convert(batch.slice(begin, end - begin), numbers, name)
             first += batch.num_rows
@@ -185,10 +191,10 @@ class ArrowReader:
     def _undersample(
         self, batches: Iterator[pa.RecordBatch], row_group: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield of each batch of a row group the rows that undersampling keeps."""
+        """Yield the rows of each batch of a row group that undersampling keeps."""
         assert self._dataset.undersampling is not None
         rate, seed = self._dataset.undersampling
-        keep = keep_rows(self._dataset.source.row_counts[row_group], rate, seed, row_group)
+        keep = choose_rows(self._dataset.source.row_counts[row_group], rate, seed, row_group)
         first = 0
         for batch in batches:
             positive = pc.not_equal(batch.column(self._dataset.schema.label), 0)
@@ -197,7 +203,7 @@ class ArrowReader:
             yield batch.filter(mask)
 
     def _convert(self, batch: pa.RecordBatch, numbers: np.ndarray, where: str) -> RowChunk:
-        """Convert and check a batch; ``where`` is its file, for errors."""
+        """Convert a batch to a chunk and check its values; ``where`` is its file, for errors."""
         names = self._dataset.schema.columns
         addresses, values = np.zeros((2, len(names)), np.int64)
         owner = []
@@ -212,18 +218,17 @@ class ArrowReader:
         return RowChunk(batch.num_rows, addresses, values, owner)
 
 
-def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
-    """Return the dataset undersampled, with the number of rows of each row group that are kept.
-
-    It reads the label of all rows.
+def undersample_dataset(dataset: Dataset, rate: float, seed: int) -> Dataset:
+    """Return the dataset with undersampling, for which the label of every row is read.
 
     Args:
         dataset: The data.
-        rate: The share of the negative rows that is kept.
-        seed: Chooses the rows.
+        rate: The share of negative rows to keep.
+        seed: The seed that chooses the rows.
 
     Raises:
-        SettingsError: Several labels are read: a row may be positive by one, negative by another.
+        SettingsError: Several labels are read. A row may be positive by one and negative by
+            another.
     """
     if len(dataset.schema.labels) > 1:
         labels = ", ".join(dataset.schema.labels)
@@ -232,23 +237,24 @@ def count_kept(dataset: Dataset, rate: float, seed: int) -> Dataset:
     reader = ArrowReader(dataset, Checker(dataset))
     kept = []
     for row_group, rows in enumerate(dataset.source.row_counts):
-        positive = [np.empty(0, bool)]
+        positives = [np.empty(0, bool)]
         with error_context(dataset, row_group):
             for batch in reader.read(row_group, [label], rows):
-                positive.append(np.asarray(batch.column(label)) != 0)
-        keep = np.concatenate(positive) | keep_rows(rows, rate, seed, row_group)
-        kept.append(int(np.count_nonzero(keep)))
+                positives.append(np.asarray(batch.column(label)) != 0)
+        mask = np.concatenate(positives) | choose_rows(rows, rate, seed, row_group)
+        kept.append(int(np.count_nonzero(mask)))
     return dataclasses.replace(dataset, undersampling=(rate, seed), kept=tuple(kept))
 
 
-def keep_rows(rows: int, rate: float, seed: int, row_group: int) -> np.ndarray:
-    """Return which rows of a row group are in a sample of the share ``rate``: bool [rows].
+def choose_rows(rows: int, rate: float, seed: int, row_group: int) -> np.ndarray:
+    """Return the mask of a random sample of a row group's rows: bool [rows].
 
-    The sample depends on seed and row group only, so it is the same in every epoch.
+    The sample contains a share ``rate`` of the rows. It depends only on the seed and the row group,
+    so it is the same in every epoch.
     """
     if rate >= 1:
         return np.ones(rows, bool)
     sequence = np.random.SeedSequence((seed, _UNDERSAMPLING_STREAM), spawn_key=(row_group,))
     words = np.empty(rows, np.uint64)
-    random_words(words, sequence.generate_state(1, np.uint64)[0])
+    fill_random_words(words, sequence.generate_state(1, np.uint64)[0])
     return words < np.uint64(rate * 2**64)

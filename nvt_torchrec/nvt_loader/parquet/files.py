@@ -1,4 +1,4 @@
-"""Parquet files as a loader's source: find them, read their footers, check their columns."""
+"""Parquet files as the source of a loader: find files, read footers, check columns."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.remote import RemoteFile, find_filesystem, open_file
 from nvt_torchrec.base.files.validation import strict_json
 from nvt_torchrec.base.parquet.footer import Footer, read_footer
-from nvt_torchrec.formats.day_names import natural_order
+from nvt_torchrec.formats.day_names import make_natural_key
 from nvt_torchrec.formats.etl_output import find_part
 from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 
 #: The remedy for a file that cannot be read.
 REWRITE = "restore the file, or run the ETL again"
-#: Kinds of columns, as errors name them.
+#: The kinds of columns, as error messages name them.
 _NUMBERS = "numbers"
 _IDS = "integer ids"
 _LISTS = "lists of integer ids"
 _POINTERS = "int32"
 
-#: Parsed footers that are kept, so that a shuffled epoch does not parse one for each row group.
+#: The number of parsed footers to cache, so that a shuffled epoch does not parse one for each row
+#: group.
 MAX_FOOTERS = 64
 
 #: A directory, a file, a glob or a URL, or a list of these.
@@ -44,9 +45,9 @@ class RowGroup:
     """A row group.
 
     Attributes:
-        file: The number of its file.
-        index: Its index in the file.
-        rows: The number of its rows.
+        file: The index of its file.
+        index: The index of the row group in the file.
+        rows: The number of rows.
     """
 
     file: int
@@ -59,11 +60,12 @@ class ParquetFiles:
     """Parquet files, a :class:`nvt_loader.parquet.sources.Source`.
 
     Attributes:
-        name: The directory, file, glob or URL as it was given, or the number of files of a list.
-        schema: The columns that are read.
-        paths: The files, in numeric order (``part.2`` before ``part.10``) or as they were listed.
-        status: Each file's status (``stat``) when its footer was read.
-        row_groups: All row groups in the order of the files.
+        name: The directory, file, glob or URL that the caller gave; for a list, the number of
+            files.
+        schema: The columns to read.
+        paths: The files, in natural order (``part.2`` before ``part.10``) or in the given order.
+        status: The ``stat`` of each file when its footer was read.
+        row_groups: All row groups, in the order of the files.
     """
 
     name: str
@@ -74,11 +76,11 @@ class ParquetFiles:
 
     @classmethod
     def open(cls, name: str, paths: list[Path | RemoteFile], schema: TableSchema) -> ParquetFiles:
-        """Read the footers of some files.
+        """Read the footers of parquet files.
 
         Raises:
             BadInputError: A file has no readable footer.
-            SchemaError: As :func:`check_columns` raises it.
+            SchemaError: A column is missing or has a type that cannot be converted.
         """
         row_groups = []
         for file, path in enumerate(paths):
@@ -100,7 +102,7 @@ class ParquetFiles:
 
     @property
     def sizes(self) -> list[int]:
-        """The files' sizes in bytes."""
+        """The size of each file in bytes."""
         return [status.st_size for status in self.status]
 
     @property
@@ -108,8 +110,8 @@ class ParquetFiles:
         """Whether all files are on this machine."""
         return all(isinstance(path, Path) for path in self.paths)
 
-    def path(self, file: int) -> Path | RemoteFile:
-        """Return the path of a file now: adding a day to the output may have renamed it.
+    def find_path(self, file: int) -> Path | RemoteFile:
+        """Return the current path of a file, which adding a day to the output may have renamed.
 
         Raises:
             BadInputError: The file was removed or rewritten.
@@ -123,46 +125,50 @@ class ParquetFiles:
         if path is None:
             raise BadInputError(
                 f"{self.paths[file]}: rewritten, cut short or removed since the loader was made",
-                "if days were added to this output meanwhile with --keep_days, begin the training "
-                "again; else restore the file, or start again",
+                "if days were added to this output with --keep_days in the meantime, restart the "
+                "training; otherwise restore the file, or start again",
             )
         return path
 
-    def check(self) -> None:
-        """Raise :class:`BadInputError` if a file was removed or rewritten."""
+    def check_unchanged(self) -> None:
+        """Raise :class:`BadInputError` if a file was removed or rewritten since it was opened."""
         for file in range(len(self.paths)):
-            self.path(file)
+            self.find_path(file)
 
     @functools.cached_property
-    def _footers(self) -> Callable[[int], Footer]:
-        """A function that reads a file's footer, or returns it if it was read lately."""
-        return functools.lru_cache(MAX_FOOTERS)(
-            lambda file: _read_footer(self.path(file), self.schema)
-        )
+    def _read_cached_footer(self) -> Callable[[int], Footer]:
+        """A function that returns the footer of a file and caches the most recent ones."""
 
-    def footer(self, row_group: int) -> Footer:
+        def read(file: int) -> Footer:
+            return _read_footer(self.find_path(file), self.schema)
+
+        return functools.lru_cache(MAX_FOOTERS)(read)
+
+    def read_footer(self, row_group: int) -> Footer:
         """Return the footer of a row group's file. Raises :class:`BadInputError` if it changed."""
         group = self.row_groups[row_group]
-        footer = self._footers(group.file)
+        footer = self._read_cached_footer(group.file)
         if group.index >= len(footer.rows) or footer.rows[group.index] != group.rows:
             raise BadInputError(
                 f"{self.paths[group.file]}: row group {group.index} no longer has {group.rows} "
                 "rows",
-                "the file was rewritten while in use: start again",
+                "the file was rewritten while it was in use: start again",
             )
         return footer
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Read a row group by Arrow, which verifies page checksums where there are any.
+        """Read a row group by Arrow, which verifies page checksums if the pages have any.
 
         Raises:
             BadInputError: The file has changed.
             pa.ArrowException, OSError: The file cannot be read.
         """
         group = self.row_groups[row_group]
-        metadata, path = self.footer(row_group).metadata, self.path(group.file)
-        # An open file instead of its path: pyarrow takes a millisecond to open a path. And a new
-        # ParquetFile for each call: it keeps the columns and row groups of its last iter_batches.
+        metadata = self.read_footer(row_group).metadata
+        path = self.find_path(group.file)
+        # Pass an open file instead of a path, which pyarrow takes a millisecond to open. Make a new
+        # ParquetFile for each call, because it keeps the columns and row groups of the last
+        # iter_batches.
         source = pa.OSFile(str(path)) if isinstance(path, Path) else open_file(path)
         file = pq.ParquetFile(
             source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
@@ -176,7 +182,9 @@ class ParquetFiles:
 def _read_footer(path: Path | RemoteFile, schema: TableSchema) -> Footer:
     """Read a file's footer and check its columns.
 
-    Raises as :func:`check_columns`, and :class:`BadInputError` if the file has no footer.
+    Raises:
+        BadInputError: The file has no readable footer.
+        SchemaError: A column is missing or has a type that cannot be converted.
     """
     footer = read_footer(path, REWRITE)
     check_columns(footer.schema, schema, str(path))
@@ -184,10 +192,11 @@ def _read_footer(path: Path | RemoteFile, schema: TableSchema) -> Footer:
 
 
 def find_files(paths: Paths) -> list[Path | RemoteFile]:
-    """Find the files that paths name; those of a directory or glob in numeric order.
+    """Find the files of a directory, glob or URL in natural order, or those of a list of these.
 
     Raises:
-        BadInputError: There are none.
+        BadInputError: A directory or file does not exist, or a directory or glob has no parquet
+            file.
     """
     if isinstance(paths, list | tuple):
         listed: list[Path | RemoteFile] = []
@@ -212,21 +221,22 @@ def find_files(paths: Paths) -> list[Path | RemoteFile]:
             kind = "file" if directory.suffix == ".parquet" else "directory"
             raise BadInputError(f"{directory}: no such {kind}", _suggest_split(directory))
         found = list(directory.glob("*.parquet"))
-    # By the convention of Hive and Spark, files named so are hidden: unfinished or auxiliary ones.
+    # By the convention of Hive and Spark, files with these prefixes are hidden: they are unfinished
+    # or auxiliary.
     visible = [file for file in found if file.name[0] not in "._"]
     if not visible:
         raise BadInputError(f"{text}: no parquet file in it", _suggest_split(Path(text)))
-    return sorted(visible, key=lambda file: natural_order(str(file)))
+    return sorted(visible, key=lambda file: make_natural_key(str(file)))
 
 
 def _suggest_split(directory: Path) -> str:
-    """Return a remedy that names a split of the ETL's output in or beside a directory."""
+    """Return a remedy that suggests a split of the ETL's output in or next to a directory."""
     splits = [name for name in SPLITS if (directory / name).is_dir()]
     if splits:
         return f"name one split, for example {directory / splits[0]}"
     siblings = [name for name in SPLITS if (directory.parent / name).is_dir()]
     if siblings:
-        # A low cutoff: other projects call the split "validation" or "val", here it is "valid".
+        # The cutoff is low because other projects call the split "valid" "validation" or "val".
         close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
         suggested = close[0] if close else siblings[0]
         return f"did you mean {directory.parent / suggested}?"
@@ -239,7 +249,8 @@ def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
     """Read ``.merlin/schema.json`` in a file's directory.
 
     Raises:
-        BadInputError, SchemaError: As :meth:`TableSchema.read`.
+        BadInputError: The schema is missing or malformed.
+        SchemaError: The schema lacks a label or a table size.
     """
     if isinstance(file, Path):
         return TableSchema.read(file.parent)
@@ -249,23 +260,26 @@ def read_schema_beside(file: Path | RemoteFile) -> TableSchema:
         with open_file(path) as opened:
             return TableSchema.from_dict(strict_json(opened.read()), str(path))
     except (OSError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        remedy = "copy the schema beside the files, or pass schema=TableSchema(…)"
-        raise BadInputError(f"{path}: not a schema of Merlin: {error!r}", remedy) from error
+        raise BadInputError(
+            f"{path}: not a schema of Merlin: {error!r}",
+            "copy the schema to the directory of the files, or pass schema=TableSchema(…)",
+        ) from error
 
 
 def check_columns(
     columns: pa.Schema, schema: TableSchema, where: str, names: Iterable[str] | None = None
 ) -> None:
-    """Refuse a file that lacks a column or holds it in a type that cannot be converted.
+    """Check that a file has the needed columns in types that can be converted.
 
     Args:
-        columns: The file's columns.
-        schema: The columns that are needed.
+        columns: The columns of the file.
+        schema: The needed columns.
         where: The file or source, for errors.
-        names: The columns to check; by default all of the schema.
+        names: The columns to check; by default all columns of the schema.
 
     Raises:
-        SchemaError: The message names file and column.
+        SchemaError: A column is missing or has a type that cannot be converted. The message names
+            the file and the column.
     """
     needed = dict.fromkeys(schema.floats, _NUMBERS)
     needed |= dict.fromkeys(schema.categorical, _IDS)
@@ -281,21 +295,21 @@ def check_columns(
             hint = f" (there is {similar[0]})" if similar else ""
             raise SchemaError(
                 f"{where}: column {name} is missing{hint}",
-                "all files of a split need the columns of its .merlin/schema.json, a table those "
-                "of schema=",
+                "all files of a split need the columns of its .merlin/schema.json; a table needs "
+                "the columns of schema=",
             )
         kind = columns.field(index).type
         if not _can_convert(kind, needed[name]):
             raise SchemaError(
                 f"{where}: column {name} is {kind}, not {needed[name]}",
                 "write labels and dense features as float32, ids as int32, multi-hot ids as "
-                "list<int32>, pointers of histories and vectors as int32, and say in the schema "
-                "which are lists",
+                "list<int32>, pointers of histories and vectors as int32, and mark the list "
+                "columns in the schema",
             )
 
 
 def _can_convert(kind: pa.DataType, needed: str) -> bool:
-    """Return whether a column of a type can be read as a column of the kind that is needed."""
+    """Return whether a column of type ``kind`` can be converted to the needed kind of column."""
     if needed == _LISTS:
         return is_list(kind) and pa.types.is_integer(kind.value_type)
     if needed == _POINTERS:

@@ -1,10 +1,10 @@
-"""Compiled loops that read the values of parquet pages: plain ones, and indices of a dictionary.
+"""Compiled loops that read the values of parquet pages: plain values, and dictionary indices.
 
-Indices are written in runs: one index and how often it repeats, or packed ones of a few bits each
-(apache/parquet-format: Encodings.md, RLE/bit-packing hybrid). Like :mod:`nvt_loader.parquet.pages`,
-the loops refuse pages that are broken or of a kind that they do not know.
+Indices are stored in runs of two kinds: a repeated index with a count, or indices packed with a few
+bits each (apache/parquet-format: Encodings.md, RLE/bit-packing hybrid). Like
+:mod:`nvt_loader.parquet.pages`, the loops refuse malformed and unsupported pages.
 
-Every value takes four bytes and is moved as an unsigned number of 32 bits, floats as their bits.
+Every value takes four bytes and is moved as an unsigned 32-bit integer, floats as their bits.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ from nvt_torchrec.base.parquet.footer import varint
 from nvt_torchrec.nvt_loader.parquet import pages as headers
 from nvt_torchrec.nvt_loader.parquet.parquet_kernels import copy_rows, find_largest
 
-#: Indices of at most so many bits are unpacked eight at a time, four from each word of 64 bits:
-#: these may begin at any of a byte's 8 bits, and 7 + 4 · 14 bits fit a word.
+#: The maximum width in bits of indices that are unpacked eight at a time. Four of them are taken
+#: from a 64-bit word; the first may begin at any bit of a byte, and 7 + 4 · 14 bits fit in a word.
 _MAX_BITS_BY_EIGHTS = 14
 
-#: Indices unpacked before their values are looked up: as many as fit a core's first-level cache.
+#: The number of indices unpacked before their values are looked up: they fit in a core's
+#: first-level cache.
 _INDICES_AT_ONCE = 2048
 
 #: The reading position in a column:
 #:
-#: - page, left: the number of the page, and the rows left in it;
-#: - next, end: the addresses of its next byte and of its end;
-#: - bits: in a page of indices the bits of each index; -1 in a page of plain values;
-#: - run, packed: the values left in a run of indices, and whether the run is packed;
-#: - state: of a packed run the bits already read, of another run its index;
+#: - page, left: the index of the page, and the number of rows left in it;
+#: - next, end: the address of the page's next byte, and the address of its end;
+#: - bits: the width of each index in bits; -1 in a page of plain values;
+#: - run, packed: the number of values left in the run of indices, and whether the run is packed;
+#: - state: in a packed run, the number of bits already read; otherwise the repeated index;
 #: - words, entries: the address of the dictionary, and the number of its values.
 CURSOR = headers.int64_record("page left next end bits run packed state words entries")
 
-#: The arguments of the loops that read: cursors, pages, the first page of each chunk, chunks.
+#: The state of the reading loops: cursors, pages, the first page of each chunk, chunks.
 _STATE = types.Tuple(
     (numba.from_dtype(CURSOR)[::1], headers.PAGES, types.int64[::1], headers.CHUNKS)
 )
-#: A block: labels, weights, dense, ids, the copies, and the rows of a batch.
+#: A block (:class:`.row_chunks.Target`): labels, weights, dense, ids, copies, rows per batch.
 _WORDS = types.int32[:, ::1]
 _TARGET = types.Tuple((_WORDS, _WORDS, _WORDS, types.int32[::1], types.int64[:, ::1], types.int64))
 _INTS = types.int64[::1]
 _BITS = types.uint64[::1]
 _FLAGS = types.boolean[::1]
 
-#: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
+#: The number of rows decoded before they are copied to a block: they fit in a core's second-level
+#: cache.
 DECODED_ROWS = 1024
 
-#: A gap of fewer rows of other ranks is decoded with the rows around it, which is faster than
-#: skipping it.
+#: The minimum number of rows of other ranks that are skipped. Decoding a shorter gap together with
+#: the rows around it is faster.
 _MIN_SKIPPED_ROWS = 64
 
 
 @numba.njit
 def _begin_run(cursor):
-    """Read the header of the next run of indices; False if it is broken."""
+    """Read the header of the next run of indices; return False if it is malformed."""
     size = cursor.end - cursor.next
     memory = numba.carray(pointer(cursor.next), (size,), np.uint8)
-    # The lowest bit of the header says whether the run is packed; the others count its values, of a
-    # packed run in eights.
+    # The lowest bit of the header says whether the run is packed. The other bits are the number of
+    # its values, counted in groups of eight if it is packed.
     header, offset = varint(memory, np.int64(0), size)
     if offset < 0 or header >= np.uint64(1 << 32):
         return False
@@ -82,30 +84,35 @@ def _begin_run(cursor):
 
 @numba.njit
 def _unpack_eights(to, base, begin, size, bits, count):
-    """Unpack indices eight at a time, while there are whole words to load.
+    """Unpack indices eight at a time, as long as whole words can be loaded.
 
-    Eight indices of ``bits`` bits take ``bits`` bytes, so all eights begin at the same bit of a
-    byte, and the shifts are constants of the loop. Two words are loaded for each eight, of which
-    the lowest four indices are used: the compiler turns this into vector instructions.
+    Eight indices of ``bits`` bits take ``bits`` bytes. So every group of eight begins at the same
+    bit of a byte, and the shifts are constants of the loop. For each group two words are loaded, of
+    which the lowest four indices are used. The compiler turns this into vector instructions.
 
     Args:
-        to: The address of the indices, uint32.
-        base, size: The address and number of the packed run's bytes.
-        begin: The bit of the first index.
-        bits: The bits of each index, at most ``_MAX_BITS_BY_EIGHTS``.
+        to: The address where the indices are written, as uint32.
+        base: The address of the packed run.
+        size: The number of bytes from there to the end of the page.
+        begin: The offset of the first index in the run, in bits.
+        bits: The width of each index in bits, at most ``_MAX_BITS_BY_EIGHTS``.
         count: The number of indices to unpack.
 
     Returns:
-        How many were unpacked.
+        The number of indices unpacked, a multiple of eight.
     """
     high_begin = begin + 4 * bits
-    # The last load of the upper four indices must end inside the run.
-    eights = min(count >> 3, (size - 8 - (high_begin >> 3)) // bits + 1)
-    low_shift, high_shift = np.uint64(begin & 7), np.uint64(high_begin & 7)
+    # The last load, of the upper four indices, must not reach beyond the page.
+    num_groups = min(count >> 3, (size - 8 - (high_begin >> 3)) // bits + 1)
+    low_shift = np.uint64(begin & 7)
+    high_shift = np.uint64(high_begin & 7)
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    once, twice, thrice = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
-    low_address, high_address = base + (begin >> 3), base + (high_begin >> 3)
-    for i in range(eights):
+    once = np.uint64(bits)
+    twice = np.uint64(2 * bits)
+    thrice = np.uint64(3 * bits)
+    low_address = base + (begin >> 3)
+    high_address = base + (high_begin >> 3)
+    for i in range(num_groups):
         low = numba.carray(pointer(low_address + i * bits), (1,), np.uint64)[0] >> low_shift
         high = numba.carray(pointer(high_address + i * bits), (1,), np.uint64)[0] >> high_shift
         indices = numba.carray(pointer(to + 32 * i), (8,), np.uint32)
@@ -117,16 +124,17 @@ def _unpack_eights(to, base, begin, size, bits, count):
         indices[5] = (high >> once) & mask
         indices[6] = (high >> twice) & mask
         indices[7] = (high >> thrice) & mask
-    return max(eights, 0) * 8
+    return max(num_groups, 0) * 8
 
 
 @numba.njit
 def _unpack(to, cursor, begin, count):
-    """Read ``count`` values of a packed run from its bit ``begin`` on.
+    """Read ``count`` values of a packed run, whose indices begin at bit ``begin`` of the run.
 
-    Returns False if an index lies outside the dictionary.
+    Return False if an index is outside the dictionary.
     """
-    bits, size = cursor.bits, cursor.end - cursor.next
+    bits = cursor.bits
+    size = cursor.end - cursor.next
     done = np.int64(0)
     if 0 < bits <= _MAX_BITS_BY_EIGHTS:
         done = _unpack_eights(to, cursor.next, begin, size, bits, count)
@@ -139,13 +147,14 @@ def _unpack(to, cursor, begin, count):
             word = numba.carray(pointer(cursor.next + (bit >> 3)), (1,), np.uint64)[0]
             indices[i] = (word >> np.uint64(bit & 7)) & mask
             continue
-        # A whole word would reach beyond the page. An index of at most 32 bits that may begin at
-        # any bit of a byte lies in at most 5 bytes.
+        # A whole word would reach beyond the page. An index of at most 32 bits, which may begin at
+        # any bit of a byte, spans at most 5 bytes.
         word = np.uint64(0)
         for k in range(min(size - (bit >> 3), 5)):
             word |= np.uint64(memory[(bit >> 3) + k]) << np.uint64(8 * k)
         indices[i] = (word >> np.uint64(bit & 7)) & mask
-    # One maximum of all indices instead of a comparison at each look-up: both loops are vectorized.
+    # One maximum over all indices instead of a check at each lookup, so that both loops are
+    # vectorized.
     maximum = np.uint32(0)
     for i in range(count):
         maximum = max(maximum, indices[i])
@@ -159,7 +168,7 @@ def _unpack(to, cursor, begin, count):
 
 @numba.njit
 def _repeat(to, source, count):
-    """Write the value at the address ``source`` ``count`` times from the address ``to`` on."""
+    """Write the value at address ``source`` ``count`` times, beginning at address ``to``."""
     target = numba.carray(pointer(to), (1,), np.uint32)
     value = numba.carray(pointer(source), (1,), np.uint32)[0]
     for i in range(count):
@@ -168,9 +177,9 @@ def _repeat(to, source, count):
 
 @numba.njit
 def read_indices(to, cursor, count):
-    """Read ``count`` values by their indices in the dictionary, or skip them if ``to`` is 0.
+    """Look ``count`` indices up in the dictionary and write the values; only skip if ``to`` is 0.
 
-    Returns False if they cannot be read.
+    Return False if the page is malformed.
     """
     while count > 0:
         if cursor.run == 0 and not _begin_run(cursor):
@@ -201,14 +210,14 @@ def open_columns(state, largest):
     """Find the dictionaries of column chunks, and check the sizes and encodings of their pages.
 
     Args:
-        state: Cursors of zeros, which are set to the position before the first row; pages as
-            :func:`find_pages` finds them, first pages, and chunks.
-        largest: uint64 [chunks], the result: the largest number in the dictionary of a column whose
-            pages are all indices (of floats, the bits of the magnitude); 2**64 - 1 for a column
-            with a plain page, whose rows must be checked one by one.
+        state: Cursors of zeros, which are set to the position before the first row; the pages and
+            first pages, from :func:`find_pages`; the chunks.
+        largest: Output, uint64 [chunks]. If all pages of a column hold indices: the largest value
+            of its dictionary (for signed floats, the bits of the largest magnitude). If a page
+            holds plain values, whose rows must be checked one by one: 2**64 - 1.
 
     Returns:
-        Whether the pages can be read here.
+        Whether the pages are well-formed and supported.
     """
     cursors, pages, first_page, chunks = state
     for c in range(len(chunks)):
@@ -221,7 +230,8 @@ def open_columns(state, largest):
             if page.kind == headers.DICTIONARY_PAGE:
                 if encoding != headers.PLAIN or p != first_page[c] or page.count * 4 > page.bytes:
                     return False
-                cursor.words, cursor.entries = page.body, page.count
+                cursor.words = page.body
+                cursor.entries = page.count
             elif encoding == headers.PLAIN:
                 all_indices = False
                 if page.count * 4 != page.bytes:
@@ -235,18 +245,23 @@ def open_columns(state, largest):
 
 
 @numba.njit
-def _turn_page(cursor, pages, end):
-    """Go to the next page, before page ``end``; False if there is none or it cannot be read."""
+def _open_next_page(cursor, pages, end):
+    """Move the cursor to the next page, before page ``end``.
+
+    Return False if no page is left or the page is malformed.
+    """
     cursor.page += 1
     if cursor.page >= end:
         return False
     page = pages[cursor.page]
     if page.kind != headers.DATA_PAGE:
         return True
-    cursor.left, cursor.next, cursor.end = page.count, page.body, page.body + page.bytes
+    cursor.left = page.count
+    cursor.next = page.body
+    cursor.end = page.body + page.bytes
     cursor.bits = -1
     if page.encoding != headers.PLAIN and page.count > 0:
-        # A page of indices begins with one byte: the bits of each index.
+        # A page of indices begins with one byte, the width of each index in bits.
         if page.bytes == 0:
             return False
         cursor.bits = numba.carray(pointer(page.body), (1,), np.uint8)[0]
@@ -258,7 +273,7 @@ def _turn_page(cursor, pages, end):
 
 @numba.njit
 def _copy(to, source, count):
-    """Copy ``count`` values from the address ``source`` to the address ``to``."""
+    """Copy ``count`` values from address ``source`` to address ``to``."""
     target = numba.carray(pointer(to), (1,), np.uint32)
     values = numba.carray(pointer(source), (1,), np.uint32)
     for i in range(count):
@@ -270,27 +285,28 @@ def read_rows(addresses, largest, state, targets, checked, rows):
     """Read the next ``rows`` rows of all columns.
 
     Args:
-        addresses: int64 [chunks], a result: the address of the rows of each column. Rows that lie
-            in a single plain page are not copied; others are written to the column's target.
-        largest: uint64 [chunks], a result: the largest number of the rows read, as in
-            :func:`open_columns`.
-        state: As :func:`open_columns` has set it.
-        targets: int64 [chunks], addresses of memory for ``rows`` values; 0 for all columns to skip
-            the rows.
-        checked: bool [chunks], the columns whose largest number is needed.
-        rows: The number of rows, not more than are left.
+        addresses: Output, int64 [chunks]: the address of the rows of each column. Rows within a
+            single plain page are not copied; other rows are written to the column's target.
+        largest: Output, uint64 [chunks]: the largest value of the rows, as in
+            :func:`open_columns`. Only written for columns in ``checked``.
+        state: The state that :func:`open_columns` has initialized.
+        targets: int64 [chunks], the address of memory for ``rows`` values per column; 0 for all
+            columns to skip the rows.
+        checked: bool [chunks], whether the largest value of a column is needed.
+        rows: The number of rows, at most the number of rows left.
 
     Returns:
-        Whether the rows could be read.
+        False if a page is malformed.
     """
     cursors, pages, first_page, chunks = state
     for c in range(len(chunks)):
-        cursor, target = cursors[c], targets[c]
+        cursor = cursors[c]
+        target = targets[c]
         addresses[c] = target
         done = np.int64(0)
         while done < rows:
             if cursor.left == 0:
-                if not _turn_page(cursor, pages, first_page[c + 1]):
+                if not _open_next_page(cursor, pages, first_page[c + 1]):
                     return False
                 continue
             count = min(rows - done, cursor.left)
@@ -311,18 +327,19 @@ def read_rows(addresses, largest, state, targets, checked, rows):
 
 
 @numba.njit
-def _next_copies(copies, copy, row):
-    """Find the copies that are read together next, from ``row`` on.
+def _find_next_copies(copies, copy, row):
+    """Find the next copies, from ``row`` on, that are close enough to be read together.
 
     Returns:
-        The number of the first copy, from ``copy`` on, that ends after ``row``; that of the last
-        one which is close enough to be read with it; and the row where that one ends.
+        The index of the first such copy (the first one from index ``copy`` on that ends after
+        ``row``), the index of the last one, and the row where the last one ends.
     """
     while copy < len(copies) and copies[copy, 2] + copies[copy, 3] <= row:
         copy += 1
     if copy == len(copies):
         return copy, copy, row
-    last, begin = copy, max(copies[copy, 2], row)
+    last = copy
+    begin = max(copies[copy, 2], row)
     end = copies[copy, 2] + copies[copy, 3]
     while (
         end - begin < DECODED_ROWS
@@ -341,14 +358,15 @@ def read_into(target, first, rows, order, limits, state, checked):
     Args:
         target: Labels, weights, dense, ids, copies and batch, as
             :func:`nvt_loader.parquet.parquet_kernels.copy_rows` takes them.
-        first, rows: The number of the first row in the source, and the number of rows.
-        order: int64 [columns], the column chunk of each of the schema's columns.
-        limits: uint64 [chunks], the bound that each column's numbers must stay below.
-        state, checked: As :func:`read_rows` takes them.
+        first: The index of the first row in the source.
+        rows: The number of rows.
+        order: int64 [columns], the index of the column chunk of each column of the schema.
+        limits: uint64 [chunks], the exclusive upper bound of each column's values.
+        state: The state that :func:`open_columns` has initialized.
+        checked: bool [chunks], whether the values of a column are compared with its limit.
 
     Returns:
-        Whether the rows could be read and all numbers are below their limits. If not, the block is
-        incomplete.
+        False, with the block incomplete, if a page is malformed or a value is not below its limit.
     """
     labels, weights, dense, ids, copies, batch = target
     chunks = state[3]
@@ -356,16 +374,16 @@ def read_into(target, first, rows, order, limits, state, checked):
     targets = np.empty(len(chunks), np.int64)
     addresses = np.empty(len(chunks), np.int64)
     largest = np.zeros(len(chunks), np.uint64)
-    # Rows are decoded into a tile that stays in the cache until they are copied to the block.
+    # Rows are decoded into a tile, which stays in the cache until it is copied to the block.
     tile = np.empty(DECODED_ROWS * len(chunks), np.uint32)
     for c in range(len(chunks)):
         targets[c] = tile.ctypes.data + c * DECODED_ROWS * 4
     no_targets = np.zeros(len(chunks), np.int64)
-    done = np.int64(0)  # rows, counted from ``first``
-    last = np.int64(0)  # a copy that begins before row ``first + done``
+    done = np.int64(0)  # the number of rows read or skipped, counted from ``first``
+    last = np.int64(0)  # the last copy read; it begins before row ``first + done``
     while done < rows:
         begin = end = rows
-        copy, last, copies_end = _next_copies(copies, last, first + done)
+        copy, last, copies_end = _find_next_copies(copies, last, first + done)
         if copy < len(copies):
             begin = min(max(copies[copy, 2] - first, done), rows)
             end = min(copies_end - first, begin + DECODED_ROWS, rows)
@@ -382,5 +400,5 @@ def read_into(target, first, rows, order, limits, state, checked):
         count = end - begin
         copy_rows(labels, weights, dense, ids, addresses, own, batch, first + begin, count)
         done = end
-    tile[:1] = 0  # an address does not keep the array alive; this use does, until here
+    tile[:1] = 0  # addresses do not keep the array alive; this last use does
     return True

@@ -1,9 +1,9 @@
 """Compiled loop that finds the pages of column chunks by their headers.
 
-It follows the format's specification (apache/parquet-format: parquet.thrift). It refuses pages that
-it does not know (version 2, other encodings) and broken ones; Arrow then reads the file or reports
-the error. Every number in a header is checked before it is used, so that none leads out of the
-column chunk.
+It follows the format's specification (apache/parquet-format: parquet.thrift). Unsupported pages
+(version 2, other encodings) and malformed ones are refused; Arrow then reads the file or reports
+the error. Every number in a header is checked before it is used, so that a malformed header cannot
+lead to a read outside the column chunk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from nvt_torchrec.base.parquet.footer import MISSING, read_structs, structs_path
 
 
 def int64_record(names: str) -> np.dtype:
-    """Return the type of records of int64 fields."""
+    """Return the dtype of records of int64 fields, whose names are separated by spaces."""
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
-#: A column chunk: its address and number of bytes; the number of its values; whether they are
-#: floats that may be negative (1 or 0).
+#: A column chunk in memory: its address and its size in bytes; the number of its values; and 1 if
+#: they are floats that may be negative, else 0.
 CHUNK = int64_record("address size values signed")
 CHUNKS = numba.from_dtype(CHUNK)[::1]
-#: A page: its kind; the address and number of the bytes that follow its header; the number of its
-#: values, and their encoding; the CRC-32 of the bytes, or -1.
+#: A page: its kind; the address and number of the bytes after its header; the number and the
+#: encoding of its values; the CRC-32 of the bytes, or -1 if the header has none.
 PAGE = int64_record("kind body bytes count encoding checksum")
 PAGES = numba.from_dtype(PAGE)[::1]
 
@@ -36,8 +36,8 @@ DICTIONARY_PAGE = 2
 #: Encodings, by parquet.thrift.
 PLAIN = 0
 RLE_DICTIONARY = 8
-#: No page has so many values, or an encoding of such a number. Below it, sums and products of such
-#: numbers stay in 64 bits.
+#: An exclusive limit for the number of values and for the encoding in a header. Sums and products
+#: of numbers below it cannot overflow an int64.
 _MAX_VALUE = 1 << 31
 
 #: The fields of a page's header that are read, by their numbers in parquet.thrift.
@@ -45,10 +45,10 @@ _FIELDS = (
     (1,),  # kind
     (3,),  # bytes in the file
     (4,),  # checksum
-    (5, 1),  # a data page's values
-    (5, 2),  # and their encoding
-    (7, 1),  # a dictionary's values
-    (7, 2),  # and their encoding
+    (5, 1),  # number of values of a data page
+    (5, 2),  # their encoding
+    (7, 1),  # number of values of a dictionary page
+    (7, 2),  # their encoding
 )
 _HEADER = np.array([structs_path(*fields) for fields in _FIELDS])
 
@@ -58,14 +58,14 @@ def find_pages(pages, first_page, chunks):
     """Find the pages of column chunks.
 
     Args:
-        pages: The result: as many of the pages as it has room for.
-        first_page: int64 [chunks + 1], a result: the first page of each chunk, and the number of
-            pages.
+        pages: Output: the pages, as many as fit.
+        first_page: Output, int64 [chunks + 1]: the index of the first page of each chunk, followed
+            by the number of pages.
         chunks: The column chunks.
 
     Returns:
-        The number of pages, which may be more than ``pages`` has room for; -1 if they cannot be
-        read here.
+        The number of pages, which may exceed the length of ``pages``; -1 if a page is malformed or
+        unsupported.
     """
     header = np.empty((1, len(_HEADER)), np.int64)
     num_pages = 0
@@ -81,7 +81,8 @@ def find_pages(pages, first_page, chunks):
                 return -1
             kind, size, checksum, count, encoding = header[0, :5]
             if kind == DICTIONARY_PAGE:
-                count, encoding = header[0, 5], header[0, 6]
+                count = header[0, 5]
+                encoding = header[0, 6]
             elif kind != DATA_PAGE:
                 return -1
             if not 0 <= size <= end - offset:
@@ -95,7 +96,7 @@ def find_pages(pages, first_page, chunks):
                 page.bytes = size
                 page.count = count
                 page.encoding = encoding
-                # Thrift writes the 32 bits as a signed number.
+                # Thrift stores the unsigned 32 bits as a signed integer.
                 page.checksum = -1 if checksum == MISSING else checksum & 0xFFFFFFFF
             num_pages += 1
             offset += size

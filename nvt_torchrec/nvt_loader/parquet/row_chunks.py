@@ -1,4 +1,4 @@
-"""Rows in CPU memory, column by column, and a reader that hands them out in order."""
+"""Rows in CPU memory, stored column by column, and a reader that hands them out in order."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class RowGroupSlice:
 
 
 class Rows(Protocol):
-    """Consecutive rows of all columns, decoded or not yet."""
+    """Consecutive rows of all columns, which may not be decoded yet."""
 
     rows: int
 
     def slice(self, begin: int, end: int) -> Rows:
-        """Return rows [begin, end), on the same memory."""
+        """Return rows [begin, end) as a view."""
 
 
 class Target(NamedTuple):
-    """A block in CPU memory, and the copies that say which of its rows come from a source.
+    """The memory of a block, and the copies that fill the rows of one source.
 
     Attributes:
-        labels, weights, dense: The block's memory [steps · B, columns]; floats as their bits.
-        ids: The same, flat.
+        labels, weights, dense: int32 [steps · B, columns], the bits of the block's float32 values.
+        ids: int32 [steps · columns · B], the block's ids.
         copies: int64 [copies, 5], from :func:`nvt_loader.parquet.parquet_kernels.find_copies`.
         batch: B.
     """
@@ -55,20 +55,21 @@ class Target(NamedTuple):
     batch: int
 
 
-#: A function ``(slice, rows) → parts of the slice``. The parts follow one another and together are
-#: the slice; it decodes at most ``rows`` rows at a time.
+#: A function ``(slice, rows) → parts of the slice``. Concatenated, the parts are the slice. At most
+#: ``rows`` rows are decoded at a time.
 Decoder = Callable[[RowGroupSlice, int], Iterator[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowChunk:
-    """Rows in CPU memory, column by column: labels, weight, dense, categorical.
+    """Decoded rows in CPU memory, column by column: labels, weight, dense, categorical.
 
-    A number takes four bytes.
+    Every value takes four bytes.
 
     Attributes:
         rows: The number of rows.
-        addresses: int64 [columns], where the first row lies; of a list column, its int32 offset.
+        addresses: int64 [columns], the address of each column's first row. For a list column, the
+            address of the first row's offset (int32).
         values: int64 [columns], the address of a list column's elements; 0 for other columns.
         owner: The objects that keep the memory alive.
     """
@@ -79,29 +80,29 @@ class RowChunk:
     owner: Any
 
     def slice(self, begin: int, end: int) -> RowChunk:
-        """Return rows [begin, end), on the same memory."""
+        """Return rows [begin, end) as a view."""
         return RowChunk(end - begin, self.addresses + 4 * begin, self.values, self.owner)
 
-    def chunks(self) -> Iterator[RowChunk]:
-        """Yield the chunk itself: it is decoded already."""
+    def decode(self) -> Iterator[RowChunk]:
+        """Yield the chunk itself, which is already decoded."""
         yield self
 
     def copy_to(self, target: Target, first: int) -> None:
-        """Copy the rows to a block; ``first`` is the number of the first one in its source."""
+        """Copy the rows to a block; ``first`` is the index of the first row in its source."""
         *memory, copies, batch = target
         copy_rows(*memory, self.addresses, copies, batch, first, self.rows)
 
-    def column(self, number: int, dtype: type) -> np.ndarray:
-        """Return a column other than a list, on the same memory: [rows]."""
+    def view_column(self, number: int, dtype: type) -> np.ndarray:
+        """Return a view of a column without lists: [rows]."""
         return _view(self.addresses[number], self.rows, dtype)
 
-    def offsets(self, number: int) -> np.ndarray:
-        """Return where the rows of a list column begin among its elements: int32 [rows + 1]."""
+    def view_offsets(self, number: int) -> np.ndarray:
+        """Return a view of the offsets of a list column: int32 [rows + 1]."""
         return _view(self.addresses[number], self.rows + 1, np.int32)
 
 
 def _view(address: int, length: int, dtype: type) -> np.ndarray:
-    """Return ``length`` numbers of four bytes from an address on, on the same memory."""
+    """Return a view of ``length`` values of four bytes at an address."""
     memory: Any = (ctypes.c_char * (4 * length)).from_address(int(address))
     return np.frombuffer(memory, dtype)
 
@@ -109,9 +110,10 @@ def _view(address: int, length: int, dtype: type) -> np.ndarray:
 class ShardReader:
     """Hands out consecutive rows of a sequence of row group slices.
 
-    :meth:`decode_ahead` lets a pool's threads decode the next rows while earlier ones are used (of
-    :class:`~nvt_loader.parquet.decoder.LazyRows`, they only read the bytes). :meth:`take` itself
-    decodes rows that no thread has begun with, so it may be a task of the same pool.
+    :meth:`decode_ahead` lets the threads of a pool decode the next rows while earlier rows are in
+    use. (:class:`~nvt_loader.parquet.decoder.LazyRows` are only read from the file by then, and
+    decoded on use.) :meth:`take` decodes rows itself if no thread has begun to, so it never waits
+    for a free thread and may run in the same pool.
     """
 
     def __init__(
@@ -122,20 +124,20 @@ class ShardReader:
         Args:
             decoder: Decodes a slice.
             slices: The slices to read.
-            first: Rows that are decoded at a time in the first slice: fewer, so that they are ready
-                sooner.
-            rows: Rows that are decoded at a time in the others. While so many decoded rows wait to
-                be taken, nothing is decoded ahead.
+            first: The number of rows decoded at a time in the first slice: fewer than later, so
+                that the first rows are ready sooner.
+            rows: The number of rows decoded at a time in all other slices. Decoding ahead stops
+                when this many decoded rows wait to be taken.
         """
         self._chunks = _decode_slices(decoder, slices, first, rows)
-        self._enough = rows
+        self._max_ahead = rows
         self._rest: Rows | None = None
         self._ready: collections.deque[Rows] = collections.deque()
         self._error: Exception | None = None
         self._decoding = threading.Lock()
 
     def take(self, rows: int) -> Iterator[Rows]:
-        """Yield the next ``rows`` rows, in parts that follow one another."""
+        """Yield the next ``rows`` rows in one or more consecutive parts."""
         while rows:
             chunk = self._rest if self._rest is not None else self._next()
             self._rest = None
@@ -146,9 +148,9 @@ class ShardReader:
             yield chunk
 
     def peek(self, rows: int) -> list[Rows]:
-        """Return parts that hold the next ``rows`` rows, or all that are left, without taking them.
+        """Return parts that contain the next ``rows`` rows (or all remaining) without taking them.
 
-        An error of decoding is not raised here, but where the rows are taken.
+        A decoding error is not raised here but by the :meth:`take` of the same rows.
         """
         while self.left < rows and self._error is None:
             with self._decoding:
@@ -159,20 +161,26 @@ class ShardReader:
     @property
     def left(self) -> int:
         """The number of decoded rows that wait to be taken."""
-        rest, ready = self._rest, self._ready.copy()  # copies: other threads change them meanwhile
+        # Other threads change both meanwhile, so each is read once; the deque is copied because
+        # iterating over it while it changes is an error.
+        rest = self._rest
+        ready = self._ready.copy()
         rows = sum(chunk.rows for chunk in ready)
         return rows if rest is None else rows + rest.rows
 
     def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
-        """Let the pool decode the next rows, unless enough are decoded."""
-        if self.left < self._enough:
+        """Let the pool decode the next rows, unless enough decoded rows are waiting."""
+        if self.left < self._max_ahead:
             pool.submit(self._decode)
 
     def _decode(self) -> None:
-        """Decode until enough rows are ready, or another thread decodes: a task of the pool."""
-        while self._error is None and self.left < self._enough:
+        """Decode until enough rows are ready, as a task of the pool.
+
+        Return at once if another thread is decoding: a waiting thread would be lost to the pool.
+        """
+        while self._error is None and self.left < self._max_ahead:
             if not self._decoding.acquire(blocking=False):
-                return  # another thread is decoding
+                return
             try:
                 self._decode_next()
             finally:
@@ -190,7 +198,7 @@ class ShardReader:
         return self._ready.popleft()
 
     def _decode_next(self) -> None:
-        """Decode the next rows, or keep the error for :meth:`take`; the lock must be held."""
+        """Decode the next rows, or keep the error for :meth:`take`. The caller holds the lock."""
         if self._error is not None:
             return
         try:
@@ -204,15 +212,15 @@ class ShardReader:
 def _decode_slices(
     decoder: Decoder, slices: Iterable[RowGroupSlice], first: int, rows: int
 ) -> Iterator[Rows]:
-    """Decode slices one after another: the first by ``first`` rows, the others by ``rows``."""
-    at_once = first
+    """Decode the first slice ``first`` rows at a time, and the others ``rows`` rows at a time."""
+    rows_at_once = first
     for part in slices:
-        yield from decoder(part, at_once)
-        at_once = rows
+        yield from decoder(part, rows_at_once)
+        rows_at_once = rows
 
 
 class Buffers:
-    """Hands out byte buffers and takes each back when nothing refers to it any more."""
+    """Hands out byte buffers, and reuses each one when nothing refers to it any more."""
 
     def __init__(self) -> None:
         self._free: collections.deque[np.ndarray] = collections.deque()
@@ -220,18 +228,19 @@ class Buffers:
     def take(self, size: int) -> np.ndarray:
         """Return ``size`` uninitialised bytes: uint8 [size].
 
-        Slices of the array do not keep it alive: use it as a tensor's memory, or hold it.
+        A NumPy slice of the array does not keep it alive (its base is the buffer), so the caller
+        must hold the array itself, or a tensor made of it, as long as the memory is in use.
         """
         buffer = self._find_free(size)
         if buffer is None:
             buffer = np.empty(size, np.uint8)
         view = buffer[:size]
-        # Called when nothing refers to the view any more, which is not the same object as buffer.
+        # The buffer returns to the free ones when the view, which is a separate object, is deleted.
         weakref.finalize(view, self._free.append, buffer).atexit = False
         return view
 
     def _find_free(self, size: int) -> np.ndarray | None:
-        """Return a free buffer of about ``size`` bytes; buffers of other sizes are given up."""
+        """Return a free buffer of about ``size`` bytes, and drop free buffers of other sizes."""
         for _ in range(len(self._free)):
             try:
                 free = self._free.popleft()

@@ -1,4 +1,4 @@
-"""The interface of a source of rows, and the source of an Arrow table's rows."""
+"""The interface of a source of rows, and its implementation for Arrow tables."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-#: Rows of a table's row groups. They are views of the table, so small ones cost little and shuffle
-#: well.
+#: The number of rows of a table's row groups. Row groups are views of the table, so small ones cost
+#: little, and they shuffle well.
 ROW_GROUP_ROWS = 16384
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Rows in row groups: ``KJTLoader(source, batch_size, schema=TableSchema(…))``.
+    """Rows in row groups, for ``KJTLoader(source, batch_size, schema=TableSchema(…))``.
 
-    Any object with these four members is a source. The row counts determine which rows make which
-    batch, the state and resuming; values are converted and checked as those of files are. Many row
-    groups of some ten thousand rows shuffle well and decode fast.
+    Any object with these four members is a source. The row counts determine which rows form which
+    batch, and are part of the loader's state. Values are converted and checked like those of files.
+    Many row groups of some ten thousand rows shuffle well and decode fast.
     """
 
     @property
     def name(self) -> str:
-        """The name of the data in errors."""
+        """The name of the data in error messages."""
 
     @property
     def row_counts(self) -> Sequence[int]:
@@ -33,25 +33,30 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Any:
-        """Return a value for JSON that changes with the rows; states are loaded on the same."""
+        """A JSON value that changes with the rows.
+
+        A loader state is only loaded if the fingerprint of the data is the same as when it was
+        saved.
+        """
 
     def read(self, row_group: int, columns: list[str], rows: int) -> Iterable[pa.RecordBatch]:
-        """Return the rows of a row group, each time the same in the same order.
+        """Return the rows of a row group, the same rows in the same order on every call.
 
-        Several threads call it at once, in any order, for some row groups several times.
+        Several threads call it at the same time, in any order, and more than once for some row
+        groups.
 
         Args:
-            row_group: The number of the row group, from 0.
-            columns: The columns that are needed; others are ignored.
-            rows: The largest number of rows of a record batch. Larger batches take more memory than
+            row_group: The index of the row group, from 0.
+            columns: The needed columns; additional columns are ignored.
+            rows: The maximum number of rows of a record batch. Larger batches take more memory than
                 the loader plans for.
         """
 
 
 class TableSource:
-    """The rows of an Arrow table (of a frame, a Hugging Face dataset, a Feather file).
+    """The rows of an Arrow table, for example from a frame, a Hugging Face dataset or Feather file.
 
-    It is in memory or mapped from a file; nothing is copied.
+    The table is in memory or mapped from a file. Nothing is copied.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -62,7 +67,7 @@ class TableSource:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of all values, whatever the table's chunks."""
+        """A digest of all values, which does not depend on how the table is chunked."""
         digest = hashlib.sha256()
         for part in self._parts:
             for batch in part.combine_chunks().to_batches():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.formats.day_names import days_text, parse_days
+from nvt_torchrec.formats.day_names import format_days, parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.training.launch.distributed import Group
@@ -130,4 +130,4 @@ def _read_days(settings: TrainSettings, known: list[int]) -> list[int]:
 def _describe_days(days: Sequence[int]) -> str:
     """Describe ascending days, for example ``days 0-3, 7``."""
     noun = "day" if len(days) == 1 else "days"
-    return f"{noun} {days_text(days)}"
+    return f"{noun} {format_days(days)}"

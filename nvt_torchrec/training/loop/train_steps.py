@@ -59,7 +59,7 @@ class Steps:
         """Train the next batch, at the learning rates of this step (collective)."""
         progress = self._progress
         steps = progress.step, progress.total_steps, progress.epoch_steps
-        rates = learning_rates.learning_rates(self._settings, *steps)
+        rates = learning_rates.compute_rates(self._settings, *steps)
         self.learning_rate = rates.tables
         set_learning_rate(self._run.optimizer, rates)
         output = self._pipeline.progress(batches)

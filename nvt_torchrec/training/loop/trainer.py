@@ -38,7 +38,12 @@ from nvt_torchrec.training.reporting.learning_check import LearningCheck
 from nvt_torchrec.training.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.training.reporting.progress import Progress, TrainResult, step_profiler
 from nvt_torchrec.training.settings.train_settings import TrainSettings
-from nvt_torchrec.training.sharding.build import build, make_pipeline, regularize_tables, start_from
+from nvt_torchrec.training.sharding.build import (
+    apply_start,
+    build,
+    make_pipeline,
+    regularize_tables,
+)
 from nvt_torchrec.training.sharding.own_scale import choose_scale
 
 log = logging.getLogger(__name__)
@@ -285,7 +290,7 @@ class Trainer:
             path = self.ancestor.checkpoint
             self.events.write("continue", checkpoint=path, new_rows=new_rows)
         elif not settings.load_checkpoint_path:
-            start_from(start or Start(), self.run)
+            apply_start(start or Start(), self.run)
 
     @property
     def _optimizer_steps(self) -> int:

@@ -16,7 +16,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
 from nvt_torchrec.training.launch.distributed import Group, broadcast_object
 from nvt_torchrec.training.loop.trials import Choice, Trials, format_flags, make_l2_run
-from nvt_torchrec.training.optim.learning_rates import default_rates
+from nvt_torchrec.training.optim.learning_rates import choose_rates
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 from nvt_torchrec.training.sharding.model_config import model_config
 from nvt_torchrec.training.sharding.planning import choose_sharding
@@ -148,7 +148,7 @@ def _suggest(
         settings = trials.fill(chosen)
         config = model_config(settings, schema)
         settings = choose_sharding(settings, config, group.device.type)
-        rates = default_rates(settings, config, settings.batch_size * group.world_size)
+        rates = choose_rates(settings, config, settings.batch_size * group.world_size)
         for name, rate in zip(_RATES, rates, strict=True):
             chosen[name] = float(f"{factor * rate:.2g}")
     return chosen

@@ -1,4 +1,4 @@
-"""Make the optimizers: one fused into the tables' backward pass, one of torch for dense layers."""
+"""Make a run's optimizers: fused into the tables' backward pass, and ``torch.optim`` for layers."""
 
 from __future__ import annotations
 
@@ -24,65 +24,82 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 def fuse_table_optimizer(tables: torch.nn.Module, settings: TrainSettings) -> None:
     """Attach to the (unsharded) tables the optimizer that sharding fuses into their backward pass.
 
-    Data-parallel tables are trained as layers are, by ``torch.optim``.
+    Data-parallel tables are trained by ``torch.optim``, like the dense layers.
     """
     if settings.sharding == "data_parallel":
         return
-    kind = OPTIMIZERS[settings.table_optimizer]
-    options = kind.options(settings.learning_rate, settings.eps)
-    apply_optimizer_in_backward(kind.table_class(), tables.parameters(), options)
+    optimizer = OPTIMIZERS[settings.table_optimizer]
+    options = optimizer.options(settings.learning_rate, settings.eps)
+    apply_optimizer_in_backward(optimizer.table_class(), tables.parameters(), options)
 
 
 def combine_optimizers(
     model: DistributedModelParallel, settings: TrainSettings
 ) -> CombinedOptimizer:
-    """Combine the optimizers of the dense layers and of the tables of the sharded model."""
-    dense_parameters, whole_tables = {}, {}
+    """Combine the optimizers of the sharded model's dense layers and tables."""
+    dense_parameters = {}
+    data_parallel_tables = {}
     for name, parameter in in_backward_optimizer_filter(model.named_parameters()):
         if ".embedding_bags." in name:
-            whole_tables[name] = parameter
+            data_parallel_tables[name] = parameter
         else:
             dense_parameters[name] = parameter
-    dense_rate = settings.dense_learning_rate or settings.learning_rate
-    dense = _make_optimizer(dense_parameters, settings, dense_rate, settings.weight_decay)
+    dense = _make_optimizer(
+        dense_parameters,
+        settings,
+        learning_rate=settings.dense_learning_rate or settings.learning_rate,
+        l2=settings.weight_decay,
+    )
     tables: KeyedOptimizer = model.fused_optimizer
-    if whole_tables:
-        rate, l2 = settings.learning_rate, settings.embedding_l2
-        tables = _make_optimizer(whole_tables, settings, rate, l2)
+    if data_parallel_tables:
+        tables = _make_optimizer(
+            data_parallel_tables,
+            settings,
+            learning_rate=settings.learning_rate,
+            l2=settings.embedding_l2,
+        )
     return CombinedOptimizer([("dense", dense), ("tables", tables)])
 
 
 def _make_optimizer(
-    named: dict[str, torch.nn.Parameter], settings: TrainSettings, rate: float, l2: float | None
+    parameters: dict[str, torch.nn.Parameter],
+    settings: TrainSettings,
+    *,
+    learning_rate: float,
+    l2: float | None,
 ) -> KeyedOptimizerWrapper:
     """Make a ``torch.optim`` optimizer.
 
     Args:
-        named: The parameters by name.
+        parameters: The parameters by name.
         settings: The settings of the run.
-        rate: The learning rate.
-        l2: The strength of the L2 regularization, which the loss has half of for each square of a
-            weight. Only matrices are regularized.
+        learning_rate: The learning rate.
+        l2: The strength λ of L2 regularization, which adds λ/2 · w² to the loss for each weight w
+            of a matrix. Vectors, such as biases, are not regularized.
     """
-    kind = OPTIMIZERS[settings.table_optimizer]
-    optimizer_class = getattr(torch.optim, kind.DENSE)
+    optimizer = OPTIMIZERS[settings.table_optimizer]
+    optimizer_class = getattr(torch.optim, optimizer.DENSE)
 
-    def make(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        every = list(parameters)
-        matrices = [parameter for parameter in every if parameter.dim() > 1]
-        others = [parameter for parameter in every if parameter.dim() <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": l2 or 0.0},
-            {"params": others},
-        ]
-        filled = [group for group in groups if group["params"]]
-        return optimizer_class(filled, **kind.options(rate, settings.eps))
+    def make(tensors: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        matrices = []
+        others = []
+        for tensor in tensors:
+            if tensor.dim() > 1:
+                matrices.append(tensor)
+            else:
+                others.append(tensor)
+        groups: list[dict[str, Any]] = []
+        if matrices:
+            groups.append({"params": matrices, "weight_decay": l2 or 0.0})
+        if others:
+            groups.append({"params": others})
+        return optimizer_class(groups, **optimizer.options(learning_rate, settings.eps))
 
-    return KeyedOptimizerWrapper(named, make)
+    return KeyedOptimizerWrapper(parameters, make)
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
-    """Set the learning rates of tables and dense layers, from the next step on.
+    """Set the learning rates of tables and dense layers from the next step on.
 
     The fused optimizers read their rate in ``zero_grad``, which is called before each step.
     """
@@ -92,7 +109,7 @@ def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
 
 
 def iterate_lookups(model: DistributedModelParallel) -> Iterator[Lookup]:
-    """Yield FBGEMM's modules that hold this rank's shards; ``modules()`` does not yield them."""
+    """Yield FBGEMM's modules that hold this rank's shards; ``modules()`` does not list them."""
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for part in module._lookups:
@@ -102,8 +119,8 @@ def iterate_lookups(model: DistributedModelParallel) -> Iterator[Lookup]:
 def set_step(model: DistributedModelParallel, step: int) -> None:
     """Set the number of finished steps in the tables' Adam, whose bias correction depends on it.
 
-    FBGEMM's Adam counts the steps of evaluations, too, and begins at 0 after a resume. So this must
-    be called after both.
+    FBGEMM's Adam also counts evaluation steps, and starts from 0 after a resume. So this must be
+    called after both.
     """
     for lookup in iterate_lookups(model):
         if lookup.optimizer == OptimType.ADAM:

@@ -1,23 +1,24 @@
 """Choose the default learning rates, and compute the rate of each step.
 
-Tables and dense layers have different defaults, because one rate cannot serve both. A row of a
-table is trained by the few samples that hold its value, a dense weight by all of them. And the
-first steps of an adaptive optimizer move every weight by the rate itself, whatever the gradient;
-over a thousand inputs of a layer such steps add up. So the dense rate falls with the width of the
-widest layer (as Adam's in Yang et al. 2022, "Tensor Programs V", table 3). The tables' rate falls
-with the square root of their width, because the layers above compute dot products of their rows.
+Tables and dense layers have different defaults, because one rate cannot serve both. A table's row
+is trained by the few samples that hold its value, a dense weight by all samples. And the first
+steps of an adaptive optimizer move every weight by the rate itself, whatever the gradient; over a
+thousand inputs of a layer such steps add up. So the dense rate falls with the width of the widest
+layer (as for Adam in Yang et al. 2022, "Tensor Programs V", table 3). The tables' rate falls with
+the square root of their width, because the layers above compute dot products of their rows.
 
-How the rates depend on the batch size:
+The rates depend on the batch size as follows:
 
-- Adagrad's do not: its steps shrink as gradients are summed.
-- For the dense layers, Adam's grow with the square root of the global batch (Malladi et al. 2022,
-  "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"), and so do SGD's, up to a batch
-  whose gradients are no longer noise.
-- For the tables, Adam's do not: a rare row is in few batches, however large they are. SGD's grow
-  with the batch, because the gradient of one sample is divided by its size.
+- Adagrad: not at all, because its steps shrink as it sums squared gradients.
+- Dense layers with Adam or SGD: proportional to the square root of the global batch (for Adam,
+  Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"), up to a
+  batch whose gradients are no longer dominated by noise.
+- Tables with Adam: not at all, because a rare row is in few batches, however large they are.
+- Tables with SGD: proportional to the batch, because each sample's gradient is divided by the batch
+  size.
 
-The factors are those that ``make bench-quality`` was run with. The rate of a step depends only on
-the number of the step, counted from 0 over all epochs, so a resumed run has the same rates.
+The constants were chosen with ``make bench-quality``. The rate of a step depends only on the step's
+number, counted from 0 over all epochs, so a resumed run has the same rates.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from nvt_torchrec.models.registry import model_flags
 from nvt_torchrec.training.settings.optimizers import OPTIMIZERS, Remedies
 from nvt_torchrec.training.settings.train_settings import TrainSettings
 
-#: The default warm-up: a share of an epoch's steps, within bounds.
+#: The default warm-up as a share of an epoch's steps, and its bounds in steps.
 _WARMUP_SHARE = 0.05
 _MIN_WARMUP = 10
 _MAX_WARMUP = 200
-#: The rates of a continued run, as shares of those of a first training. At the full rates the last
-#: batches of a day would move all predictions up or down.
+#: The rates of a continued run relative to a first training. At the full rates the last batches of
+#: a day would move all predictions up or down.
 _CONTINUED_TABLES = 0.4
 _CONTINUED_DENSE = 1 / 6
 #: The share of the steps, at the end, over which the dense layers' rate falls to 0. At a constant
-#: rate the last batches would decide the mean prediction. The rate of SGD's and Adam's tables falls
-#: for the same reason. That of Adagrad's does not: models get worse by it, because rows are seen
-#: seldom and the steps shrink anyway.
+#: rate the last batches would decide the mean prediction. The tables' rate with SGD and Adam falls
+#: for the same reason. With Adagrad a falling rate makes models worse, because a row is seen rarely
+#: and its steps shrink anyway.
 _DENSE_DECAY = 0.5
-#: The lowest rate of facebookresearch/dlrm's decay.
+#: The lower bound of the rate in facebookresearch/dlrm's decay.
 _MIN_RATE = 1e-7
 
 
 def fill_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> TrainSettings:
-    """Fill in the learning rates, their schedule and epsilon that ``settings`` do not have.
+    """Fill in the learning rates, their schedule and epsilon where ``settings`` leave them open.
 
-    A given ``learning_rate`` is also that of the dense layers, as in TorchRec's example and
-    facebookresearch/dlrm; the schedule stays. A run that continues from a checkpoint has no
-    warm-up, and lower rates.
+    A given ``learning_rate`` also applies to the dense layers, as in TorchRec's example and
+    facebookresearch/dlrm; the default schedule is kept. A run that continues from a checkpoint has
+    no warm-up, and lower rates.
 
     Args:
         settings: The settings of the run.
@@ -63,11 +64,11 @@ def fill_rates(
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = default_rates(settings, config, global_batch)
-    warmup = default_warmup(epoch_steps)
+    tables, dense = choose_rates(settings, config, global_batch)
+    warmup = choose_warmup(epoch_steps)
     if settings.lr_decay_steps:
         warmup = min(warmup, settings.lr_decay_start)
-    # A warm-up is for random weights and an optimizer state without a history.
+    # A warm-up protects random weights and an empty optimizer state, which a continued run lacks.
     if settings.continue_from or settings.change_lr:
         warmup = 0
     if settings.learning_rate is not None:
@@ -84,29 +85,30 @@ def fill_rates(
     )
 
 
-def default_rates(
+def choose_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int
 ) -> tuple[float, float]:
-    """Return the default rates of tables and dense layers for a run."""
+    """Return a run's default learning rates of tables and dense layers."""
     optimizer = OPTIMIZERS[settings.table_optimizer]
     dim = config.embedding_dim
     tables, dense = optimizer.rates(dim, widest_layer(config), global_batch)
     if settings.sharding == "data_parallel":
-        tables = optimizer.rate_of_whole_tables(dim) or tables
-    tables, dense = _round(tables), _round(dense)
+        tables = optimizer.data_parallel_rate(dim) or tables
+    tables = _round(tables)
+    dense = _round(dense)
     if settings.continue_from:
         return _round(_CONTINUED_TABLES * tables), _round(_CONTINUED_DENSE * dense)
     return tables, dense
 
 
-def default_warmup(epoch_steps: int) -> int:
-    """Return the steps over which the learning rate grows from 0, at most half of the epoch."""
+def choose_warmup(epoch_steps: int) -> int:
+    """Return the default number of warm-up steps, at most half an epoch."""
     warmup = max(_MIN_WARMUP, min(_MAX_WARMUP, round(_WARMUP_SHARE * epoch_steps)))
     return min(warmup, epoch_steps // 2)
 
 
 def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> str:
-    """Describe the sizes of a run, for its log."""
+    """Describe the sizes of a run for its log."""
     layers = []
     for name in model_flags(config.model):
         sizes = config.settings.get(name)
@@ -122,11 +124,11 @@ def describe_sizes(settings: TrainSettings, config: ModelConfig, rows: int) -> s
 
 
 def describe_rates(settings: TrainSettings) -> str:
-    """Describe the learning rates of a run, for its log."""
+    """Describe the learning rates of a run for its log."""
     decay = ""
     if settings.dense_decay:
         decay = f"falling to 0 over {settings.dense_decay:.0%} of the steps"
-        decay = f", both {decay}" if tables_fall(settings) else f", {decay}"
+        decay = f", both {decay}" if decays_table_rate(settings) else f", {decay}"
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
         f"{settings.dense_learning_rate:g} (dense layers{decay})"
@@ -139,15 +141,15 @@ def describe_rates(settings: TrainSettings) -> str:
 def find_remedies(
     given: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> Remedies:
-    """Return the remedies for a run that does not learn as it should.
+    """Return the remedies to suggest if a run does not learn as it should.
 
     Args:
-        given: The settings as the user gave them, without defaults filled in.
+        given: The settings as the user gave them, without defaults.
         config: The model's shape.
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = default_rates(given, config, global_batch)
+    tables, dense = choose_rates(given, config, global_batch)
     flags = []
     for name in ("learning_rate", "dense_learning_rate"):
         rate = getattr(given, name)
@@ -160,15 +162,15 @@ def find_remedies(
             f"{dense:g} for the dense layers"
         )
     at_chance = (
-        "check in the ETL's report.html whether any column tells something about the label, or "
+        "check in the ETL's report.html whether any column says anything about the label, or "
         f"{too_high}"
     )
     if not OPTIMIZERS[given.table_optimizer].ADAPTIVE:
         at_chance += (
-            f"; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or a smaller "
+            f"; SGD learns slowly from {epoch_steps} steps per epoch: try --adagrad, or a smaller "
             "--batch_size"
         )
-    at_end = "train on more rows, or in more steps, by a smaller --batch_size"
+    at_end = "train on more rows, or in more steps with a smaller --batch_size"
     if given.first_order == 0:
         flags.append("--first_order 0")
     if flags and not given.continue_from:
@@ -188,12 +190,12 @@ class Rates(NamedTuple):
     dense: float
 
 
-def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_steps: int) -> Rates:
+def compute_rates(settings: TrainSettings, step: int, total_steps: int, epoch_steps: int) -> Rates:
     """Return the learning rates of a step.
 
-    A run that may stop early decays its rates again and again, at the end of epochs 1, 3, 7, 15 …
-    (warm restarts, Loshchilov & Hutter 2017, arXiv:1608.03983). So whenever it stops, there is a
-    model of a finished schedule; the first one is that of a run of one epoch.
+    A run that may stop early repeats its schedule and restarts it after epochs 1, 3, 7, 15 … (warm
+    restarts, Loshchilov & Hutter 2017, arXiv:1608.03983). So whenever it stops, it has a model of a
+    finished schedule. The first schedule equals that of a run of one epoch.
 
     Args:
         settings: The settings of the run, from :func:`fill_rates`.
@@ -201,51 +203,53 @@ def learning_rates(settings: TrainSettings, step: int, total_steps: int, epoch_s
         total_steps: The steps of all epochs.
         epoch_steps: The steps of an epoch.
     """
-    tables = learning_rate(settings, settings.learning_rate, step, total_steps)
-    dense = learning_rate(settings, settings.dense_learning_rate, step, total_steps)
+    tables = compute_scheduled_rate(settings, settings.learning_rate, step, total_steps)
+    dense = compute_scheduled_rate(settings, settings.dense_learning_rate, step, total_steps)
     begin, end = 0, total_steps
     if settings.early_stopping:
         begin, end = find_period(step, epoch_steps)
         end = min(end, total_steps)
     decay_steps = settings.dense_decay * (end - begin)
     factor = min(1.0, (end - step) / decay_steps) if decay_steps else 1.0
-    if tables_fall(settings):
+    if decays_table_rate(settings):
         tables *= factor
     return Rates(tables, dense * factor)
 
 
-def tables_fall(settings: TrainSettings) -> bool:
-    """Return whether the tables' rate falls at the end, too.
+def decays_table_rate(settings: TrainSettings) -> bool:
+    """Return whether the tables' rate falls to 0 at the end, like that of the dense layers.
 
     With L2 regularization it must: a weight settles where its gradients and the regularization
-    balance, and at a constant rate it follows the last batches.
+    balance, and at a constant rate it would follow the last batches.
     """
-    return OPTIMIZERS[settings.table_optimizer].TABLES_FALL or bool(settings.embedding_l2)
+    return OPTIMIZERS[settings.table_optimizer].DECAYS_TABLE_RATE or bool(settings.embedding_l2)
 
 
 def find_period(step: int, epoch_steps: int) -> tuple[int, int]:
-    """Return the steps [begin, end) of the schedule of a run with restarts that holds a step.
+    """Return the steps [begin, end) of the schedule that contains a step of a run with restarts.
 
-    Schedule n, from 1, has 2**(n - 1) epochs, and so begins after 2**(n - 1) - 1 epochs.
+    Schedule n = 1, 2, … has 2**(n - 1) epochs, so it begins after 2**(n - 1) - 1 epochs.
     """
     number = (step // epoch_steps + 1).bit_length()
     epochs_before, epochs_after = 2 ** (number - 1) - 1, 2**number - 1
     return epoch_steps * epochs_before, epoch_steps * epochs_after
 
 
-def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:
-    """Return the learning rate of one step for ``base``, the rate of the run.
+def compute_scheduled_rate(
+    settings: TrainSettings, base: float, step: int, total_steps: int
+) -> float:
+    """Apply the warm-up and decay flags to ``base``, the rate of the run, at a step.
 
     With ``change_lr`` it is ``lr_after_change_point`` from step
     ``floor(total_steps * lr_change_point)`` on; the dense rate changes by the same factor.
 
-    Warm-up over W steps and decay over D steps from step S on are those of facebookresearch/dlrm
+    Warm-up over W steps and decay over D steps from step S on follow facebookresearch/dlrm
     (``LRPolicyScheduler``). With c = ``step`` + 1, ``base`` is multiplied by:
 
     - c/W for c < W;
     - ((S + D − c)/D)² for S ≤ c < S + D; the product is at least 1e-7;
-    - at any other step of a run that decays, the factor of the last step before it that had one. So
-      the peak is (W − 1)/W until the decay begins.
+    - at any other step of a run that decays, the most recent of these factors. So the factor is
+      (W − 1)/W between warm-up and decay.
 
     Without a decay the warm-up ends at ``base``.
     """
@@ -255,13 +259,14 @@ def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: 
         return settings.lr_after_change_point * (base / settings.learning_rate)
     count = step + 1
     warmup = settings.lr_warmup_steps or 0
-    start, length = settings.lr_decay_start, settings.lr_decay_steps
+    start = settings.lr_decay_start
+    length = settings.lr_decay_steps
     if count < warmup:
         return base * (1.0 - (warmup - count) / warmup)
     if not length:
         return base
     if count < start:
-        # It stays as at the last step of the warm-up, if there was one.
+        # The rate of the last warm-up step is kept, if there was a warm-up.
         return base * (1.0 - 1 / warmup) if warmup > 1 else base
-    done = min(count, start + length - 1) - start
-    return max(_MIN_RATE, base * ((length - done) / length) ** 2)
+    decayed = min(count, start + length - 1) - start
+    return max(_MIN_RATE, base * ((length - decayed) / length) ** 2)

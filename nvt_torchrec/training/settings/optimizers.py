@@ -1,6 +1,6 @@
 """The optimizers: one class for each ``--optimizer``. Add another one to :data:`OPTIMIZERS`.
 
-PyTorch is imported where it is used, so that ``--help`` answers at once.
+PyTorch is imported only where it is used, so that ``--help`` answers at once.
 """
 
 # ruff: noqa: D102, the base class describes the methods
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Remedies(NamedTuple):
-    """The remedies for a loss that is too high, an AUROC at chance, and a bad model at the end."""
+    """The remedies for a loss that is too high, an AUROC at chance, and a poor final model."""
 
     too_high: str
     at_chance: str
@@ -23,43 +23,43 @@ class Remedies(NamedTuple):
 
 
 class Optimizer:
-    """An optimizer of the tables, and that of the dense layers beside them.
+    """The optimizer of the tables and the dense layers.
 
     Attributes:
         NAME: The value of ``--optimizer``.
-        DENSE: The class of ``torch.optim`` for the dense layers.
-        TABLES_FALL: Whether the tables' rate falls at the end, as that of the dense layers does:
-            its steps do not shrink by themselves.
-        ADAPTIVE: Whether the size of a step does not follow that of the gradient.
-        ON_CPU: Whether FBGEMM trains sharded tables with it on CPUs, too.
-        WHOLE: Whether ``torch.optim`` has it, which trains tables that each rank has whole.
+        DENSE: The name of the ``torch.optim`` class for the dense layers.
+        DECAYS_TABLE_RATE: Whether the tables' learning rate falls at the end, like that of the
+            dense layers, because the optimizer's steps do not shrink by themselves.
+        ADAPTIVE: Whether the size of a step is independent of the size of the gradient.
+        ON_CPU: Whether FBGEMM supports it for sharded tables on CPUs, too.
+        DATA_PARALLEL: Whether ``torch.optim`` has it, so that it can train data-parallel tables.
     """
 
     NAME: str
     DENSE: str
-    TABLES_FALL = False
+    DECAYS_TABLE_RATE = False
     ADAPTIVE = True
     ON_CPU = True
-    WHOLE = True
+    DATA_PARALLEL = True
 
     def table_class(self) -> type[torch.optim.Optimizer]:
-        """Return the class for the tables, whose FBGEMM version is fused into their backward."""
+        """Return the class for the tables; its FBGEMM version is fused into their backward pass."""
         import torch
 
         return getattr(torch.optim, self.DENSE)
 
     def options(self, learning_rate: float, eps: float) -> dict[str, float]:
-        """Return the arguments of both classes."""
+        """Return the constructor arguments of both classes."""
         return {"lr": learning_rate, "eps": eps}
 
     def eps(self, global_batch: int) -> float:
-        """Return the default epsilon, for gradients of the mean loss of a batch."""
+        """Return the default epsilon for gradients of a batch's mean loss."""
         return 1e-8
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
         """Return the default learning rates of the tables and the dense layers.
 
-        :mod:`training.optim.learning_rates` explains them.
+        :mod:`training.optim.learning_rates` explains how they depend on the arguments.
 
         Args:
             dim: The width of the tables.
@@ -68,11 +68,8 @@ class Optimizer:
         """
         raise NotImplementedError
 
-    def rate_of_whole_tables(self, dim: int) -> float | None:
-        """Return the default rate of tables that each rank has whole.
-
-        None: it is that of sharded tables.
-        """
+    def data_parallel_rate(self, dim: int) -> float | None:
+        """Return the default rate of data-parallel tables; None if it is that of sharded tables."""
         return None
 
 
@@ -81,14 +78,14 @@ class Sgd(Optimizer):
 
     NAME = "sgd"
     DENSE = "SGD"
-    TABLES_FALL = True
+    DECAYS_TABLE_RATE = True
     ADAPTIVE = False
 
     def options(self, learning_rate: float, eps: float) -> dict[str, float]:
         return {"lr": learning_rate}
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
-        # The gradient of a rare row, which one sample of a batch has, is divided by the batch.
+        # A rare row is in one sample of a batch, and its gradient is divided by the batch size.
         table_rate = min(30.0, global_batch / 8)
         scale = min(1.0, math.sqrt(global_batch / 4096))
         dense_rate = scale * min(1.0, math.sqrt(128 / widest))
@@ -102,7 +99,8 @@ class Adagrad(Optimizer):
     DENSE = "Adagrad"
 
     def eps(self, global_batch: int) -> float:
-        # About the gradient of one sample: a row's first step follows its size, not only its sign.
+        # About the size of one sample's gradient, so that a row's first step depends on the size of
+        # its gradient and not only on the sign.
         return 0.1 / global_batch
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
@@ -112,10 +110,10 @@ class Adagrad(Optimizer):
 
 
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with a moment per row of a table: the squared gradients, averaged over the row."""
+    """Adagrad with one moment per table row: the squared gradients, averaged over the row."""
 
     NAME = "rowwise_adagrad"
-    WHOLE = False
+    DATA_PARALLEL = False
 
     def table_class(self) -> type[torch.optim.Optimizer]:
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -124,11 +122,11 @@ class RowwiseAdagrad(Adagrad):
 
 
 class Adam(Optimizer):
-    """Adam; of sharded tables on the rows that a batch holds, as ``torch.optim.SparseAdam``."""
+    """Adam; for sharded tables it updates only a batch's rows, like ``torch.optim.SparseAdam``."""
 
     NAME = "adam"
     DENSE = "Adam"
-    TABLES_FALL = True
+    DECAYS_TABLE_RATE = True
     ON_CPU = False
 
     def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
@@ -137,11 +135,11 @@ class Adam(Optimizer):
         dense_rate = 0.01 * scale * min(1.0, 128 / widest)
         return table_rate, dense_rate
 
-    def rate_of_whole_tables(self, dim: int) -> float:
+    def data_parallel_rate(self, dim: int) -> float:
         return 0.003 / math.sqrt(dim / 16)
 
 
-#: By the value of ``--optimizer``.
+#: The optimizers by the value of ``--optimizer``.
 OPTIMIZERS: dict[str, Optimizer] = {
     kind.NAME: kind for kind in (Sgd(), Adagrad(), RowwiseAdagrad(), Adam())
 }

@@ -1,6 +1,6 @@
-"""Batch normalization whose statistics are those of a step's rows on all ranks.
+"""Batch normalization with the statistics of a step's rows on all ranks.
 
-``torch.nn.SyncBatchNorm`` computes on GPUs alone, and would count the rows that pad a batch.
+``torch.nn.SyncBatchNorm`` runs only on GPUs, and would count the rows that pad a batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 
 @dataclasses.dataclass
 class StepRows:
-    """The rows of this rank in the present step, which all layers of a model share.
+    """The row counts of the current step, shared by all layers of a model.
 
     Attributes:
-        rows: The number of rows that are samples; they are the first ones.
-        padded: The number of all rows, including those that pad the batch.
+        rows: The number of samples of this rank; they are the first rows of the batch.
+        padded: The number of rows of this rank's batch, including padding.
         global_size: The number of samples of all ranks.
     """
 
@@ -29,23 +29,23 @@ class StepRows:
 
 
 class SyncedBatchNorm(nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` over the samples of all ranks; its forward is then collective.
+    """``torch.nn.BatchNorm1d`` over the samples of all ranks; in training, forward is collective.
 
     The first dimension of its input must be the rows of the step, or several positions of each row,
-    one row after the other.
+    grouped by row.
     """
 
     step: StepRows
 
     @classmethod
     def replace_in(cls, module: nn.Module, step: StepRows) -> None:
-        """Make each ``BatchNorm1d`` in ``module`` one of this class.
+        """Turn each ``BatchNorm1d`` in ``module`` into an instance of this class.
 
-        Their weights, statistics and settings stay as they are.
+        The layers keep their weights, statistics and settings.
 
         Args:
             module: The module.
-            step: The rows of the present step, which the caller sets before each step.
+            step: The row counts of the current step, which the caller sets before each step.
         """
         for norm in module.modules():
             if type(norm) is nn.BatchNorm1d:
@@ -53,13 +53,13 @@ class SyncedBatchNorm(nn.BatchNorm1d):
                 vars(norm)["step"] = step
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``, [B, C] or [B, C, L], normalized; in evaluation by running statistics."""
+        """Normalize ``x``, [B, C] or [B, C, L]; in evaluation with the running statistics."""
         step = self.step
         uses_step_statistics = self.training or self.running_mean is None
         if not uses_step_statistics:
             return super().forward(x)
-        # All ranks must decide alike, because the sums are collective: of several ranks, none may
-        # take the shortcut.
+        # The sums below are collective, so with several ranks none of them may take the shortcut:
+        # the others would wait for it forever.
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         if is_alone and step.rows == step.padded and len(x) > 1:
             return super().forward(x)
@@ -79,33 +79,34 @@ class SyncedBatchNorm(nn.BatchNorm1d):
         if self.bias is not None:
             shift = shift + self.bias
         if x.dim() == 3:
-            scale, shift = scale.unsqueeze(1), shift.unsqueeze(1)
+            scale = scale.unsqueeze(1)
+            shift = shift.unsqueeze(1)
         return (x.float() * scale + shift).to(x.dtype)
 
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sums of the columns over all ranks, float32 [C]."""
+        """Return the column sums over all ranks, float32 [C]."""
         total = values.sum(0)
         return _SumOfRanks.apply(total) if dist.is_initialized() else total
 
     @torch.no_grad()
     def _update(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-        """Move the running statistics towards those of a step, as ``BatchNorm1d`` does."""
+        """Move the running statistics towards a step's statistics, as ``BatchNorm1d`` does."""
         if not self.training or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         momentum = self.momentum
-        if momentum is None:  # the mean of all steps
+        if momentum is None:  # the running statistics are the mean over all steps
             momentum = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean, momentum)
-        # The running variance is the unbiased one, of count - 1.
+        # The running variance is unbiased: it is divided by count - 1.
         self.running_var.lerp_(variance * (count / max(count - 1, 1)), momentum)
 
 
 class _SumOfRanks(torch.autograd.Function):
     """Sum a tensor over all ranks.
 
-    The gradient is summed over all ranks as well, because the losses of all of them depend on it.
+    The gradient is summed over all ranks as well, because every rank's loss depends on the sum.
     """
 
     @staticmethod

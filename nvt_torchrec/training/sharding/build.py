@@ -1,4 +1,4 @@
-"""Build the model of a run, shard it over the ranks by its plan, and make its pipeline."""
+"""Build a run's model, shard it over the ranks, and make its training pipeline."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def build(
         config: The model.
         group: This rank.
         loaders: The loaders of the splits, which share the ranks' GPUs with the tables.
-        own: The function ``build`` of an own model.
+        own: The ``build`` function of a custom model.
 
     Returns:
         The sharded model with its optimizer, and on rank 0 the plan (:func:`_shard_model`).
@@ -76,12 +76,16 @@ def build(
     fp16 = settings.table_precision == "fp16"
     if fp16 and group.device.type == "cpu" and group.rank == 0:
         log.warning(
-            "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so small "
+            "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest value there, so small "
             "updates are lost; on GPUs it rounds stochastically"
         )
-    torch.manual_seed(settings.seed + group.rank)  # for random numbers of steps, as of dropout
+    torch.manual_seed(settings.seed + group.rank)  # each rank draws its own dropout masks
     unsharded = build_model(
-        config, seed=settings.seed, device=group.device, tables=settings.table_precision, build=own
+        config,
+        seed=settings.seed,
+        device=group.device,
+        table_precision=settings.table_precision,
+        build=own,
     )
     model = TrainModel(
         unsharded,
@@ -100,20 +104,20 @@ def build(
 
 
 def _sum_loader_bytes(loaders: Mapping[str, Loader]) -> int:
-    """Return the bytes of a GPU that the loaders take.
+    """Return the GPU memory that the loaders of a rank use at most, in bytes.
 
-    The loader of train keeps its memory during an evaluation, which uses one more loader.
+    The train loader keeps its memory during an evaluation, which adds one other loader at a time.
     """
     sizes = {split: loader.device_bytes for split, loader in loaders.items()}
     return sizes.pop("train", 0) + max(sizes.values(), default=0)
 
 
 def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> None:
-    """Apply the settings of the dense layers, those of the head's module above all.
+    """Apply the precision and compilation settings to the dense layers.
 
-    On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs;
+    On GPUs ``torch.compile(mode="reduce-overhead")`` replays the head's module as CUDA graphs;
     :class:`training.sharding.train_model.TrainModel` marks the steps and copies the results.
-    Without it, a kernel of this project joins the vectors for the module.
+    Without it, one of this project's kernels joins the vectors for the module.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     module = head.module
@@ -124,10 +128,10 @@ def set_up_dense(head: Head, device: torch.device, settings: TrainSettings) -> N
             head.dense_vectors.aligned = True
     if device.type == "cuda" and not settings.compile_dense:
         head.join_on_gpu()
-    # An own model may use a vector several times. On CPUs, threads would otherwise add its
-    # gradients in any order.
-    is_own = ":" in settings.model
-    torch.use_deterministic_algorithms(is_own and device.type == "cpu", warn_only=True)
+    # A custom model may use a vector several times. On CPUs, threads would otherwise add up the
+    # vector's gradients in a random order.
+    is_custom = ":" in settings.model
+    torch.use_deterministic_algorithms(is_custom and device.type == "cpu", warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if settings.compile_dense:
         module.forward = torch.compile(module.forward, dynamic=False, mode="reduce-overhead")
@@ -144,17 +148,18 @@ def _shard_model(
     """Plan, shard and initialize the model on all ranks (collective).
 
     Args:
-        model: The model. Its tables must be on the meta device, with their optimizer
+        model: The model. Its tables must be on the meta device, with their optimizer attached
             (:func:`training.optim.combined.fuse_table_optimizer`).
         config: The model's shape.
         settings: The settings of the run.
         group: This rank.
-        loader_bytes: The bytes of each GPU that loaders take. They are not subtracted from
+        loader_bytes: The bytes of each GPU that the loaders use. They are not subtracted from
             ``--hbm_gib``, which the user has chosen.
 
     Returns:
         The sharded model, and on rank 0 the plan, JSON-ready: ``tables`` (the fields of
-        :class:`training.sharding.planning.TablePlan`), ``gib_per_rank``, ``memory_gib`` of a rank.
+        :class:`training.sharding.planning.TablePlan`), ``gib_per_rank``, and ``memory_gib``, the
+        memory of each rank.
 
     Raises:
         SettingsError: The tables do not fit into the ranks' memory.
@@ -165,9 +170,11 @@ def _shard_model(
     is_rounded = round_lookups(plan, model.model.head, config, settings, group)
     if group.rank == 0:
         _log_plan(tables, hardware)
-    # An own model may leave out a layer in some steps, or on some ranks.
-    is_own = config.own is not None
-    wrapper = DefaultDataParallelWrapper(static_graph=not is_own, find_unused_parameters=is_own)
+    # A custom model may skip a layer in some steps, or on some ranks.
+    is_custom = config.own is not None
+    wrapper = DefaultDataParallelWrapper(
+        static_graph=not is_custom, find_unused_parameters=is_custom
+    )
     sharded = DistributedModelParallel(
         module=model,
         device=group.device,
@@ -182,16 +189,16 @@ def _shard_model(
         unsharded = model.model
         unsharded.feature_sums.set_tables(_iterate_shards(sharded))
         try_lookups(sharded, unsharded.sparse_arch, unsharded.feature_sums, config)
-    described = {
+    plan_record = {
         "tables": [dataclasses.asdict(table) for table in tables],
         "gib_per_rank": sum_gib_per_rank(tables, hardware),
         "memory_gib": hardware.memory / GIB,
     }
-    return sharded, described
+    return sharded, plan_record
 
 
 def _find_hardware(settings: TrainSettings, group: Group, loader_bytes: int) -> Hardware:
-    """Return the machines of this run, with the memory that is left for the model."""
+    """Return this run's hardware, with the memory that remains for the model."""
     machine_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     host_memory = machine_memory // group.local_world_size
     memory = host_memory
@@ -199,11 +206,12 @@ def _find_hardware(settings: TrainSettings, group: Group, loader_bytes: int) -> 
         memory = torch.cuda.get_device_properties(group.device).total_memory
         if loader_bytes >= memory:
             raise SettingsError(
-                f"the loaders take {loader_bytes / GIB:.1f} GiB of a GPU of {memory / GIB:.1f} GiB",
-                "give a smaller --loader_memory, or row groups of fewer rows",
+                f"the loaders need {loader_bytes / GIB:.1f} GiB of a GPU with {memory / GIB:.1f} "
+                "GiB",
+                "give a smaller --loader_memory, or write row groups of fewer rows",
             )
         if group.rank == 0 and settings.hbm_gib is None:
-            log.info("%.1f GiB of each GPU are for the loaders", loader_bytes / GIB)
+            log.info("%.1f GiB of each GPU are reserved for the loaders", loader_bytes / GIB)
         memory -= loader_bytes
     if settings.hbm_gib is not None:
         memory = int(settings.hbm_gib * GIB)
@@ -212,10 +220,11 @@ def _find_hardware(settings: TrainSettings, group: Group, loader_bytes: int) -> 
 
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
-    """Write the initial weights of this rank's shards; those of the linear term are 0."""
+    """Write the initial weights of this rank's shards; the linear term's weights are 0."""
     rows = config.tables
     for table, shard, offsets in _iterate_shards(model):
         fill_table(shard, table, rows[table], config.embedding_dim, seed, offsets)
+        # The first coordinates of each vector are the weights of the linear term.
         _, first_column = offsets
         shard[:, : max(0, config.first_order_width - first_column)] = 0
 
@@ -223,7 +232,7 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
 def _iterate_shards(
     model: DistributedModelParallel,
 ) -> Iterator[tuple[str, torch.Tensor, tuple[int, int]]]:
-    """Yield the table, the weights and the first row and column of each shard of this rank."""
+    """Yield, for each shard of this rank, its table, its weights, and its first row and column."""
     for name, value in model.state_dict().items():
         if isinstance(value, ShardedTensor):
             for shard in value.local_shards():
@@ -234,12 +243,15 @@ def _iterate_shards(
 
 
 def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> None:
-    """Apply ``--embedding_l2`` to sharded tables; that of data-parallel ones is their optimizer's.
+    """Apply ``--embedding_l2`` to sharded tables.
+
+    The optimizer of data-parallel tables regularizes them by itself.
 
     Args:
-        start: Holds the lookups of each id for a row of the log in the mean, by table.
+        start: The start of the training; its ``lookups`` hold, by table, how often a row of the
+            log looks up each id on average.
         run: The run.
-        settings: Its settings.
+        settings: The settings of the run.
     """
     if not settings.embedding_l2 or settings.sharding == "data_parallel":
         return
@@ -250,7 +262,7 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
         if name in lists or config.table_by_column[name] not in start.lookups:
             continue
         ids, counts = start.lookups[config.table_by_column[name]]
-        # Ids that are in no row of the sample are taken to be as rare as its rarest ones.
+        # Ids that the sample does not contain are assumed to be as rare as its rarest ids.
         lookups = torch.full((rows,), float(counts.min()))
         lookups[torch.from_numpy(ids)] = torch.from_numpy(counts)
         scale = settings.embedding_l2 / settings.batch_size
@@ -260,16 +272,14 @@ def regularize_tables(start: Start, run: RunState, settings: TrainSettings) -> N
             module.set_factors(factors)
 
 
-def start_from(start: Start, run: RunState) -> None:
-    """Set the edges of bins, the mean and scale of vectors, and the linear term.
+def apply_start(start: Start, run: RunState) -> None:
+    """Write the bin edges, the mean and scale of the data's vectors, and the linear term.
 
-    The linear term becomes a logistic regression of each label.
+    The linear term of each label becomes the label's logistic regression. Weights stay 0 for values
+    that the regression does not contain, and for labels without a regression.
 
-    Weights of values that the regression does not have stay 0, and so do those of a label without
-    a regression.
-
-    A model learns the weights of rare values slowly. If ids have few rows each, a model that starts
-    without the regression ends an epoch below it (``python -m benchmarks.regression``).
+    Without this a model learns the weights of rare values slowly. If ids have few rows each, it
+    ends an epoch worse than the regression (``python -m benchmarks.regression``).
     """
     for name, buffer in run.model.named_buffers():
         if name.endswith("piecewise.edges"):
@@ -280,40 +290,43 @@ def start_from(start: Start, run: RunState) -> None:
             buffer.copy_(torch.from_numpy(start.vectors.scale))
     if not run.config.first_order:
         return
-    for number, label in enumerate(run.config.labels):
+    for label_index, label in enumerate(run.config.labels):
         if label in start.regressions:
-            _write_regression(start.regressions[label], number, run)
+            _write_regression(start.regressions[label], label_index, run)
 
 
 @torch.no_grad()
-def _write_regression(regression: Regression, label: int, run: RunState) -> None:
-    """Write a regression to the linear term of the label of this number."""
-    config, model = run.config, run.model
+def _write_regression(regression: Regression, label_index: int, run: RunState) -> None:
+    """Write a label's regression to the linear term."""
+    config = run.config
     columns = list(zip(regression.ids, regression.weights, strict=True))
     # The columns of the features come first, the bins of the dense columns after them.
-    feature_columns, bin_columns = columns[: len(config.features)], columns[len(config.features) :]
+    num_features = len(config.features)
+    feature_columns = columns[:num_features]
+    bin_columns = columns[num_features:]
     # By table: the coordinate of a feature's weights, the ids (ascending), and their weights.
     fitted: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = defaultdict(list)
     for (name, column), (ids, weights) in zip(
         config.features.items(), feature_columns, strict=True
     ):
-        coordinate = config.first_order_coordinates[name] + label
+        coordinate = config.first_order_coordinates[name] + label_index
         fitted[config.table_by_column[column]].append((coordinate, ids, weights))
-    for table, shard, (first_row, first_column) in _iterate_shards(model):
+    for table, shard, (first_row, first_column) in _iterate_shards(run.model):
         for coordinate, ids, weights in fitted[table]:
             if not first_column <= coordinate < first_column + shard.shape[1]:
                 continue
-            own = slice(*np.searchsorted(ids, [first_row, first_row + len(shard)]))
-            rows = torch.from_numpy(ids[own] - first_row).to(shard.device)
-            values = torch.from_numpy(weights[own] / config.first_order).to(shard)
+            in_shard = slice(*np.searchsorted(ids, [first_row, first_row + len(shard)]))
+            rows = torch.from_numpy(ids[in_shard] - first_row).to(shard.device)
+            values = torch.from_numpy(weights[in_shard] / config.first_order).to(shard)
             shard[rows, coordinate - first_column] = values
-    for name, parameter in model.named_parameters():
+    for name, parameter in run.model.named_parameters():
         if name.endswith("first_order.weight"):
-            parameter[label].copy_(torch.from_numpy(regression.dense))
+            parameter[label_index].copy_(torch.from_numpy(regression.dense))
         elif name.endswith("first_order.bias"):
-            parameter[label].fill_(regression.bias)
+            parameter[label_index].fill_(regression.bias)
         elif name.endswith("piecewise.vectors"):
-            edge_weights = parameter.view(len(config.dense), config.dense_bins + 1, -1)[..., label]
+            vectors = parameter.view(len(config.dense), config.dense_bins + 1, -1)
+            edge_weights = vectors[..., label_index]
             for target, (edges, weights) in zip(edge_weights, bin_columns, strict=True):
                 values = torch.from_numpy(weights / config.first_order).to(target)
                 target[torch.from_numpy(edges)] = values
@@ -336,8 +349,9 @@ def _log_plan(tables: list[TablePlan], hardware: Hardware) -> None:
 def _cache_recat(get_recat: Callable) -> Callable:
     """Return ``torchrec.distributed.dist_data._get_recat`` with a cache of its results.
 
-    Without it, each step copies a list to the GPU and waits until the GPU has finished all earlier
-    work; with one rank nothing even uses the copy. The effect has not been measured on a GPU yet.
+    Without the cache, each step copies a list to the GPU and waits until the GPU has finished all
+    earlier work; with one rank the copy is not even used. The effect has not been measured on a GPU
+    yet.
     """
     cached = functools.cache(get_recat)
 
@@ -349,7 +363,7 @@ def _cache_recat(get_recat: Callable) -> Callable:
         device: torch.device | None = None,
         batch_size_per_rank: list[int] | None = None,
     ) -> torch.Tensor | None:
-        if len(set(batch_size_per_rank or ())) > 1:  # the result depends on unequal sizes
+        if len(set(batch_size_per_rank or ())) > 1:  # unequal sizes change the result
             return get_recat(local_split, num_splits, stagger, device, batch_size_per_rank)
         return cached(local_split, num_splits, stagger, device)
 
@@ -362,12 +376,13 @@ dist_data._get_recat = _cache_recat(dist_data._get_recat)
 class OneRankPipeline:
     """Training steps of one rank, with the interface of TorchRec's pipeline.
 
-    TorchRec's pipeline overlaps messages between ranks with computing. With one rank there are no
-    such messages, and its work for them (tracing, streams, waiting for sizes) only takes time.
+    TorchRec's pipeline overlaps communication with computation. One rank has nothing to
+    communicate, so the pipeline's tracing, streams and waiting for sizes would only cost time.
     """
 
     def __init__(self, model: DistributedModelParallel, optimizer: CombinedOptimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._optimizer = optimizer
 
     def progress(self, batches: Iterator[TrainBatch]) -> StepOutput:
         """Train the next batch, or evaluate it if the model is in evaluation mode.
@@ -389,7 +404,7 @@ Pipeline: TypeAlias = OneRankPipeline | TrainPipelineSparseDist
 
 
 def make_pipeline(run: RunState) -> Pipeline:
-    """Return the pipeline that trains and evaluates the model, batch by batch, on this rank."""
+    """Return the pipeline that trains and evaluates the model batch by batch on this rank."""
     if run.group.world_size == 1:
         return OneRankPipeline(run.model, run.optimizer)
     return TrainPipelineSparseDist(run.model, run.optimizer, run.group.device)

@@ -1,4 +1,4 @@
-"""Hide what TorchRec warns of for each data-parallel table, though nothing is wrong."""
+"""Hide TorchRec's needless warnings about data-parallel tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-#: How the messages begin. A data-parallel table is not cut into shards and has no cache, so its
-#: plan has no sharding spec, and the settings of caches do not concern it.
-_BEGINNINGS = ("Sharding spec not found for ", "Sharding Type is data_parallel, ")
-#: The loggers of these messages: the planner logs to the root.
+#: How the messages begin. A data-parallel table is not split into shards and has no cache, so its
+#: plan has no sharding spec, and the cache settings do not concern it.
+_PREFIXES = ("Sharding spec not found for ", "Sharding Type is data_parallel, ")
+#: The loggers of these messages; the planner uses the root logger.
 _LOGGERS = ("root", "torchrec.distributed.utils")
 
 
 @contextlib.contextmanager
 def hide_data_parallel_warnings() -> Iterator[None]:
-    """Leave these messages out of the log while a model is planned and sharded."""
+    """Drop these messages from the log while a model is planned and sharded."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_kept)
@@ -27,4 +27,4 @@ def hide_data_parallel_warnings() -> Iterator[None]:
 
 
 def _is_kept(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_BEGINNINGS)
+    return not record.getMessage().startswith(_PREFIXES)

@@ -1,4 +1,4 @@
-"""Choose the model of a run by its settings and data."""
+"""Choose a run's model configuration from its settings and its data."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: The factor of the linear term, unless it sums so many columns that their number times the
-#: factor is above ``_MAX_FIRST_ORDER``.
+#: The weight of the linear term, unless it has more than ``_MAX_FIRST_ORDER`` / this many columns.
 _FIRST_ORDER = 0.2
-#: With more, SGD diverges on the demo's log, and models of other logs end an epoch below the
-#: regression that they start from: by up to 0.0017 of AUROC with a factor of 1.7.
+#: The largest product of that weight and the number of columns that the linear term sums. With a
+#: larger one, SGD diverges on the demo's log, and models of other logs end an epoch worse than the
+#: regression that they start from: by up to 0.0017 of AUROC with a weight of 1.7.
 _MAX_FIRST_ORDER = 5.0
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
-    """Return the model that ``settings`` ask for on the data that ``schema`` describes.
+    """Return the configuration of the model that ``settings`` ask for, for data with ``schema``.
 
-    Table sizes come from the data unless the settings hold them. A given size that does not count
-    the reserved ids, as published sizes do not, is raised to the size that the data need.
+    Table sizes come from the data unless the settings give them. Published sizes do not count the
+    reserved ids; such a size is raised to the size that the data need.
 
     Raises:
         SettingsError: A given table is too small for the ids in the data, the number of given
@@ -52,7 +52,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
     columns = dataclasses.replace(columns, sequences=_choose_sequences(settings, columns))
     if columns.histories and settings.loader == "merlin":
         raise SettingsError(
-            "--loader merlin: Merlin's Loader reads no histories",
+            "--loader merlin: Merlin's Loader cannot read histories",
             "give --loader kjt, or --max_events 0 to leave the histories out",
         )
     return ModelConfig(
@@ -66,7 +66,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
 
 
 def _choose_model_settings(settings: TrainSettings, columns: Columns) -> dict[str, Any]:
-    """Return the settings of the model's function ``build``, as JSON holds them."""
+    """Return the JSON-ready settings of the model's ``build`` function."""
     if settings.model not in MODELS:
         return dict(settings.model_settings or {})
     chosen = {name: getattr(settings, name) for name in model_flags(settings.model)}
@@ -86,7 +86,7 @@ def _choose_model_settings(settings: TrainSettings, columns: Columns) -> dict[st
 def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, ...]:
     """Return the histories whose events the model gets one by one.
 
-    By default a model of this project that attends to events gets those of all histories.
+    By default these are all histories if the model is one of this project that attends to events.
     """
     model = settings.model
     known = [history.name for history in columns.histories]
@@ -100,7 +100,7 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
     if given and model in MODELS and not attends:
         models = ", ".join(name for name, other in MODELS.items() if other.attends)
         raise SettingsError(
-            f"--sequences has no effect with --model {model}, which takes means of histories",
+            f"--sequences has no effect with --model {model}, which takes the means of histories",
             f"leave it out, or choose another --model: {models}, or one of your own",
         )
     if given:
@@ -109,31 +109,32 @@ def _choose_sequences(settings: TrainSettings, columns: Columns) -> tuple[str, .
 
 
 def _choose_first_order(settings: TrainSettings, columns: Columns) -> float:
-    """Return the factor of the linear term."""
+    """Return the weight of the linear term."""
     if settings.first_order is not None:
         return settings.first_order
     if settings.embedding_l2:
-        # With a smaller factor the weights of the term would have to be larger, and L2 regularizes
-        # large ones more.
+        # A smaller factor would need larger weights in the tables, which L2 regularizes more.
         return 1.0
     return min(_FIRST_ORDER, round(_MAX_FIRST_ORDER / max(len(columns.vectors), 1), 3))
 
 
 def _choose_vector_scale(settings: TrainSettings) -> float:
-    """Return the factor of the module's vectors; that of an own model is found later
-    (:mod:`.own_scale`)."""
+    """Return the factor of the module's vectors; 1 for a custom model.
+
+    :mod:`.own_scale` finds the factor of a custom model later.
+    """
     if settings.vector_scale:
         return settings.vector_scale
     known = MODELS.get(settings.model)
-    # Steps of SGD grow with the square of the scale.
+    # SGD's steps grow with the square of the scale, so it keeps a scale of 1.
     if known is None or not OPTIMIZERS[settings.table_optimizer].ADAPTIVE:
         return 1.0
     return known.vector_scale
 
 
 def _choose_table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
-    """Return the rows of the table of each categorical column."""
-    leave_out = "leave the flag out and the sizes come from the data"
+    """Return the number of table rows for each categorical column."""
+    leave_out = "leave the flag out, so that the sizes come from the data"
     paste = f"or paste --num_embeddings_per_feature {schema.num_embeddings_per_feature}"
     if settings.num_embeddings is not None:
         flag = "--num_embeddings"
@@ -142,16 +143,19 @@ def _choose_table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[i
         flag = "--num_embeddings_per_feature"
         sizes = settings.num_embeddings_per_feature
     else:
-        flag, sizes = "", schema.table_sizes
+        flag = ""
+        sizes = schema.table_sizes
     if len(sizes) != len(schema.categorical):
         raise SettingsError(
-            f"{flag} has {len(sizes)} sizes, but the data has {len(schema.categorical)} "
+            f"{flag} has {len(sizes)} sizes, but the data have {len(schema.categorical)} "
             f"categorical columns ({schema.categorical[0]} … {schema.categorical[-1]})",
             f"{leave_out}, {paste}",
         )
     if settings.hash_indices:
         return _limit_shared_sizes(settings, schema, flag, sizes)
-    too_small, raised, chosen = [], [], []
+    too_small = []
+    raised = []
+    chosen = []
     for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True):
         chosen.append(max(given, needed))
         if needed - given > RESERVED_IDS:
@@ -163,17 +167,18 @@ def _choose_table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[i
     if too_small:
         raise SettingsError(
             f"{flag}: table too small: {'; '.join(too_small)}",
-            f"{leave_out}, {paste}; for tables that do not fit, --hash_indices lets ids share rows",
+            f"{leave_out}, {paste}; if tables of that size do not fit into memory, --hash_indices "
+            "lets ids share rows",
         )
     if raised:
-        log.info("%s counts values; raised for the reserved ids: %s", flag, ", ".join(raised))
+        log.info("%s: sizes raised to hold the reserved ids: %s", flag, ", ".join(raised))
     return tuple(chosen)
 
 
 def _limit_shared_sizes(
     settings: TrainSettings, schema: TableSchema, flag: str, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the sizes of tables whose rows are shared by ids, with --hash_indices."""
+    """Return the sizes of tables whose ids share rows (``--hash_indices``)."""
     limit = settings.max_table_size or max(sizes, default=0)
     limited = tuple(min(size, limit) for size in sizes)
     for name, rows, needed in zip(schema.categorical, limited, schema.table_sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Plan the sharding for machines that are not here: ``--plan_only``."""
+"""Plan the sharding for hardware that need not be present (``--plan_only``)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from nvt_torchrec.training.sharding.planning import (
 )
 from nvt_torchrec.training.sharding.train_model import TrainModel, build_model
 
-#: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
+#: The memory per GPU, unless ``--hbm_gib`` gives another one.
 DEFAULT_HBM_GIB = 80.0
+#: The number of GPUs per machine that plans assume.
 GPUS_PER_MACHINE = 8
 
 
 def plan_only(settings: TrainSettings) -> str:
-    """Return the plan for ``--plan_only`` GPUs of ``--hbm_gib``, as text, without using a GPU.
+    """Return the plan for ``--plan_only`` GPUs with ``--hbm_gib`` each, as text.
 
-    It assumes machines of 8 GPUs whose main memory is as large as the memory of their GPUs. Without
-    data at ``--binary_path``, the tables are those of ``--num_embeddings_per_feature``.
+    No GPU is used. The plan assumes machines of 8 GPUs whose main memory is as large as the memory
+    of their GPUs. Without data at ``--binary_path``, ``--num_embeddings_per_feature`` gives the
+    tables.
 
     Raises:
         SettingsError: The tables do not fit.
-        BadInputError: There are neither data nor sizes.
+        BadInputError: Neither data nor sizes are given.
     """
     sizes = settings.num_embeddings_per_feature
     ranks = settings.plan_only or 1
@@ -53,7 +55,7 @@ def plan_only(settings: TrainSettings) -> str:
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     build = load_build(settings.model)
-    unsharded = build_model(config, tables=settings.table_precision, build=build)
+    unsharded = build_model(config, table_precision=settings.table_precision, build=build)
     model = TrainModel(unsharded, ranks)
     settings = fill_rates(settings, config, ranks * settings.batch_size, 1)
     fuse_table_optimizer(unsharded.sparse_arch, settings)
@@ -62,7 +64,7 @@ def plan_only(settings: TrainSettings) -> str:
 
 
 def format_plan(tables: list[TablePlan], hardware: Hardware) -> str:
-    """Format a plan as text: a line per table, and the GiB per rank."""
+    """Format a plan as text: one line per table, and the GiB per rank."""
     width = max(len(table.table) for table in tables)
     lines = [
         f"{'table':{width}} {'rows':>13} {'dim':>4} {'GPU GiB':>9} {'host GiB':>9}  "
@@ -77,7 +79,7 @@ def format_plan(tables: list[TablePlan], hardware: Hardware) -> str:
     usable = hardware.memory * (1 - RESERVED) / GIB
     per_rank = " ".join(f"{gib:.2f}" for gib in sum_gib_per_rank(tables, hardware))
     lines.append(
-        f"GiB per rank: {per_rank}; each has {hardware.memory / GIB:.1f}, of which {usable:.1f} "
-        "are for tables"
+        f"GiB per rank: {per_rank}; each rank has {hardware.memory / GIB:.1f}, {usable:.1f} of it "
+        "for tables"
     )
     return "\n".join(lines)

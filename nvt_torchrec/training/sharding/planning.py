@@ -1,8 +1,8 @@
-"""Plan the sharding: the ranks, the kind of sharding and the kernel of each table.
+"""Plan the sharding: the ranks, the sharding type and the compute kernel of each table.
 
 Either all tables are data-parallel or none is (:func:`choose_sharding`). Data-parallel tables have
-a ``torch.optim`` optimizer of their own. TorchRec's planner would make some tables data-parallel,
-depending on world size and batch size, and train these with the optimizer of the dense layers.
+their own ``torch.optim`` optimizer. TorchRec's planner alone would make some tables data-parallel,
+depending on world size and batch size, and train them with the optimizer of the dense layers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from nvt_torchrec.training.settings.train_settings import TrainSettings
 
 GIB = 1024**3
 
-#: The kinds of sharding for ``auto``: those under which every fused optimizer computes the same as
-#: on one rank. Not column-wise: each column shard would keep a row-wise Adagrad moment of its own,
-#: and FBGEMM's CPU backward takes many times as long on column shards.
+#: The sharding types for ``auto``: with these, every fused optimizer computes the same as on one
+#: rank. Column-wise is excluded: each column shard would keep its own row-wise Adagrad moment, and
+#: FBGEMM's CPU backward takes many times as long on column shards.
 _AUTO = [
     ShardingType.TABLE_WISE.value,
     ShardingType.ROW_WISE.value,
@@ -44,23 +44,24 @@ _AUTO = [
 ]
 #: TorchRec's cost estimates are for GPUs; on a CPU they choose row-wise for tiny tables.
 _AUTO_CPU = [ShardingType.TABLE_WISE.value]
-_WHOLE = ShardingType.DATA_PARALLEL.value
+_DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 #: The kernel of tables in the memory of their device.
 FUSED = EmbeddingComputeKernel.FUSED.value
-_UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-#: The largest number of weights of all tables that are data-parallel by default: their optimizer
-#: takes time for every weight in each step.
-_MAX_WHOLE = 1 << 22
+#: The kernel of tables in main memory that are cached on the GPU.
+_CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+#: The largest number of weights, over all tables, with which tables are data-parallel by default:
+#: in each step their optimizer spends time on every weight.
+_MAX_DATA_PARALLEL_WEIGHTS = 1 << 22
 #: FBGEMM's backward on GPUs numbers the rows of all tables of a rank in the type of the ids. With
-#: more rows they must be int64.
+#: more rows than this, the ids must be int64.
 _MAX_INT32_ROWS = 2**31 - 1
-#: The share of a rank's memory that is kept for dense layers, activations and batches.
+#: The share of a rank's memory that is reserved for dense layers, activations and batches.
 RESERVED = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """The machines that a plan is for.
+    """The hardware that a plan is for.
 
     Attributes:
         world_size: The number of ranks.
@@ -83,9 +84,9 @@ class TablePlan:
 
     Attributes:
         table: The name of the table.
-        rows: Its rows.
+        rows: The number of its rows.
         dim: Its width.
-        sharding: The kind of sharding.
+        sharding: The sharding type.
         kernel: The compute kernel.
         ranks: The rank of each shard.
         gpu: The bytes of each shard in GPU memory: weights, optimizer state and buffers.
@@ -103,11 +104,11 @@ class TablePlan:
 
 
 def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -> TrainSettings:
-    """Decide whether tables are data-parallel, if ``--sharding`` leaves it open.
+    """Decide whether tables are data-parallel, unless ``--sharding`` says it.
 
-    Small tables are, if each step changes every weight: with L2 regularization, which gives all of
-    them a gradient; or with an optimizer that FBGEMM does not have on a CPU, as Adam, which moves a
-    weight on after its row was seen.
+    Small tables are data-parallel if each step changes every weight anyway: with L2 regularization,
+    which gives every weight a gradient; or with an optimizer that FBGEMM does not support on CPUs,
+    such as Adam, whose momentum moves a row's weights in later steps, too.
 
     Args:
         settings: The settings of the run.
@@ -121,49 +122,50 @@ def choose_sharding(settings: TrainSettings, config: ModelConfig, device: str) -
         SettingsError: The optimizer cannot train such tables on the device.
     """
     name = settings.table_optimizer
-    kind = OPTIMIZERS[name]
+    optimizer = OPTIMIZERS[name]
     weights = sum(config.tables.values()) * config.embedding_dim
-    can_be_whole = kind.WHOLE and settings.table_precision == "fp32"
-    can_be_sharded = kind.ON_CPU or device != "cpu"
-    if settings.sharding == _WHOLE:
-        if not can_be_whole:
+    can_be_data_parallel = optimizer.DATA_PARALLEL and settings.table_precision == "fp32"
+    can_be_sharded = optimizer.ON_CPU or device != "cpu"
+    if settings.sharding == _DATA_PARALLEL:
+        if not can_be_data_parallel:
             raise SettingsError(
-                f"--sharding {_WHOLE} with --optimizer {name} and --table_precision "
+                f"--sharding {_DATA_PARALLEL} with --optimizer {name} and --table_precision "
                 f"{settings.table_precision}: torch.optim does not train such tables",
                 "give --optimizer adagrad and --table_precision fp32, or leave --sharding out",
             )
         return settings
     chosen = settings.sharding or "auto"
-    should_be_whole = settings.embedding_l2 or not can_be_sharded
-    if chosen == "auto" and should_be_whole and can_be_whole and weights <= _MAX_WHOLE:
-        chosen = _WHOLE
-    if chosen != _WHOLE and not can_be_sharded:
+    changes_every_weight = settings.embedding_l2 or not can_be_sharded
+    is_small = weights <= _MAX_DATA_PARALLEL_WEIGHTS
+    if chosen == "auto" and changes_every_weight and can_be_data_parallel and is_small:
+        chosen = _DATA_PARALLEL
+    if chosen != _DATA_PARALLEL and not can_be_sharded:
         raise SettingsError(
-            f"--optimizer {name}: on CPUs it trains tables of up to {_MAX_WHOLE:,} weights, these "
-            f"have {weights:,}",
-            f"give --optimizer adagrad, train on a GPU, or give --sharding {_WHOLE}, whose steps "
-            "take time for every row",
+            f"--optimizer {name}: on CPUs it trains tables of at most "
+            f"{_MAX_DATA_PARALLEL_WEIGHTS:,} weights, but these have {weights:,}",
+            f"give --optimizer adagrad, train on a GPU, or give --sharding {_DATA_PARALLEL}, with "
+            "which each step takes time for every row",
         )
     return dataclasses.replace(settings, sharding=chosen)  # type: ignore[call-arg]
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """Offer every kind of sharding on every device; TorchRec offers no row-wise on a CPU."""
+    """A sharder with all sharding types on every device; TorchRec's has no row-wise one on CPUs."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return the kinds of sharding, which :func:`make_plan` restricts for each table."""
-        return [*_AUTO, ShardingType.COLUMN_WISE.value, _WHOLE]
+        """Return the sharding types, which :func:`make_plan` restricts for each table."""
+        return [*_AUTO, ShardingType.COLUMN_WISE.value, _DATA_PARALLEL]
 
 
 def make_sharder(
     settings: TrainSettings, config: ModelConfig, plan: ShardingPlan | None = None
 ) -> Sharder:
-    """Make the sharder, which says how tables are read and how messages between ranks are encoded.
+    """Make the sharder, which sets how tables are read and messages between ranks are encoded.
 
     Args:
         settings: The settings of the run.
         config: The model's shape.
-        plan: The plan, once it is made.
+        plan: The plan; None before it is made.
     """
     num_rows = sum(config.tables.values())
     fits_int32 = num_rows <= _MAX_INT32_ROWS and not _caches_tables(plan)
@@ -188,7 +190,7 @@ def _caches_tables(plan: ShardingPlan | None) -> bool:
     if plan is None:
         return False
     for tables in plan.plan.values():
-        if any(table.compute_kernel == _UVM for table in tables.values()):
+        if any(table.compute_kernel == _CACHED for table in tables.values()):
             return True
     return False
 
@@ -207,9 +209,9 @@ def make_plan(
         model: The model with its tables on the meta device, and their optimizer attached.
         config: The model's shape.
         settings: The settings of the run.
-        hardware: The machines to plan for.
-        group: The process group whose rank 0 plans for all (collective). Without it, this process
-            plans for itself.
+        hardware: The hardware to plan for.
+        group: The process group whose rank 0 plans for all ranks (collective). Without it, this
+            process plans for itself.
 
     Returns:
         The plan, and its tables in order (empty on ranks other than 0).
@@ -217,13 +219,13 @@ def make_plan(
     Raises:
         SettingsError: The tables do not fit.
     """
-    kept = _KeepPlan()
+    recorder = _PlanRecorder()
     planner = EmbeddingShardingPlanner(
         topology=_make_topology(hardware),
         batch_size=settings.batch_size,
         storage_reservation=FixedPercentageStorageReservation(percentage=RESERVED),
         constraints=_constrain_tables(config, settings, hardware),
-        stats=kept,
+        stats=recorder,
     )
     sharders = [make_sharder(settings, config)]
     try:
@@ -236,16 +238,16 @@ def make_plan(
         gib = sum(config.tables.values()) * config.embedding_dim * width / GIB
         reason = str(error).strip().splitlines()[0]
         raise SettingsError(
-            f"no plan puts the {len(config.tables)} tables ({gib:.1f} GiB of weights) on "
+            f"the {len(config.tables)} tables ({gib:.1f} GiB of weights) do not fit on "
             f"{hardware.world_size} rank(s) with {hardware.memory / GIB:.1f} GiB each: {reason}",
             "use more ranks, --table_precision fp16, a smaller --embedding_dim, or smaller tables "
             "(the ETL's --max_table_size and --freq_threshold)",
         ) from error
-    return plan, [_describe_table(option) for option in kept.options]
+    return plan, [_describe_table(option) for option in recorder.options]
 
 
 def sum_gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]:
-    """Return the GiB of the tables on each rank: in GPU memory, or in main memory without GPUs."""
+    """Return the GiB of tables on each rank, in GPU memory or, without GPUs, in main memory."""
     sums = [0] * hardware.world_size
     for table in tables:
         sizes = table.gpu if hardware.device == "cuda" else table.host
@@ -254,14 +256,14 @@ def sum_gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]
     return [size / GIB for size in sums]
 
 
-class _KeepPlan(EmbeddingStats):
-    """Keep the planner's choices, instead of printing its report."""
+class _PlanRecorder(EmbeddingStats):
+    """Record the planner's choices instead of printing its report."""
 
     def __init__(self) -> None:
         self.options: list[planner_types.ShardingOption] = []
 
     def log(self, *args: Any, best_plan: list[planner_types.ShardingOption], **kwargs: Any) -> None:
-        """Keep the best plan; the planner calls this."""
+        """Record the best plan; the planner calls this."""
         self.options = best_plan
 
 
@@ -296,9 +298,9 @@ def _make_topology(hardware: Hardware) -> Topology:
 def _constrain_tables(
     config: ModelConfig, settings: TrainSettings, hardware: Hardware
 ) -> dict[str, ParameterConstraints]:
-    """Return the kinds of sharding and kernels among which the planner may choose, by table."""
+    """Return, by table, the sharding types and kernels that the planner may choose from."""
     cuda = hardware.device == "cuda"
-    # The width of a column shard: FBGEMM needs multiples of 4.
+    # FBGEMM needs column shards whose width is a multiple of 4.
     shard_width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
     # A history that is summed looks up many ids for a row; other features look up one.
     summed = {*config.features} - {*config.categorical, *config.lists}
@@ -310,8 +312,8 @@ def _constrain_tables(
         sharding_types = [sharding]
         if sharding == "auto":
             sharding_types = _AUTO if cuda else _AUTO_CPU
-        kernels = [FUSED, _UVM] if cuda else [FUSED]
-        if sharding == _WHOLE:
+        kernels = [FUSED, _CACHED] if cuda else [FUSED]
+        if sharding == _DATA_PARALLEL:
             kernels = [EmbeddingComputeKernel.DENSE.value]
         pooling_factors = []
         for name in features:
@@ -327,7 +329,7 @@ def _constrain_tables(
 
 
 def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
-    """Return whether a rank would get no row of a table; FBGEMM's CPU kernels fail on that."""
+    """Return whether row-wise sharding gives a rank no rows on CPUs, where FBGEMM then fails."""
     rows_per_rank = math.ceil(rows / hardware.world_size)
     is_last_empty = rows_per_rank * (hardware.world_size - 1) >= rows > 0
     return hardware.device == "cpu" and is_last_empty
@@ -335,7 +337,7 @@ def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
 
 def describe_fit(tables: list[TablePlan]) -> str:
     """Describe whether the tables fit into GPU memory, and what happens to those that do not."""
-    cached = [table.table for table in tables if table.kernel == _UVM]
+    cached = [table.table for table in tables if table.kernel == _CACHED]
     if not cached:
         return "all tables fit"
     return (

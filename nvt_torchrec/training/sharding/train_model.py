@@ -33,11 +33,12 @@ class StepOutput:
 
     Attributes:
         loss: The scaled loss, a scalar.
-        logits, labels: The logits, with the log-Q correction if it is asked for, and the labels of
-            this rank's samples, [rows, labels].
+        logits: The logits of this rank's samples [rows, T] for T labels, including the log-Q
+            correction if it is requested.
+        labels: The labels of this rank's samples, float32 [rows, T].
         global_size: The number of samples of all ranks together.
-        weights: The weights of this rank's samples [rows], in training scaled so that those of the
-            global batch have a mean of 1; None if samples have none.
+        weights: The weights of this rank's samples [rows]; in training they are scaled to a mean
+            of 1 over the global batch. None if the samples have no weights.
     """
 
     loss: torch.Tensor
@@ -48,15 +49,15 @@ class StepOutput:
 
 
 class TrainModel(nn.Module):
-    """A model with its loss: the mean over the global batch of the losses of samples.
+    """A model with its loss: the mean loss of the samples of the global batch.
 
-    Where samples have weights it is their weighted mean, Σ w·l / Σ w. The sum of the weights of all
-    ranks is one more number that the ranks exchange in each step.
+    If samples have weights, the loss is the weighted mean Σ w·l / Σ w; the ranks then exchange the
+    sum of the weights in each step.
 
-    DDP and TorchRec average gradients over the ranks, as if all had equally many samples. The sum
-    of a rank's losses is therefore multiplied by world size / global batch size. So the average is
-    the gradient of the mean over the global batch, also if the last batch is uneven or empty on
-    some ranks.
+    DDP and TorchRec average gradients over the ranks as if all ranks had the same number of
+    samples. So the sum of a rank's losses is multiplied by world size / global batch size. Then the
+    averaged gradient is that of the global mean, even if the last batch has fewer samples, or none,
+    on some ranks.
     """
 
     def __init__(
@@ -74,16 +75,16 @@ class TrainModel(nn.Module):
         Args:
             model: The model.
             world_size: The number of ranks.
-            device_type: The kind of the device that computes.
+            device_type: The type of the computing device, "cuda" or "cpu".
             amp: Whether the dense layers compute in bfloat16; loss and weights stay float32.
-            compiled: Whether the dense layers are compiled, on GPUs with CUDA graphs.
+            compiled: Whether the dense layers are compiled (on GPUs with CUDA graphs).
             kept_negatives: The share of the rows with label 0 that training reads; None for all.
-                In training the loss is that of the logits plus log(1 / share), which hold for the
-                rows that are read. So the logits themselves hold for the whole log.
-            log_q_correction: Whether the loss and all results are those of the logits plus the
-                rows' log-Q correction, where there is one. These hold for rows whose items were
-                drawn by popularity; the logits themselves, as a bundle computes them, for items
-                that are drawn evenly (docs/negatives.md).
+                The training loss adds log(1 / share) to the logits, because clicks are more
+                frequent among the rows that are read. So the logits themselves fit the whole log.
+            log_q_correction: Whether to add the rows' log-Q correction, if the data have one, to
+                the logits before the loss and in the results. The sum fits rows whose items were
+                drawn by popularity; the logits themselves, which a bundle computes, fit items that
+                are drawn evenly (docs/negatives.md).
         """
         super().__init__()
         self.model = model
@@ -93,23 +94,22 @@ class TrainModel(nn.Module):
         SyncedBatchNorm.replace_in(model.head.module, step)
         self.set_rows = _SetRows(step)
         self._amp = amp
-        self._corrects = log_q_correction
-        self._offset = -math.log(kept_negatives or 1.0)
+        self._corrects_log_q = log_q_correction
+        self._undersampling_offset = -math.log(kept_negatives or 1.0)
         self._device_type = device_type
-        self._replays_graphs = compiled and self._device_type == "cuda"
+        self._replays_graphs = compiled and device_type == "cuda"
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
-        """Return the loss (scalar) to run backward on, and the detached outputs."""
+        """Return the loss (a scalar) to differentiate, and the detached outputs."""
         if self._replays_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         self.set_rows(batch.labels, batch.rows, batch.global_size)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
-            inputs = batch.dense_features, batch.sparse_features, batch.dense_vectors
-            logits = self.model(*inputs)
+            logits = self.model(batch.dense_features, batch.sparse_features, batch.dense_vectors)
         logits = logits[: batch.rows].float()
         if self._replays_graphs:
-            logits = logits.clone()  # the next step writes to the same memory
-        if self._corrects:
+            logits = logits.clone()  # the next step overwrites the graph's output
+        if self._corrects_log_q:
             logits = _add_to_rows(logits, batch.log_q_correction)
         labels = batch.labels[: batch.rows].float()
         weights = batch.weights
@@ -118,8 +118,8 @@ class TrainModel(nn.Module):
         if weights is not None:
             weights = weights[: batch.rows]
         sampled_logits = logits
-        if self.training and self._offset:
-            sampled_logits = logits + self._offset
+        if self.training and self._undersampling_offset:
+            sampled_logits = logits + self._undersampling_offset
         total = self.losses(sampled_logits, labels, weights)
         loss = total * (self.world_size / batch.global_size)
         output = StepOutput(
@@ -131,8 +131,8 @@ class TrainModel(nn.Module):
 # TorchRec's pipeline traces the model once, without a batch. It must not trace the branches here.
 @fx.wrap
 def _add_to_rows(logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
-    """Return logits [rows, T] plus a correction of each row, [rows and padding]; None for none."""
-    if correction is None:  # data whose items were drawn evenly
+    """Add a correction [rows + padding] to the logits [rows, T] of each row, if it is not None."""
+    if correction is None:  # the items of these data were drawn evenly
         return logits
     return logits + correction[: len(logits)].unsqueeze(1)
 
@@ -141,7 +141,7 @@ def _add_to_rows(logits: torch.Tensor, correction: torch.Tensor | None) -> torch
 def _scale_to_mean_1(
     weights: torch.Tensor | None, global_size: int, world_size: int
 ) -> torch.Tensor | None:
-    """Scale weights so that those of the global batch have a mean of 1 (collective).
+    """Scale weights to a mean of 1 over the samples of the global batch (collective).
 
     Padding rows have weight 0. If all weights of the global batch are 0, they stay 0.
     """
@@ -154,23 +154,29 @@ def _scale_to_mean_1(
 
 
 class _SetRows(nn.Module):
-    """Set the rows of a step; a module, so that the pipeline does not trace into it."""
+    """Set the row counts of a step.
+
+    It is a module, so that TorchRec's pipeline does not trace into it.
+    """
 
     def __init__(self, step: StepRows) -> None:
         super().__init__()
         self._step = step
 
     def forward(self, labels: torch.Tensor, rows: int, global_size: int) -> None:
-        step = self._step
-        step.rows, step.padded, step.global_size = rows, len(labels), global_size
+        self._step.rows = rows
+        self._step.padded = len(labels)
+        self._step.global_size = global_size
 
 
 class _Losses(nn.Module):
-    """The sum of the losses of samples; a module, so that the pipeline does not trace into it.
+    """Compute the sum of the losses of samples.
+
+    It is a module, so that TorchRec's pipeline does not trace into it.
 
     Args:
-        own: The method ``loss`` of the model's module (:mod:`models.contract`); without it the loss
-            is binary cross-entropy.
+        own: The ``loss`` method of the model's module (:mod:`models.contract`); None for binary
+            cross-entropy.
     """
 
     def __init__(self, own: Callable[..., torch.Tensor] | None) -> None:
@@ -181,7 +187,7 @@ class _Losses(nn.Module):
         self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
         if self._own is not None:
-            # By the contract, logits and labels are [B] if there is one label.
+            # The contract: logits and labels are [B] with one label, [B, T] with several.
             return self._own(logits.squeeze(-1), labels.squeeze(-1), weights).sum()
         if weights is not None:
             weights = weights.unsqueeze(1)
@@ -210,40 +216,49 @@ class PooledVectors(SparseArch):
 class _OrderVectors(nn.Module):
     """Put the vectors of features in order.
 
-    It is a module of its own, because TorchRec's pipeline traces modules that hold sharded tables.
+    It is a separate module, because TorchRec's pipeline traces modules that hold sharded tables.
     """
 
     def __init__(self, names: list[str], dim: int) -> None:
         super().__init__()
-        self._names, self._dim = names, dim
+        self._names = names
+        self._dim = dim
 
     def forward(self, pooled: KeyedTensor) -> torch.Tensor:
         if list(pooled.keys()) == self._names:
             return pooled.values().view(-1, len(self._names), self._dim)
-        # A plan may change the order, and so do tables of several features.
+        # A plan may change the order, and so do tables that several features share.
         vectors = pooled.to_dict()
         return torch.stack([vectors[name] for name in self._names], dim=1)
 
 
 class _HeadInputs(nn.Module):
-    """Makes the inputs of the head; a module of its own, as :class:`_OrderVectors`."""
+    """Make the inputs of the head.
+
+    It is a separate module for the same reason as :class:`_OrderVectors`.
+
+    Args:
+        config: The model.
+        columns: The columns that the head reads as raw ids or lengths, by argument.
+    """
 
     def __init__(self, config: ModelConfig, columns: dict[str, tuple[str, ...]]) -> None:
         super().__init__()
         self._columns = columns
         self._num_categorical = len(config.categorical)
         history_columns = list(config.features)[self._num_categorical :]
-        #: For each column of the histories whether the module gets its events one by one, and the
-        #: number of its keys.
+        # For each history column: whether the module gets its events one by one, and the number of
+        # its keys in the KeyedJaggedTensor.
         self._is_list = [name in config.lists for name in history_columns]
         self._num_keys = [config.max_events if is_list else 1 for is_list in self._is_list]
 
     def forward(
         self, features: KeyedJaggedTensor, vectors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the vectors of the features, with histories as means, and further inputs.
+        """Return the vectors [B, F, D], histories as their means, and additional inputs by name.
 
-        Ids and lengths are int64 [B, columns]; padding rows, which have no ids, have 0.
+        The ids and lengths among the inputs are int64 [B, columns]. They are 0 in padding rows,
+        which have no ids.
         """
 
         def read_ids(name: str) -> torch.Tensor:
@@ -256,7 +271,7 @@ class _HeadInputs(nn.Module):
         more = stack_raw_inputs(self._columns, ids=read_ids, lengths=read_lengths)
         if not self._is_list:
             return vectors, more
-        # The first part are the categorical columns; each of the others is a column of a history.
+        # The first part holds the categorical columns, and each other part one history column.
         sizes = [self._num_categorical, *self._num_keys]
         parts = list(vectors.split(sizes, 1))
         counts = features.lengths().view(vectors.shape[1], -1).T.split(sizes, 1)
@@ -264,7 +279,8 @@ class _HeadInputs(nn.Module):
         if lists:
             more["lists"] = torch.stack([parts[index] for index in lists], 1)
             more["present"] = torch.stack([counts[index] > 0 for index in lists], 1)
-        # Tables sum, because a multi-hot column, which is summed, may share the table of a history.
+        # Lookups return sums of events. The tables cannot average themselves, because a multi-hot
+        # column, which is summed, may share a history's table.
         for index in range(1, len(parts)):
             sums = parts[index].sum(1, keepdim=True)
             num_events = counts[index].sum(1).clamp(min=1)
@@ -276,9 +292,9 @@ class LookupL2(nn.Module):
     """L2 regularization of sharded tables, in the gradients of the looked-up vectors.
 
     The penalty λ/2 · w² of a table's row w has the gradient λ w. Adding it in each step would touch
-    all rows; here it is added where a row is looked up. A row of the table that is looked up p
-    times by a row of the log on average, and so B p times in a step of B rows, gets λ w / (B p) at
-    each lookup: on average that is λ w in a step. Lists and histories add no penalty.
+    all rows, so it is added only when a row is looked up. If a sample looks up the row p times on
+    average, a step of B samples looks it up B p times, and each lookup adds λ w / (B p). The
+    average per step is then λ w. Multi-hot columns and histories add no penalty.
 
     It is a module, so that TorchRec's pipeline does not trace into it.
     """
@@ -289,11 +305,11 @@ class LookupL2(nn.Module):
         self._factors: dict[int, torch.Tensor] = {}
 
     def set_factors(self, factors: dict[str, torch.Tensor]) -> None:
-        """Set the factor λ / (B p) of each id, float32 [rows], by the name of the column."""
+        """Set the factor λ / (B p) of each id, float32 [rows], by column name."""
         self._factors = {self._columns.index(name): value for name, value in factors.items()}
 
     def forward(self, features: KeyedJaggedTensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the vectors [B, F, D], with the penalty added to their gradient."""
+        """Return ``vectors`` [B, F, D], with the penalty added to their gradient."""
         if not (self._factors and self.training and vectors.requires_grad):
             return vectors
         penalty = torch.zeros_like(vectors)
@@ -308,7 +324,7 @@ class LookupL2(nn.Module):
 
 
 class ModelWithTables(nn.Module):
-    """The lookup of TorchRec's tables, and the head that follows it."""
+    """The lookups in TorchRec's tables, and the head on top of them."""
 
     def __init__(self, collection: EmbeddingBagCollection, head: Head, config: ModelConfig) -> None:
         super().__init__()
@@ -326,10 +342,15 @@ class ModelWithTables(nn.Module):
         sparse_features: KeyedJaggedTensor,
         dense_vectors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits [B, T] of a batch; the first arguments are those of TorchRec's DLRM.
+        """Return the logits [B, T] of a batch.
 
-        The keys of ``sparse_features`` are ``ModelConfig.lookups``. ``dense_vectors`` are the
-        vectors of the data, [B, ``ModelConfig.vector_inputs``]; None if the model takes none.
+        The first two arguments are named as in TorchRec's DLRM.
+
+        Args:
+            dense_features: The dense columns, float32 [B, columns].
+            sparse_features: The ids; its keys are ``ModelConfig.lookups``.
+            dense_vectors: The vectors of the data, [B, ``ModelConfig.vector_inputs``]; None if the
+                model takes none.
         """
         vectors = self.sparse_arch(sparse_features)
         vectors = self.lookup_l2(sparse_features, vectors)
@@ -345,7 +366,7 @@ def build_model(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    tables: str = "fp32",
+    table_precision: str = "fp32",
     build: Build | None = None,
 ) -> ModelWithTables:
     """Build a model with initialized dense layers, and tables on the meta device.
@@ -356,8 +377,8 @@ def build_model(
         config: The model.
         seed: The seed of the initial weights.
         device: The device of the dense layers; with "meta" nothing is allocated.
-        tables: The precision of the tables, "fp32" or "fp16".
-        build: The function ``build`` of an own model.
+        table_precision: The precision of the tables, "fp32" or "fp16".
+        build: The ``build`` function of a custom model.
     """
     features = config.features_of_tables
     configs = []
@@ -368,7 +389,7 @@ def build_model(
                 embedding_dim=config.embedding_dim,
                 num_embeddings=rows,
                 feature_names=features[table],
-                data_type=DataType(tables.upper()),
+                data_type=DataType(table_precision.upper()),
             )
         )
     collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))

@@ -23,8 +23,8 @@ from nvt_torchrec.formats.rows import (
     CategoryValues,
     Jagged,
     RawRows,
-    flat_values,
     get_bit,
+    get_flat_values,
     get_word,
 )
 from nvt_torchrec.formats.schema import TableSchema
@@ -227,12 +227,12 @@ class CompiledWorkflow:
             of_tables = self._look_up_ids(table_rows, tallies)
             for j, looked_up in of_tables.items():
                 columns[j] = looked_up
-        ids = np.empty(sum(len(flat_values(values)) for values in columns), np.int32)
+        ids = np.empty(sum(len(get_flat_values(values)) for values in columns), np.int32)
         each, offsets = np.arange(rows + 1), None
         if any(isinstance(values, Jagged) for values in columns):
             offsets = np.empty((len(columns), rows + 1), np.int32)
         for j, values in enumerate(columns):
-            flat, absent, tally = flat_values(values), get_word(missing, j), tallies[j]
+            flat, absent, tally = get_flat_values(values), get_word(missing, j), tallies[j]
             begin, end = end, end + len(flat)
             if offsets is not None:
                 offsets[j] = values.offsets if isinstance(values, Jagged) else each

@@ -141,7 +141,7 @@ class DensePlan:
                 np.copyto(y, columns.fill, where=absent != 0)
             with np.errstate(over="ignore"):  # too large values become infinite, as in NVTabular
                 for part, transform in columns.functions:
-                    y[part] = transform.y(y[part], np)
+                    y[part] = transform.apply(y[part], np)
                 y -= columns.center
                 y /= columns.scale
                 out[index, rows] = y.astype(np.float32)
@@ -155,7 +155,7 @@ class DensePlan:
     def calculate(self, column: int, filled: np.ndarray) -> np.ndarray:
         """Transform filled values [n] of one column without the table; float32 [n]."""
         with np.errstate(over="ignore"):  # as above
-            y = self.transforms[column].y(filled.astype(np.float64), np)
+            y = self.transforms[column].apply(filled.astype(np.float64), np)
             y = y - self.center[column]
             y /= self.scale[column]
             return y.astype(np.float32)

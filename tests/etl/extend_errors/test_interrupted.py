@@ -61,7 +61,7 @@ def test_another_command_after_an_interruption(raw, output, tmp_path: Path, capl
     assert add(skipped, tmp_path / "later" / "day_5", days={5})["days"]["valid"] == [5]
     with caplog.at_level(logging.WARNING):
         assert add(corrected, tmp_path / "later" / "day_4")["by_day"]["4"]["rows"] == 52
-    assert "begun with other settings or inputs, so beginning again" in caplog.text
+    assert "settings or inputs differ from those of the interrupted extension" in caplog.text
 
 
 def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatch) -> None:

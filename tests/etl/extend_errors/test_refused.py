@@ -43,13 +43,13 @@ def test_a_day_that_is_there(raw, output, tmp_path: Path, caplog) -> None:
     for path in (raw / "day_3", raw / "day_0", tmp_path):
         with caplog.at_level(logging.INFO):
             assert add(output, path)["generation"] == 1
-        assert "has all these days already" in caplog.text
+        assert "has these days already" in caplog.text
         caplog.clear()
     assert differences(before, content(output)) == []
     write_days(tmp_path, {3: 41, 0: 41})
     refused(output, tmp_path / "day_3", r"has day 3 already.*\n.*--undo.*call it day_4")
-    refused(output, tmp_path, "has day 3 already, of another file")
-    refused(output, tmp_path / "day_0", r"has day 0 already, of another file.*\n  -> if this")
+    refused(output, tmp_path, "has day 3 already, from another file")
+    refused(output, tmp_path / "day_0", r"has day 0 already, from another file.*\n  -> if this")
     assert add(output, raw, days={1, 4})["generation"] == 2
 
 
@@ -69,7 +69,7 @@ def test_a_day_of_far_fewer_or_more_rows(raw, output, tmp_path: Path, rows: int)
     write_days(tmp_path, {4: 330})
     lines = (tmp_path / "day_4").read_text().splitlines(keepends=True)[:rows]
     (tmp_path / "day_4").write_text("".join(lines))
-    match = r"about \d+ rows; the days before have 41 to 60"
+    match = r"about \d+ rows, but earlier days have 41 to 60"
     refused(output, tmp_path / "day_4", match)
     add(copy_of(output, tmp_path / "other"), raw / "day_4")
     assert add(output, tmp_path / "day_4", max_rows_factor=6.0)["generation"] == 2
@@ -211,7 +211,7 @@ def test_a_run_that_did_not_finish(raw, output, tmp_path: Path) -> None:
             lambda output: change_json(
                 output / "manifest.json", lambda value: value.update(workflow_digest="0" * 64)
             ),
-            "the data were made with 000000000000…",
+            "the data were made with workflow 000000000000…",
         ),
     ],
 )

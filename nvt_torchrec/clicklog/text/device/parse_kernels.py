@@ -88,7 +88,8 @@ def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed
     # text[-1], which is a newline too.
     if text[end - 1] == _RETURN:
         end -= 1
-    dense_count, categorical_count = dense.shape[0], categorical.shape[0]
+    dense_count = dense.shape[0]
+    categorical_count = categorical.shape[0]
     if text[at] != _ZERO and text[at] != _ZERO + 1:
         malformed[0] = 1
         return

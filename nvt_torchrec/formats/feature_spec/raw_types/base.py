@@ -1,7 +1,4 @@
-"""What every raw type has: attributes, messages, and conversions that its class fills in.
-
-A raw type says what a column of a log may hold, and everything that depends on it.
-"""
+"""The base class of raw types: their attributes, error messages and conversions."""
 
 from __future__ import annotations
 
@@ -17,12 +14,23 @@ from nvt_torchrec.base.arrays import null_mask, string_array, to_numpy
 from nvt_torchrec.base.number_text import RANGE, SYNTAX, ParsedText
 from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
-NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(3, 8)
-OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 11)
-WRONG_WIDTH, BEYOND_FLOAT16 = range(11, 13)
-#: The messages of all codes but those that depend on the raw type, and that of FIELD_COUNT, whose
-#: message needs the numbers of fields.
+# The codes of errors, which compiled loops set. 0 is no error; base.number_text defines SYNTAX = 1
+# and RANGE = 2.
+#: Errors of a value.
+NOT_UTF8 = 3
+EMPTY_ITEM = 4
+NULL_ITEM = 5
+OTHER_LABEL = 6
+LABEL_NUMBER = 7
+#: Errors of a whole line.
+OPEN_QUOTE = 8
+AFTER_QUOTE = 9
+FIELD_COUNT = 10
+#: Errors of a vector.
+WRONG_WIDTH = 11
+BEYOND_FLOAT16 = 12
+#: The messages of these codes, except FIELD_COUNT, whose message needs the numbers of fields.
+#: The messages of SYNTAX and RANGE depend on the raw type.
 MESSAGES = {
     NOT_UTF8: "expected UTF-8 text",
     EMPTY_ITEM: "a list must not hold an empty value",
@@ -31,10 +39,10 @@ MESSAGES = {
     LABEL_NUMBER: "expected a number, because the label has a threshold",
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
-    WRONG_WIDTH: "a vector has as many numbers as its width in the spec says",
+    WRONG_WIDTH: "expected a vector of the width in the spec",
     BEYOND_FLOAT16: "expected numbers that fit float16, from -65504 to 65504",
 }
-#: Types of missing values of pandas and NumPy, by name because pandas is not imported.
+#: Types of missing values of pandas and NumPy, by name so that pandas need not be imported.
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
 
 
@@ -42,43 +50,45 @@ class BadValueError(ValueError):
     """A Python value that a column cannot hold.
 
     Attributes:
-        index: The place of the first such value.
-        reason: What was expected.
+        index: The position of the first such value.
+        reason: The error message, which says what was expected.
     """
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
-        self.index, self.reason = index, reason
+        self.index = index
+        self.reason = reason
 
 
 class RawType:
-    """What a column of one raw type holds; a subclass is one raw type.
+    """Base class of raw types.
 
     Attributes:
-        name: The name in a specification.
+        name: The name in a spec.
         dtype: The name of the NumPy dtype of values in ``RawRows``; "str" for strings, which are
             Arrow arrays.
-        placeholder: The value that stands in ``RawRows`` where the column is missing.
+        placeholder: The value in ``RawRows`` where the column is missing.
         syntax: The error message for a value that is not of this type.
-        beyond: That for a number below ``minimum`` or above ``maximum``; "" for one that names
-            both.
+        out_of_range: The error message for a number below ``minimum`` or above ``maximum``; "" for
+            the default message, which names both limits.
         minimum: The smallest value; 0 for strings, which have no limits.
         maximum: The largest value; 0 for strings.
         dense: Whether dense columns can have this type.
         categorical: Whether categorical columns can have it.
-        has_point: Whether its text may have a decimal point, for which ``decimal`` applies.
-        arrow_kinds: The kinds of Arrow types, besides text, from which values are read.
-        keys: The keys of the specification to try for a text that is not of this type.
-        wider: The raw type that holds numbers beyond the limits; "" for none.
-        takes_text: Whether values may be texts that are no numbers, so that tensors hold strings.
-        probes: Values at the limits, with which exported models are tried.
+        has_point: Whether its text may have a decimal point, so that ``decimal`` applies.
+        arrow_kinds: The kinds of Arrow types, in addition to text, that values are read from.
+        keys: The keys of a spec that may help with a text that is not of this type.
+        wider: The raw type that can hold numbers outside of the limits; "" for none.
+        takes_text: Whether values may be texts that are not numbers, so that exported models take
+            tensors of strings.
+        probes: Values at the limits, with which exported models are tested.
     """
 
     name: ClassVar[str]
     dtype: ClassVar[str]
     placeholder: ClassVar[int | float | str] = 0
     syntax: ClassVar[str]
-    beyond: ClassVar[str] = ""
+    out_of_range: ClassVar[str] = ""
     minimum: ClassVar[int | float] = 0
     maximum: ClassVar[int | float] = 0
     dense: ClassVar[bool] = False
@@ -91,10 +101,11 @@ class RawType:
     probes: ClassVar[tuple[Any, ...]] = ()
 
     @property
-    def range(self) -> str:
+    def range_message(self) -> str:
         """The error message for a number that is too small or too large."""
-        limits = f"expected an integer from {self.minimum} to {self.maximum} or a missing value"
-        return self.beyond or limits
+        if self.out_of_range:
+            return self.out_of_range
+        return f"expected an integer from {self.minimum} to {self.maximum} or a missing value"
 
     @property
     def is_text(self) -> bool:
@@ -112,23 +123,27 @@ class RawType:
 
     def message(self, code: int) -> str:
         """Return the error message of a code."""
-        return {SYNTAX: self.syntax, RANGE: self.range}.get(code) or MESSAGES[code]
+        if code == SYNTAX:
+            return self.syntax
+        if code == RANGE:
+            return self.range_message
+        return MESSAGES[code]
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         """Return a value as it is written in a log."""
         return str(value)
 
-    def from_log_text(self, text: str) -> Any:
-        """Return the value of a text of a log that is not missing. Raises ``ValueError``."""
+    def parse_log_text(self, text: str) -> Any:
+        """Return the value of a text in a log that is not missing. Raises ``ValueError``."""
         return text
 
     # Text and Arrow
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
-        """Convert fields.
+        """Convert the fields of a column of text.
 
         Args:
-            texts: Binary array [n] without nulls; "" where missing. Spaces and null texts are gone.
+            texts: Binary array [n] without nulls, trimmed if the column is; "" where missing.
             missing: Where fields are missing, bool [n].
             read: How the column is read.
         """
@@ -138,31 +153,35 @@ class RawType:
         """Return whether values of an Arrow type, neither text nor lists, can be of this type."""
         return any(getattr(pa.types, f"is_{kind}")(held) for kind in self.arrow_kinds)
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
-        """Return values that are no text as texts, and how these are read; None: as numbers."""
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+        """Convert an Arrow array that is not text to text, for types that are parsed from text.
+
+        Returns:
+            The texts, and how they are read; None if :meth:`from_arrow` converts the array.
+        """
         return None
 
     def from_arrow(self, array: pa.Array, read: Read) -> ParsedText:
-        """Convert values that :meth:`as_texts` does not change to texts."""
-        numbers, missing = as_numbers(array, read.nulls)
-        wrong = (numbers < self.minimum) | (numbers > self.maximum)
-        code = np.where(wrong, RANGE, 0).astype(np.uint8)
+        """Convert an Arrow array for which :meth:`to_texts` returns None."""
+        numbers, missing = to_numbers(array, read.nulls)
+        out_of_range = (numbers < self.minimum) | (numbers > self.maximum)
+        code = np.where(out_of_range, RANGE, 0).astype(np.uint8)
         if self.is_whole and numbers.dtype == np.float64:
-            code[~wrong & (numbers != np.floor(numbers))] = SYNTAX
+            code[~out_of_range & (numbers != np.floor(numbers))] = SYNTAX
         return ParsedText(np.where(code != 0, 0, numbers).astype(self.dtype), missing, code)
 
     # Python values
 
     def from_python(self, value: Any) -> Any:
-        """Return one Python value as the type holds it; None if it is missing.
+        """Convert one Python value; None if it is missing.
 
         Raises:
-            ValueError: The column cannot hold it; the message is the reason.
+            ValueError: The column cannot hold it; the message says what was expected.
         """
         raise NotImplementedError
 
     def parse_text(self, text: str | bytes) -> Any:
-        """Return the value of a text, as a field of a file is read. Raises :class:`ValueError`."""
+        """Parse a text by the same rules as a field of a file. Raises :class:`ValueError`."""
         field = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         offsets = np.array([0, len(field)], np.int32)
         texts = string_array(offsets, np.frombuffer(field, np.uint8)).view(pa.binary())
@@ -172,29 +191,30 @@ class RawType:
         return parsed.values[0].item()
 
     def from_values(self, values: list) -> tuple[np.ndarray | pa.StringArray, np.ndarray]:
-        """Convert Python values [n] at once if all have the usual types, else one by one.
+        """Convert Python values [n], all at once if their types allow it, else one by one.
 
         Returns:
             The values, and where they are missing, bool [n].
 
         Raises:
-            BadValueError: The column cannot hold a value; names the first such one.
+            BadValueError: The column cannot hold a value; it names the first one.
         """
         kinds = set(map(type, values))
-        usual: list = values
+        filled: list = values
         nulls: np.ndarray | None = None
         if type(None) in kinds:
             kinds.remove(type(None))
             if str in kinds or self.is_text:  # empty texts are missing as well
-                usual = ["" if value is None else value for value in values]
+                filled = ["" if value is None else value for value in values]
                 kinds.add(str)
             else:
-                usual = [0 if value is None else value for value in values]
+                filled = [0 if value is None else value for value in values]
                 kinds.add(int)
                 nulls = np.array([value is None for value in values], bool)
-        converted = self.convert_vectorized(usual, kinds)
+        converted = self.convert_vectorized(filled, kinds)
         if converted is not None:
-            return converted if nulls is None else (converted[0], converted[1] | nulls)
+            numbers, missing = converted
+            return numbers, missing if nulls is None else missing | nulls
         parsed = []
         for index, value in enumerate(values):
             try:
@@ -205,15 +225,20 @@ class RawType:
         return self.array([self.placeholder if v is None else v for v in parsed]), missing
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
-        """Convert values without None, of which ``kinds`` are the types; None: not the usual ones.
+        """Convert Python values [n] at once.
+
+        Args:
+            values: The values, without None.
+            kinds: Their types.
 
         Returns:
-            The values, and which of them are missing.
+            The values, and where they are missing, bool [n]; None if the values must be converted
+            one by one.
         """
         return None
 
     def array(self, values: list) -> np.ndarray | pa.StringArray:
-        """Make an array of converted values, with placeholders where they are missing."""
+        """Make an array of converted values, which include placeholders for missing ones."""
         return np.array(values, self.dtype)
 
 
@@ -226,10 +251,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
 
 
-def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers, 0 where missing, as integers or float64; and where they are missing.
+def to_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Convert an Arrow array of numbers or booleans.
 
-    Where the column has null texts that are numbers, these numbers are missing values.
+    Args:
+        array: The array [n].
+        nulls: Texts that mean a missing value; those that are numbers apply.
+
+    Returns:
+        The numbers [n], integers or float64, 0 where missing; and where they are missing, bool [n].
     """
     null = null_mask(array)
     if pa.types.is_boolean(array.type):
@@ -246,14 +276,21 @@ def as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.
 
 
 def match_number(numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    """Return which numbers are those of some texts, bool [n]; ``true`` is 1, ``false`` 0."""
+    """Return a mask of the numbers that one of the texts stands for, bool [n].
+
+    ``true`` stands for 1, ``false`` for 0; texts that are not numbers match nothing.
+    """
     booleans = {"true": 1, "false": 0}
-    wanted = [booleans.get(text.strip().lower(), parse_number(text)) for text in texts]
-    return np.isin(numbers, [number for number in wanted if number is not None])
+    wanted: list[int | float] = []
+    for text in texts:
+        number = booleans.get(text.strip().lower(), parse_number(text))
+        if number is not None:
+            wanted.append(number)
+    return np.isin(numbers, wanted)
 
 
 def parse_number(text: str) -> int | float | None:
-    """Return the number that a text is, or None."""
+    """Return the number that a text stands for; None if it is not a number."""
     try:
         return int(text)
     except ValueError:

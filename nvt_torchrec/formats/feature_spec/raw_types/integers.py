@@ -1,4 +1,4 @@
-"""Raw types of integers: ``int32``, ``int``, ``hex32`` and ``bool``, which are 1 and 0."""
+"""Raw types of integers: ``int32``, ``int``, ``hex32``, and ``bool`` held as 1 and 0."""
 
 # ruff: noqa: D102 - methods are described in RawType
 from __future__ import annotations
@@ -18,29 +18,29 @@ from nvt_torchrec.formats.feature_spec.raw_types.base import SYNTAX, ParsedText,
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: By bytes of a float type, the largest integer up to which it holds all integers.
+#: The largest integer up to which a float type holds all integers, by the type's size in bytes.
 EXACT = {2: 2**11, 4: 2**24}
 _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
-#: In lower case; the numbers are what NumPy and pandas make of booleans.
+#: The texts of booleans in lower case; 1.0 and 0.0 are how NumPy and pandas write them as floats.
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 
 
 class Integer(RawType):
-    """What raw types of whole numbers have in common."""
+    """Base class of the raw types of integers."""
 
     syntax = "expected an integer or a missing value"
     has_point = True
     arrow_kinds = ("integer", "floating", "boolean", "decimal")
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if not re.fullmatch("[+-]?[0-9]+", text):
             raise ValueError(self.syntax)
-        return self.checked(int(text))
+        return self.check_limits(int(text))
 
-    def checked(self, number: int) -> int:
-        """Return a number within the limits. Raises ``ValueError``."""
+    def check_limits(self, number: int) -> int:
+        """Return the number. Raises ``ValueError`` if it is outside of the limits."""
         if not self.contains(number):
-            raise ValueError(self.range)
+            raise ValueError(self.range_message)
         return number
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
@@ -53,13 +53,13 @@ class Integer(RawType):
             return None
         if self.takes_text and isinstance(value, str | bytes):
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            return self.from_log_text(text)
+            return self.parse_log_text(text)
         if isinstance(value, str | bytes):
             return self.parse_text(value)
-        return self.whole(value)
+        return self.to_integer(value)
 
-    def whole(self, value: Any) -> int:
-        """Return a number without a fraction, within the limits. Raises ``ValueError``."""
+    def to_integer(self, value: Any) -> int:
+        """Convert a Python or NumPy number. Raises ``ValueError`` if it has a fraction."""
         if isinstance(value, float | np.floating) and float(value).is_integer():
             limit = EXACT.get(getattr(value, "itemsize", 8), 2**53)
             if isinstance(value, np.floating) and abs(float(value)) > limit and limit < 2**53:
@@ -68,28 +68,32 @@ class Integer(RawType):
                 )
             value = int(value)
         if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
-            value = int(value)  # databases return numbers so
+            value = int(value)  # databases return integers as decimals
         if not isinstance(value, int | np.integer | np.bool_):
             raise ValueError(self.syntax)
-        return self.checked(int(value))
+        return self.check_limits(int(value))
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
-        return usual_numbers(self, values, np.int64) if kinds == {int} else None
+        return convert_numbers(self, values, np.int64) if kinds == {int} else None
 
 
 class Int32(Integer):
     """32-bit integers of dense columns."""
 
-    name, dtype, dense = "int32", "int32", True
+    name = "int32"
+    dtype = "int32"
+    dense = True
     minimum, maximum = -(2**31), 2**31 - 1
     keys = 'nulls, trim, lenient or raw = "float"'
     wider = "float"
 
 
 class Int(Integer):
-    """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
+    """Integers up to 2**53, which are exact in float64, the type of NVTabular's pandas code."""
 
-    name, dtype, categorical = "int", "int64", True
+    name = "int"
+    dtype = "int64"
+    categorical = True
     minimum, maximum = -(2**53), 2**53
     keys = 'nulls, trim, lenient or raw = "string"'
     wider = "string"
@@ -97,9 +101,12 @@ class Int(Integer):
 
 
 class Hex32(Integer):
-    """Categories of 32 bits; in text up to eight hexadecimal digits."""
+    """Categories of 32 bits, written as up to eight hexadecimal digits."""
 
-    name, dtype, categorical, has_point = "hex32", "uint32", True, False
+    name = "hex32"
+    dtype = "uint32"
+    categorical = True
+    has_point = False
     syntax = "expected 1 to 8 hexadecimal digits or a missing value"
     minimum, maximum = 0, 2**32 - 1
     keys = 'nulls, trim, raw = "int" or raw = "string"'
@@ -107,10 +114,10 @@ class Hex32(Integer):
     takes_text = True
     probes: ClassVar[tuple[Any, ...]] = (minimum, maximum, 0x9E3779B9)
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         return f"{value:08x}"
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if not _HEX(text):
             raise ValueError(self.syntax)
         return int(text, 16)
@@ -139,35 +146,42 @@ class Hex32(Integer):
 
 
 class Bool(Integer):
-    """Categories true and false, which are 1 and 0."""
+    """The categories true and false, held as 1 and 0."""
 
-    name, dtype, categorical, has_point = "bool", "int64", True, False
-    syntax = beyond = "expected true or false (also 1 or 0), or a missing value"
+    name = "bool"
+    dtype = "int64"
+    categorical = True
+    has_point = False
+    syntax = out_of_range = "expected true or false (also 1 or 0), or a missing value"
     minimum, maximum = 0, 1
     keys = 'nulls, trim or raw = "string"'
     takes_text = True
     probes = (0, 1)
 
-    def log_text(self, value: Any) -> str:
+    def to_log_text(self, value: Any) -> str:
         return "true" if value else "false"
 
-    def from_log_text(self, text: str) -> int:
+    def parse_log_text(self, text: str) -> int:
         if text.lower() not in (*TRUE, *FALSE):
             raise ValueError(self.syntax)
         return int(text.lower() in TRUE)
 
     def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> ParsedText:
         lower = pc.ascii_lower(texts.view(pa.string()))
-        values, false = is_one_of(lower, TRUE), is_one_of(lower, FALSE)
+        values = is_one_of(lower, TRUE)
+        false = is_one_of(lower, FALSE)
         code = np.where(missing | values | false, 0, SYNTAX).astype(np.uint8)
         return ParsedText(values.astype(self.dtype), missing, code)
 
     def convert_vectorized(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
-        usual = kinds and kinds <= {int, bool}
-        return usual_numbers(self, values, np.int64) if usual else None
+        if not kinds or not kinds <= {int, bool}:
+            return None
+        return convert_numbers(self, values, np.int64)
 
 
-def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:
+def convert_numbers(
+    kind: RawType, values: list, dtype: type
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Convert Python's integers and floats; None if one does not lie within the limits."""
     try:
         numbers: np.ndarray = np.array(values, dtype)

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 
 class String(base.RawType):
-    """Categories of text."""
+    """Categories that are strings."""
 
-    name, dtype, placeholder, categorical = "string", "str", "", True
+    name = "string"
+    dtype = "str"
+    placeholder = ""
+    categorical = True
     syntax = "expected a string or a missing value"
     arrow_kinds = ("integer", "decimal")
     takes_text = True
@@ -30,7 +33,7 @@ class String(base.RawType):
         offsets, data = string_parts(texts)
         values = string_array(offsets, data)
         used = data[offsets[0] : offsets[-1]]
-        if len(used) and int(used.max()) > 127:
+        if len(used) and int(used.max()) > 127:  # ASCII is always valid
             try:
                 values.validate(full=True)
             except pa.ArrowInvalid:
@@ -42,7 +45,7 @@ class String(base.RawType):
                 values = blanked(values, code != 0)
         return base.ParsedText(values, missing, code)
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         return array.cast(pa.string()), read
 
     def from_python(self, value: Any) -> str | None:

@@ -1,8 +1,9 @@
-"""The raw type ``time``: microseconds since 1970-01-01 00:00 UTC, of the years 1 to 9999.
+"""The raw type ``time``: microseconds since 1970-01-01 00:00 UTC, for the years 1 to 9999.
 
-Only derived columns and splits read it. A time format becomes a regular expression whose groups are
-the parts of a time. Only the different texts of a column are parsed, because most logs repeat them.
-The calendar is checked: the 30th of February is malformed.
+No column of the output has this type; derived columns, splits and events read it. A time format
+becomes a regular expression whose groups are the parts of a time. Only the distinct texts of a
+column are parsed, because most logs repeat them. The calendar is checked: the 30th of February is
+malformed.
 """
 
 # ruff: noqa: D102 - methods are described in RawType
@@ -27,17 +28,18 @@ from nvt_torchrec.formats.feature_spec.raw_types import base
 if TYPE_CHECKING:
     from nvt_torchrec.formats.feature_spec.read_plan import Read
 
-#: Numbers of seconds, milliseconds or microseconds since 1970-01-01 00:00 UTC.
+#: The formats of numbers since 1970-01-01 00:00 UTC, with the microseconds of their units.
 EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
-#: The directives of a format, as in ``strptime``, and the most digits that each takes; 0 for the
-#: first three letters of English months, and an offset from UTC (Z, +0200 or +02:00).
+#: The directives of a format, as in ``strptime``, and the largest number of digits of each. 0 for
+#: ``%b``, the first three letters of English months, and ``%z``, an offset (Z, +0200 or +02:00).
 DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "b": 0, "z": 0}
-#: "" stands for ISO 8601: a date, or a date and a time, with or without a fraction and "Z".
+#: The format of ISO 8601: a date, or a date and a time, with or without a fraction and an offset.
 ISO = ""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXAMPLE = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
-_SECOND, _DAY = 1_000_000, 86_400_000_000
-#: Digits of a microsecond after the point of each unit.
+_SECOND = 1_000_000
+_DAY = 86_400_000_000
+#: The number of digits after the decimal point of each unit, down to a microsecond.
 _SHIFTS = {"epoch_s": 6, "epoch_ms": 3, "epoch_us": 0}
 _DECIMAL_BYTES = np.isin(np.arange(256), list(b"0123456789-."))
 _INT64_DIGITS = 18
@@ -47,37 +49,46 @@ _ISO = (
     r"(?:[T ](?P<H>[0-9]{2}):(?P<M>[0-9]{2})(?::(?P<S>[0-9]{2})(?:\.(?P<f>[0-9]+))?)?"
     "(?P<z>Z| UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?$"
 )
-#: What Arrow and ``datetime.fromisoformat`` read in the same way.
+#: The texts that Arrow and ``datetime.fromisoformat`` read in the same way.
 PLAIN_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?$"
 _LETTERS = {"b": "[a-zA-Z]{3}", "z": "Z|[+-][0-9]{2}:?[0-9]{2}"}
+#: Stands for a malformed offset from UTC.
 _NO_OFFSET = 2**30
 
 
 def check_time_format(format: str, where: str) -> None:
-    """Raise :class:`SettingsError` unless ``format`` is one of a time; errors begin with ``where``.
+    """Raise :class:`SettingsError` unless ``format`` is a time format.
 
     A format is :data:`ISO`, one of :data:`EPOCHS`, or a pattern such as ``%y%m%d%H``, with
     :data:`DIRECTIVES` only, each at most once, and a year. Times are UTC.
+
+    Args:
+        format: The format.
+        where: The beginning of error messages.
     """
     if format == ISO or format in EPOCHS:
         return
     used = re.findall("%(.?)", format)
-    known = all(name in DIRECTIVES for name in used)
-    if not used or not known or len(set(used)) < len(used) or ("Y" in used) == ("y" in used):
+    are_known = all(name in DIRECTIVES for name in used)
+    are_unique = len(set(used)) == len(used)
+    has_one_year = ("Y" in used) != ("y" in used)
+    if not (used and are_known and are_unique and has_one_year):
         raise SettingsError(
             f"{where}time_format = {format!r}",
-            f"{', '.join(EPOCHS)}, or a pattern with a year, such as %Y-%m-%d %H:%M:%S; of "
-            f"%{' %'.join(DIRECTIVES)}, each at most once",
+            f"give one of {', '.join(EPOCHS)}, or a pattern with a year, such as "
+            f"%Y-%m-%d %H:%M:%S; it may use %{' %'.join(DIRECTIVES)}, each at most once",
         )
     if {"m", "b"} <= set(used):
-        raise SettingsError(f"{where}time_format = {format!r}", "a month is %m or %b")
+        raise SettingsError(
+            f"{where}time_format = {format!r}", "use %m or %b for the month, not both"
+        )
 
 
 def parse_iso(text: str, where: str) -> int:
-    """Return the microseconds since 1970 of an ISO 8601 date or time, UTC unless it says otherwise.
+    """Return the microseconds since 1970 of an ISO 8601 date or time; UTC unless it has an offset.
 
     Raises:
-        SettingsError: It is none; the message begins with ``where``.
+        SettingsError: The text is malformed; the message begins with ``where``.
     """
     try:
         time = datetime.datetime.fromisoformat(text)
@@ -96,11 +107,12 @@ def to_microseconds(time: datetime.datetime) -> int:
 
 
 class Time(base.RawType):
-    """Times."""
+    """Times, held as microseconds since 1970."""
 
-    name, dtype = "time", "int64"
+    name = "time"
+    dtype = "int64"
     syntax = "expected a time or a missing value"
-    beyond = "expected a time of the years 1 to 9999 or a missing value"
+    out_of_range = "expected a time of the years 1 to 9999 or a missing value"
     minimum, maximum = -62_135_596_800_000_000, 253_402_300_799_999_999
     keys = "time_format, nulls or trim"
     takes_text = True
@@ -118,11 +130,12 @@ class Time(base.RawType):
             read.time_format in EPOCHS or _is_digits(read.time_format)
         )
 
-    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+    def to_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
         if not (_is_digits(read.time_format) and pa.types.is_integer(array.type)):
             return None
         width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
-        return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read  # of a year such as 09
+        # an integer has lost its leading zeros, such as those of a year 09
+        return pc.utf8_lpad(array.cast(pa.string()), width, "0"), read
 
     def from_arrow(self, array: pa.Array, read: Read) -> base.ParsedText:
         missing = null_mask(array)
@@ -132,9 +145,10 @@ class Time(base.RawType):
             unit = EPOCHS.get(f"epoch_{array.type.unit}", 0)
             numbers = np.where(missing, 0, to_numpy(array.view(pa.int64())))
             if not unit:  # nanoseconds
-                numbers, unit = numbers // 1000, 1
+                numbers = numbers // 1000
+                unit = 1
         else:
-            numbers, missing = base.as_numbers(array, read.nulls)
+            numbers, missing = base.to_numbers(array, read.nulls)
             unit = EPOCHS[read.time_format]
         return _to_microseconds(numbers, missing, unit, self)
 
@@ -142,18 +156,26 @@ class Time(base.RawType):
 def _to_microseconds(
     numbers: np.ndarray, missing: np.ndarray, unit: int, kind: Time
 ) -> base.ParsedText:
-    """Return times given as numbers since 1970, in units of so many microseconds."""
-    wrong = (numbers < kind.minimum // unit) | (numbers > kind.maximum // unit)
-    numbers = np.where(wrong, 0, numbers)
+    """Convert numbers since 1970 to microseconds.
+
+    Args:
+        numbers: Integers or float64 [n].
+        missing: Where they are missing, bool [n].
+        unit: The microseconds of a unit.
+        kind: The raw type, for its limits.
+    """
+    out_of_range = (numbers < kind.minimum // unit) | (numbers > kind.maximum // unit)
+    numbers = np.where(out_of_range, 0, numbers)
     if numbers.dtype == np.float64:
         numbers = np.floor(numbers * unit).astype(np.int64)
     else:
         numbers = numbers.astype(np.int64) * unit
-    return base.ParsedText(numbers, missing, np.where(wrong, base.RANGE, 0).astype(np.uint8))
+    code = np.where(out_of_range, base.RANGE, 0).astype(np.uint8)
+    return base.ParsedText(numbers, missing, code)
 
 
 def _is_digits(time_format: str) -> bool:
-    """Return whether a time format is a pattern of digits alone."""
+    """Return whether a time format is a pattern of digits only, such as ``%Y%m%d``."""
     if not re.fullmatch("(%[a-zA-Z])+", time_format):
         return False
     return all(DIRECTIVES[name] for name in time_format[1::2])
@@ -166,61 +188,73 @@ def parse_times(
 
     A number since 1970 may have a fraction and an exponent. ISO 8601 is ``2014-10-30``, or with
     ``T`` or a space ``2014-10-30 12:00``, seconds and their fraction, and ``Z``, `` UTC`` or an
-    offset such as ``+02:00``, ``+0200`` or ``+02``. In a pattern, years have 4 (``%y``: 2) digits,
-    and all others as many as there are up to their most; ``%y`` is 1969 to 2068; letters may be
-    small or capital. What is beyond a microsecond is left out.
+    offset such as ``+02:00``, ``+0200`` or ``+02``. In a pattern, ``%Y`` has 4 digits and ``%y``
+    2 (1969 to 2068); the other numbers have one up to their largest number of digits. Letters may
+    be lower or upper case. Digits after the microseconds are ignored.
     """
     if time_format in EPOCHS:
         numbers = try_cast(texts, missing, pa.int64(), _DECIMAL_BYTES)
-        if numbers is not None:  # whole numbers, as in most logs
+        if numbers is not None:  # all are integers, as in most logs
             return _to_microseconds(numbers, missing, EPOCHS[time_format], kind)
     encoded = texts.dictionary_encode()
-    places, texts = to_numpy(encoded.indices), encoded.dictionary
+    distinct = encoded.dictionary
     values: np.ndarray | None
     if time_format in EPOCHS:
-        values, good, fits = _since_1970(texts, time_format, kind)
+        values, is_time, fits = _parse_epoch(distinct, time_format, kind)
     else:
-        values = _plain_iso(texts) if time_format == ISO else None
-        good = np.ones(len(texts), bool)
+        values = _parse_plain_iso(distinct) if time_format == ISO else None
+        is_time = np.ones(len(distinct), bool)
         if values is None:
-            values, good = _match_pattern(texts, make_pattern(time_format))
-        fits = (values >= kind.minimum) & (values <= kind.maximum)  # not by its offset, perhaps
-    code = np.where(good, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
+            values, is_time = _match_pattern(distinct, make_pattern(time_format))
+        # an offset from UTC can move a time out of the years 1 to 9999
+        fits = (values >= kind.minimum) & (values <= kind.maximum)
+    code = np.where(is_time, np.where(fits, 0, base.RANGE), base.SYNTAX).astype(np.uint8)
     values[code != 0] = 0
-    values, code = values[places], code[places]
+    indices = to_numpy(encoded.indices)
+    values = values[indices]
+    code = code[indices]
     code[missing] = 0
     return base.ParsedText(values, missing, code)
 
 
-def _plain_iso(texts: pa.Array) -> np.ndarray | None:
-    """Return the microseconds of texts that are empty or plain times; None for others."""
+def _parse_plain_iso(texts: pa.Array) -> np.ndarray | None:
+    """Return the microseconds of texts; None unless each is empty or matches PLAIN_ISO."""
     if not (matches(texts, PLAIN_ISO) | (lengths(texts) == 0)).all():
         return None
     return try_cast(texts, lengths(texts) == 0, pa.timestamp("us"))
 
 
-def _since_1970(
+def _parse_epoch(
     texts: pa.Array, time_format: str, kind: Time
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return microseconds, which texts are numbers, and which of them are within the limits."""
-    shift, good = _SHIFTS[time_format], np.ones(len(texts), bool)
-    numbers = _decimals(texts, shift)
+    """Parse numbers since 1970.
+
+    Returns:
+        Microseconds, int64 [n]; whether each text is a number, bool [n]; and whether the number is
+        within the limits, bool [n].
+    """
+    shift = _SHIFTS[time_format]
+    is_number = np.ones(len(texts), bool)
+    numbers = _parse_decimals(texts, shift)
     if numbers is not None:
-        return numbers, good, (numbers >= kind.minimum) & (numbers <= kind.maximum)
-    values, fits = np.zeros(len(texts), np.int64), good.copy()
+        return numbers, is_number, (numbers >= kind.minimum) & (numbers <= kind.maximum)
+    values = np.zeros(len(texts), np.int64)
+    fits = np.ones(len(texts), bool)
     for row, text in enumerate(texts.to_pylist()):
         number = exact(text, shift)
         if number is None:
-            good[row] = False
-        elif kind.contains(number := number.to_integral_value(decimal.ROUND_DOWN)):
+            is_number[row] = False
+            continue
+        number = number.to_integral_value(decimal.ROUND_DOWN)
+        if kind.contains(number):
             values[row] = int(number)
         else:
             fits[row] = False
-    return values, good, fits
+    return values, is_number, fits
 
 
-def _decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
-    """Return numbers times ten to the power of ``shift``; None if they are not all plain ones."""
+def _parse_decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
+    """Return numbers times 10**shift; None if Arrow cannot read one of them as a decimal."""
     offsets, data = string_parts(texts)
     if not _DECIMAL_BYTES[data[offsets[0] : offsets[-1]]].all():
         return None
@@ -229,13 +263,13 @@ def _decimals(texts: pa.Array, shift: int) -> np.ndarray | None:
         numbers = present.view(pa.string()).cast(pa.decimal128(_INT64_DIGITS, shift))
     except pa.ArrowInvalid:  # an exponent, more digits after the point, or no number
         return None
-    # 128 bits each, of which these numbers need the lower half
+    # a decimal has 128 bits; 18 digits need only the lower 64
     return np.frombuffer(numbers.buffers()[1], np.int64, 2 * len(numbers))[::2].copy()
 
 
 @functools.lru_cache(maxsize=64)
 def make_pattern(time_format: str) -> str:
-    """Return the regular expression of a time format; its groups are named as the directives."""
+    """Return the regular expression of a time format, with a group for each directive."""
     if time_format == ISO:
         return _ISO
     steps = re.findall("%(.)|([^%]+)", time_format, re.DOTALL)
@@ -246,7 +280,7 @@ def make_pattern(time_format: str) -> str:
             continue
         maximum = DIRECTIVES[directive]
         digits_follow = literal[:1].isdigit() or bool(DIRECTIVES.get(following))
-        # as many digits as there are, which is not sought again if the rest does not fit
+        # A number before other digits has its full width, else its end would be ambiguous.
         minimum = maximum if directive in "Yy" or digits_follow else 1
         group = _LETTERS.get(directive, f"[0-9]{{{minimum},{maximum}}}")
         parts.append(f"(?P<{directive}>{group})")
@@ -254,65 +288,77 @@ def make_pattern(time_format: str) -> str:
 
 
 def _match_pattern(texts: pa.Array, pattern: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return microseconds, and which texts are times."""
+    """Parse times by a regular expression.
+
+    Returns:
+        Microseconds, int64 [n]; and whether each text is a time, bool [n].
+    """
     matched = pc.extract_regex(texts, pattern=pattern)
-    good = ~null_mask(matched)
+    is_time = ~null_mask(matched)
     groups = {field.name: matched.field(field.name) for field in matched.type}
-    nothing = np.zeros(len(texts), np.int64)
 
-    def number(name: str, otherwise: int = 0) -> np.ndarray:
-        return _numbers(groups[name]) if name in groups else nothing + otherwise
+    def parse(name: str, default: int) -> np.ndarray:
+        if name in groups:
+            return _parse_digits(groups[name])
+        return np.full(len(texts), default, np.int64)
 
-    year, month, hour = number("Y"), number("m", 1), number("H")
     if "y" in groups:
-        short = number("y")
+        short = parse("y", 0)
         year = short + np.where(short > 68, 1900, 2000)
-    if "b" in groups:
-        month = _map_texts(groups["b"], _month)
-    day, minute, second = number("d", 1), number("M"), number("S")
-    good &= (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
-    months = np.where(good, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
-    first = months.astype("M8[D]").astype(np.int64)
-    good &= (day >= 1) & (day <= (months + 1).astype("M8[D]").astype(np.int64) - first)
+    else:
+        year = parse("Y", 0)
+    month = _map_texts(groups["b"], _parse_month) if "b" in groups else parse("m", 1)
+    day = parse("d", 1)
+    hour = parse("H", 0)
+    minute = parse("M", 0)
+    second = parse("S", 0)
+    is_time &= (year >= 1) & (month >= 1) & (month <= 12)
+    is_time &= (hour < 24) & (minute < 60) & (second < 60)
+    months = np.where(is_time, (year - 1970) * 12 + month - 1, 0).astype("M8[M]")
+    first_day = months.astype("M8[D]").astype(np.int64)
+    days_in_month = (months + 1).astype("M8[D]").astype(np.int64) - first_day
+    is_time &= (day >= 1) & (day <= days_in_month)
     seconds = (hour * 60 + minute) * 60 + second
-    values = (first + day - 1) * _DAY + seconds * _SECOND
+    values = (first_day + day - 1) * _DAY + seconds * _SECOND
     if "f" in groups:
-        values += _fraction(groups["f"])
+        values += _parse_fraction(groups["f"])
     if "z" in groups:
-        offsets = _map_texts(groups["z"], _offset)
-        good &= offsets < _NO_OFFSET
+        offsets = _map_texts(groups["z"], _parse_offset)
+        is_time &= offsets < _NO_OFFSET
         values -= offsets * _SECOND
-    return values, good
+    return values, is_time
 
 
-def _numbers(group: pa.Array) -> np.ndarray:
-    """Return the numbers in a group; 0 where it is empty or nothing matched."""
+def _parse_digits(group: pa.Array) -> np.ndarray:
+    """Return the numbers in a group of digits; 0 where it is empty or nothing matched."""
     return cast(group, null_mask(group) | (lengths(group) == 0), pa.int64())
 
 
-def _fraction(group: pa.Array) -> np.ndarray:
-    """Return the microseconds of digits after the point, of which six count."""
+def _parse_fraction(group: pa.Array) -> np.ndarray:
+    """Return the microseconds of the digits after the decimal point, ignoring all but six."""
     digits = pc.utf8_rpad(group.view(pa.string()), 6, "0")
-    return _numbers(pc.utf8_slice_codeunits(digits, 0, 6))
+    return _parse_digits(pc.utf8_slice_codeunits(digits, 0, 6))
 
 
-def _map_texts(group: pa.Array, value_of: Callable[[str], int]) -> np.ndarray:
-    """Return a value for each text of a group, of which there are few different ones."""
+def _map_texts(group: pa.Array, parse: Callable[[str], int]) -> np.ndarray:
+    """Apply a function to the texts of a group, once to each distinct text."""
     offsets, data = string_parts(group)
     encoded = string_array(offsets, data).dictionary_encode()
-    values = [value_of(text) for text in encoded.dictionary.to_pylist()]
+    values = [parse(text) for text in encoded.dictionary.to_pylist()]
     return np.array(values, np.int64)[to_numpy(encoded.indices)]
 
 
-def _month(text: str) -> int:
+def _parse_month(text: str) -> int:
+    """Return the number of a month by its first three letters; 0 if there is no such month."""
     return _MONTHS.index(text.lower()) + 1 if text.lower() in _MONTHS else 0
 
 
-def _offset(text: str) -> int:
-    """Return the seconds of an offset from UTC; _NO_OFFSET if there is no such one."""
+def _parse_offset(text: str) -> int:
+    """Return the seconds of an offset from UTC; _NO_OFFSET if it is out of range."""
     if text in ("", "Z", " UTC"):
         return 0
-    hour, minute = int(text[1:3]), int(text[3:].removeprefix(":") or 0)
+    hour = int(text[1:3])
+    minute = int(text[3:].removeprefix(":") or 0)
     if hour > 23 or minute > 59:
         return _NO_OFFSET
     seconds = (hour * 60 + minute) * 60
@@ -320,7 +366,7 @@ def _offset(text: str) -> int:
 
 
 def make_example(read: Read) -> int | str:
-    """Return a time as it is written in a column that is read in this way."""
+    """Return an example of a time in the format of a column."""
     if read.time_format in EPOCHS:
         return int(_EXAMPLE.timestamp()) * 1_000_000 // EPOCHS[read.time_format]
     if read.time_format:
@@ -329,7 +375,7 @@ def make_example(read: Read) -> int | str:
 
 
 def format_time(microseconds: int) -> str:
-    """Write a time as ISO 8601, UTC; outside of the years 1 to 9999 as its number."""
+    """Format microseconds since 1970 as ISO 8601; as a number outside of the years 1 to 9999."""
     try:
         time = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=microseconds)
     except OverflowError:
