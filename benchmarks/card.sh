@@ -100,18 +100,27 @@ step 120 "with these defaults, and without bins by embedding_bag, lookups in bf1
 step 90 "MLPerf's DLRM, and without lookups in bf16 or the join's kernel" $plain lookups,join -- --amp
 [ -n "${REHEARSE:-}" ] || step 75 "as CUDA graphs" $train --compile_dense
 
-# All runs share one cluster, whose worker starts and compiles only once.
+# start_cluster TASKS: a scheduler, and a worker that does so many tasks at once.
+start_cluster() {
+    dask scheduler --port "878$1" >"$WORK/scheduler$1.log" 2>&1 &
+    # Two such workers share the card, one of them idle, so that each may take less than half of its memory.
+    dask cuda worker "tcp://127.0.0.1:878$1" --nthreads "$1" --rmm-pool-size 60GB --pre-import nvt_torchrec.nvt_compat \
+        >"$WORK/worker$1.log" 2>&1 &
+}
+
+# Two clusters for all runs, so that their workers start and compile once. The first run of each is to be compared:
+# one task at a time leaves the lanes of the card empty at its end.
 if [ -z "${REHEARSE:-}" ] && python -c 'import cudf, dask_cuda' 2>/dev/null; then
     make_big_log "$WORK/BIG" 11
-    dask scheduler --port 8786 >"$WORK/scheduler.log" 2>&1 &
-    dask cuda worker tcp://127.0.0.1:8786 --rmm-pool-size 90GB --pre-import nvt_torchrec.nvt_compat >"$WORK/worker.log" 2>&1 &
     trap 'kill $(jobs -p)' EXIT
-    sleep 12
-    for run in "64 $WORK/etl" "64 /tmp/etl" "256 $WORK/etl" "512 $WORK/etl"; do
-        read -r block output <<<"$run"
+    start_cluster 2
+    start_cluster 1
+    sleep 15
+    for run in "2 64 $WORK/etl" "1 64 $WORK/etl" "2 256 $WORK/etl" "1 256 $WORK/etl" "2 512 $WORK/etl" "2 64 /tmp/etl"; do
+        read -r tasks block output <<<"$run"
         rm -rf "$output"
-        step 45 "ETL, blocks of $block MiB, to $output" python -m nvt_torchrec.etl run --scheduler tcp://127.0.0.1:8786 \
-            --block_mb "$block" --input_path "$WORK/BIG" --output_path "$output"
+        step 45 "ETL, tasks at once: $tasks, blocks of $block MiB, to $output" python -m nvt_torchrec.etl run \
+            --scheduler "tcp://127.0.0.1:878$tasks" --block_mb "$block" --input_path "$WORK/BIG" --output_path "$output"
         cat "$output/timings.json"
     done
 fi
