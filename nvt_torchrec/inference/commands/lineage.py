@@ -43,7 +43,7 @@ def read_lineage(bundle: Path) -> str:
     from nvt_torchrec.formats.day_names import format_days
     from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
     from nvt_torchrec.workflows.description import inspect
-    from nvt_torchrec.workflows.inspection import generations_table
+    from nvt_torchrec.workflows.inspection import format_generations
 
     description = describe(bundle, check=True)
     workflow = inspect(bundle / WORKFLOW)
@@ -60,5 +60,5 @@ def read_lineage(bundle: Path) -> str:
         f"{size / 2**20:.1f} MiB, predicts {', '.join(description.model.labels)}\n"
         f"checkpoint  {checkpoint}\n"
         f"workflow    {workflow.digest[:12]}, generation {workflow.generation}\n"
-        f"{generations_table(workflow)}"
+        f"{format_generations(workflow)}"
     )

@@ -25,7 +25,7 @@ from nvt_torchrec.models.checkpoint.record import (
     compute_digest,
     is_checkpoint_alone,
 )
-from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.models.config import ModelConfig, describe_differences
 from nvt_torchrec.training.checkpoint.directories import (
     list_checkpoints,
     newest_record,
@@ -173,7 +173,7 @@ def finished_run(settings: TrainSettings) -> dict[str, Any] | None:
         if name in _ANY_VALUE:
             continue
         now[name] = then.get(name) if value is None and name in _CHOSEN else value
-    if differences(then, now):
+    if describe_differences(then, now):
         return None
     if before and not _may_be(Path(now["continue_from"] or "").absolute(), before):
         return None  # the checkpoint that it continues from was trained again

@@ -19,7 +19,7 @@ from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import identify
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.models.config import ModelConfig, describe_differences
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, set_aside
 from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
@@ -137,7 +137,7 @@ def _read_training(
     check_model(path, ModelConfig.from_dict(checkpoint.model), run.config)
     training = checkpoint.training
     then, now = _take_fixed(training["settings"]), _take_fixed(record["settings"])
-    different = differences(then, now)
+    different = describe_differences(then, now)
     if different:
         raise SettingsError(
             f"{path}: other settings than now: {different}", "resume with the same settings"
@@ -202,7 +202,7 @@ def check_model(path: Path | str, then: ModelConfig, config: ModelConfig) -> Non
     Raises:
         SchemaError: They differ.
     """
-    different = config.differences(then)
+    different = config.describe_differences(then)
     if different:
         raise SchemaError(
             f"{path}: another model: {different}",
