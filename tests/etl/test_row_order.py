@@ -5,9 +5,9 @@ import pytest
 
 from nvt_torchrec.etl.tables.coded_values import (
     CodedValues,
-    make_categorical_arrays,
     concatenate_coded,
     encode_values,
+    make_categorical_arrays,
 )
 from nvt_torchrec.etl.tables.row_order import sort_keys
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
