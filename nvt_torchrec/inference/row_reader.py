@@ -206,7 +206,10 @@ def _hash(
     keys: Iterable[Sequence[int]], sources: Mapping[int, Converted], count: int
 ) -> np.ndarray | None:
     """Hash the keys of rows, int64 [keys, rows]; return None if there are no keys."""
-    return hash_keys([[sources[index].parts for index in key] for key in keys], count)
+    parts = []
+    for key in keys:
+        parts.append([sources[index].parts for index in key])
+    return hash_keys(parts, count)
 
 
 def _read_fields(

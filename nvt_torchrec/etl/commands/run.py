@@ -89,7 +89,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
         if "events" not in timings["seconds"]:
             stages = "fit and transform"
         print(f"{speed} to {stages}")
-    print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
+    print(f"table sizes: --num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
     paths = EtlOutput(settings.output_path)
     logger.info("look at %s; train on it:", paths.report)
     if find_installed_version("torchrec") is None:

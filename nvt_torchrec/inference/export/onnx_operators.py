@@ -29,12 +29,12 @@ class Graph(Tape):
         domain = "ai.onnx.ml" if op == "LabelEncoder" else ""
 
         def make(*inputs: Any, **attributes: Any) -> ir.Value:
-            values = [x if isinstance(x, ir.Value) else self.constant(x) for x in inputs]
+            values = [x if isinstance(x, ir.Value) else self.add_constant(x) for x in inputs]
             return self.op(op, values, attributes, domain=domain)
 
         return make
 
-    def constant(self, value: Any) -> ir.Value:
+    def add_constant(self, value: Any) -> ir.Value:
         """Add a constant: a number, a string, a list of numbers or of bytes, or an array."""
         return self.initializer(_to_tensor(value), f"constant_{len(self.initializers)}")
 

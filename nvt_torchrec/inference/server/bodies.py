@@ -98,7 +98,7 @@ def is_small(body: bytearray) -> bool:
 
 
 def read_json(body: bytearray, limits: ServerSettings) -> Any:
-    """Parse a JSON body.
+    """Return the value of a JSON body.
 
     Raises:
         RefusedError: The body is not JSON, or its values would take too much memory.

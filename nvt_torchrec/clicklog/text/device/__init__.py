@@ -18,7 +18,7 @@ _NEWLINE = 10
 
 @dataclasses.dataclass(frozen=True)
 class RawDeviceRows:
-    """The columns of ``n`` rows on a GPU, from a text without malformed lines.
+    """The columns of ``RawRows`` for the ``n`` lines of a text, parsed on a GPU.
 
     Kernels may still write them, so that all but the number of lines must be read on the same
     stream.
