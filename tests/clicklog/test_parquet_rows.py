@@ -245,7 +245,7 @@ def test_what_warehouses_write(tmp_path: Path) -> None:
         read_block(block, plain)
     other = dataclasses.replace(spec, dense=(DenseColumn("s.other"),))
     with pytest.raises(
-        BadInputError, match=r"column s.other is not there\n.*it has y, s, id, date"
+        BadInputError, match=r"column s.other is missing\n.*the file has y, s, id, date"
     ):
         read_block(block, other)
 
@@ -253,7 +253,7 @@ def test_what_warehouses_write(tmp_path: Path) -> None:
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "day_0.parquet"
     pq.write_table(pa.table(GOOD).drop_columns(["brand"]), path)
-    with pytest.raises(BadInputError, match="column brand is not there"):
+    with pytest.raises(BadInputError, match="column brand is missing"):
         open_file(path, SPEC)
     pq.write_table(pa.table(GOOD).drop_columns(["click"]), path)
     day = open_file(path, SPEC)

@@ -25,22 +25,23 @@ import numpy as np
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import SettingsError
 
-#: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
+#: The number of distinct values of each categorical column in MLPerf's DLRM benchmark, whose cap is
+#: 40 M.
 MLPERF_CARDINALITIES = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
     *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000),
     *(590_152, 12_973, 108, 36),
 )
-#: Columns of at most this many values are not scaled, and all their values occur from day 0 on.
+#: Columns with at most this many values are not scaled, and all their values occur from day 0 on.
 SMALL = 200
 
-#: Share of missing values per column, rounded from Criteo's Kaggle release.
+#: The share of missing values of each column, rounded from Criteo's Kaggle release.
 MISSING_DENSE = (0.45, 0.0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.765, 0.22)
 MISSING_CATEGORICAL = (
     *(0.0, 0.0, 0.034, 0.034, 0.0, 0.12, 0.0, 0.0, 0.0, 0.0, 0.0, 0.034, 0.0),
     *(0.0, 0.0, 0.034, 0.0, 0.0, 0.44, 0.44, 0.034, 0.765, 0.0, 0.034, 0.44, 0.44),
 )
-#: Medians of the counts, and the smallest value of each column (Criteo has counts of -1 and -2).
+#: The median and the smallest value of each column of counts (Criteo has counts of -1 and -2).
 MEDIANS = (1.5, 5.0, 6.0, 4.0, 2800.0, 32.0, 3.0, 7.0, 38.0, 0.8, 1.5, 0.5, 4.0)
 MINIMA = (0, -2, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0)
 MAX_COUNT = 999_999
@@ -51,23 +52,25 @@ MISSING_VALUE = np.int64(2**32)
 
 #: The log's calendar. A late value appears on its first day and on all later days.
 CALENDAR_DAYS = 24
-LATE_EVERY = 4  # one rank in four is late
-FIRST_LATE_DAY = 19  # first day of the most frequent late value
+LATE_EVERY = 4  # every fourth rank is late
+FIRST_LATE_DAY = 19  # the first day of the most frequent late value
 
-#: Rows drawn from one random stream. Part of the format: changing it changes every log.
+#: The number of rows drawn from one random stream. Changing it changes every log.
 BLOCK_ROWS = 8_192
-CALIBRATION_BLOCK = 2**31  # beyond the blocks of every day
-CALIBRATION_ROWS = 2_048  # for each day of the calendar
+#: The number of the block for calibration, which no day has.
+CALIBRATION_BLOCK = 2**31
+#: The number of rows for calibration of each day of the calendar.
+CALIBRATION_ROWS = 2_048
 
-#: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
+#: The standard deviation of the logit, and the share of each kind of signal in its variance.
 SIGNAL = 1.6
 SHARES = {"dense": 0.15, "categorical": 0.55, "interactions": 0.30}
-#: The weight of a categorical column falls with this power of its cardinality, because less of the
-#: effect of rare values can be learnt.
+#: The weight of a categorical column falls with this power of its cardinality, because effects of
+#: rare values are harder to learn.
 WEIGHT_DECAY = 0.2
 
-#: Interacting columns. One of each pair has few values, so that the product is learnt within an
-#: epoch.
+#: The interacting columns. One of each pair has few values, so that the product can be learnt
+#: within an epoch.
 PAIRS = (
     *(("cat_8", "cat_5"), ("cat_24", "cat_12"), ("cat_15", "cat_18")),
     *(("cat_25", "cat_16"), ("cat_17", "cat_12"), ("cat_3", "cat_5")),
@@ -107,22 +110,22 @@ class SyntheticSettings(Settings):
         maximum=0.999
     )
     events: bool = flag(
-        "instead of Criteo's columns: clicks that depend on what the same user did before, as "
-        "day_0.csv …, and spec.toml to read them by; the log is made in memory", False,
+        "instead of Criteo's columns: clicks that depend on earlier rows of the same user, in "
+        "day_0.csv …, with the spec in spec.toml; the log is made in memory", False,
         excludes=("cardinality_scale", "base_rate")
     )
     tables: bool = flag(
-        "instead of Criteo's columns: clicks that depend on the price of an item at the time, its "
-        "brand, and the user's segment, which are in items.csv and users.csv beside the log", False,
+        "instead of Criteo's columns: clicks that depend on the current price of an item, its "
+        "brand, and the user's segment, which are in items.csv and users.csv next to it", False,
         excludes=("events", "cardinality_scale", "base_rate")
     )
     vectors: bool = flag(
         "with --tables: many items, and clicks that also depend on their texts, whose embeddings "
-        "of 16 numbers are in texts.parquet", False
+        "of width 16 are in texts.parquet", False
     )
     late_clicks: bool = flag(
-        "with --events or --tables: clicks in files of their own, clicks_0.csv …, up to 6 hours "
-        "after the row that they belong to", False
+        "with --events or --tables: clicks in separate files, clicks_0.csv …, up to 6 hours after "
+        "the row that they belong to", False
     )
     # fmt: on
 
@@ -164,13 +167,13 @@ class SyntheticRows:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """``weight`` times the product of one or two planted functions of columns.
+    """A term of the logit: ``weight`` times the product of planted functions of columns.
 
     Attributes:
-        columns: Names of the columns, ``int_j`` or ``cat_c``.
-        weight: Standard deviation of the term over the rows of a log.
-        centres: Per column, mean of its raw function over the calibration sample.
-        scales: Per column, one over its standard deviation.
+        columns: The names of the one or two columns, ``int_j`` or ``cat_c``.
+        weight: The standard deviation of the term over the rows of a log.
+        centres: The mean of each column's raw function over the calibration sample.
+        scales: The inverse of its standard deviation, for each column.
     """
 
     columns: tuple[str, ...]
@@ -181,7 +184,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticModel:
-    """A planted model, which draws rows and scores them. Made by :func:`plant`."""
+    """A planted model, made by :func:`plant`, which draws and scores rows."""
 
     settings: SyntheticSettings
     terms: tuple[Term, ...]
@@ -211,7 +214,7 @@ class SyntheticModel:
 
 
 def plant(settings: SyntheticSettings) -> SyntheticModel:
-    """Plant the model that the settings describe: weights, then centres, scales and the bias."""
+    """Make the model of the settings: weights, then centres, scales and the bias."""
     sample = [
         _draw_columns(settings, day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
         for day in range(CALENDAR_DAYS)
@@ -234,7 +237,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _make_terms(settings: SyntheticSettings) -> list[Term]:
-    """Return all terms; relative weights divide the variance within a kind, signs alternate."""
+    """Return all terms, with alternating signs; relative weights share the variance of a kind."""
     categorical: dict[tuple[str, ...], float] = {}
     for c, size in enumerate(settings.cardinalities):
         categorical[(f"cat_{c}",)] = size**-WEIGHT_DECAY
@@ -268,7 +271,7 @@ def _find_bias(logits: np.ndarray, settings: SyntheticSettings) -> float:
 def _draw_columns(
     settings: SyntheticSettings, day: int, block: int, rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw uniform numbers for the label, and the dense and categorical columns, of a block."""
+    """Draw uniform numbers for the labels, and the dense and categorical columns, of a block."""
     seed = np.random.SeedSequence(settings.seed, spawn_key=(day, block))
     # Drawn row by row, so that a shorter block is a prefix of a longer one.
     uniforms = np.random.Generator(np.random.Philox(seed)).random((rows, _FIELDS))
@@ -290,17 +293,17 @@ def _draw_columns(
 
 
 def _split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return, from one draw, where a value is missing, and uniforms in [0, 1) for the others."""
+    """Split a uniform draw into a mask of missing values and uniforms in [0, 1) for the others."""
     if not share:
         return np.zeros(len(uniform), bool), uniform
     return uniform < share, np.maximum(uniform - share, 0) / (1 - share)
 
 
 def _draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
-    """Return heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
+    """Return heavy-tailed counts: a log-logistic distribution with shape 4/3, rounded down.
 
-    The quantile function is ``median * (u / (1 - u)) ** (3 / 4)``, computed with square roots only:
-    all machines round them correctly, so that a seed gives the same bytes on every machine.
+    The quantile function ``median * (u / (1 - u)) ** (3 / 4)`` is computed with square roots only,
+    which all machines round correctly, so that a seed gives the same bytes on every machine.
     """
     root = np.sqrt(uniform / (1 - uniform))
     counts = np.minimum(root * np.sqrt(root) * (median - minimum), MAX_COUNT)
@@ -311,21 +314,21 @@ def _draw_zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     """Return ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
-    With the exponent 1.5 the inverse is a square: correctly rounded on every machine.
+    With the exponent 1.5 the inverse is a square, which is rounded correctly on every machine.
     """
     y = 1 - uniform * (1 - 1 / math.sqrt(cardinality + 1))
     return np.minimum((1 / (y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
 def _replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
-    """Replace late values whose first day is after ``day`` by their neighbour in rank.
+    """Replace late values whose first day is after ``day`` by the value of the previous rank.
 
-    The late values, by rank, first appear on the days from 1 to 23 in turn, beginning with day 19,
-    so that the most frequent late values still have training days, and new values are about 0.7 %
-    of the last day. Their neighbours occur from day 0 on.
+    The late values, by rank, first appear on the days from 1 to 23 in turn, beginning with day 19.
+    So the most frequent late values still have training days, and new values are about 0.7 % of the
+    last day. Values of the previous ranks occur from day 0 on.
     """
-    # Remainders are computed by floor division, which NumPy vectorises for a constant; it does not
-    # vectorise %.
+    # Remainders are computed by floor division, because NumPy vectorizes it for constants, but not
+    # %.
     generation = ranks // LATE_EVERY
     late = ranks - generation * LATE_EVERY == LATE_EVERY - 1
     generation += FIRST_LATE_DAY - 1
@@ -336,7 +339,7 @@ def _replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
 def draw_values(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
     """Return the values of ranks: a bijection of 32 bits that looks like a hash, int64.
 
-    It is MurmurHash3's finaliser (Appleby, 2011) after an exclusive or with a key.
+    It applies MurmurHash3's finalizer (Appleby, 2011) after an exclusive or with a key.
     """
     from nvt_torchrec.base.hashing import finish_murmur3  # imports Numba
 
@@ -357,8 +360,8 @@ def _evaluate(
 def _compute_soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     """Return a bounded, smooth step of the log count, around the column's median.
 
-    Missing values are 0 and nothing lies below -2, as after the ETL's default transform, so that a
-    model sees all that determines the click.
+    Missing values count as 0, as in the ETL's default transform, whose bound -2 no value is below.
+    So a model sees all that determines the click.
     """
     t = np.log(np.where(counts == MISSING_COUNT, 0, counts) + 3.0) - math.log(median + 3)
     return t / (1 + np.abs(t))

@@ -1,8 +1,9 @@
-"""A synthetic log of events: clicks that depend on what the same user did before.
+"""A synthetic log of events: clicks that depend on earlier rows of the same user.
 
-Of the user, a click depends only on the share of rows that the user clicked before, the hours since
-the last row, and how many of the last ten clicks were of the item's category. There are many users
-with few rows each, so an id says little, and aggregates and a history of the user nearly all.
+A click depends on the user only by the share of the user's earlier rows that were clicked, the
+hours since the last row, and the share of the last ten clicks with the item's category. There are
+many users with few rows each, so a user's id is hardly informative, but aggregates and a history
+are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import to_arrow
 
-#: The part of a spec about the log's events.
+#: The part of the spec for the log's events.
 EVENTS = """[events]
 time = "time"
 
@@ -35,8 +36,7 @@ where = "click"
 LABEL = """[label]
 name = "click"
 """
-#: The beginning of specs of logs in the order of time, with the times from which rows are valid and
-#: test.
+#: The beginning of specs of logs in the order of time; valid and test begin at these times.
 SPEC_HEAD = f"""[input]
 format = "csv"
 
@@ -48,7 +48,7 @@ valid_from = "{{valid}}"
 test_from = "{{test}}"
 
 """
-#: The part of a spec about the columns of the log.
+#: The part of the spec for the columns of the log.
 COLUMNS = """[[dense]]
 names = "price"
 raw = "float"
@@ -58,7 +58,7 @@ names = ["user", "item", "category"]
 raw = "int"
 
 """
-#: Seconds.
+#: The seconds of a day.
 DAY = 86_400
 #: The first second of a log, 2026-09-21.
 BEGIN = 1_789_948_800
@@ -66,12 +66,12 @@ _ITEMS = 1_000
 _CATEGORIES = 20
 #: The mean number of rows of a user.
 _ROWS_PER_USER = 25
-#: How many of a user's last clicks decide.
+#: The number of a user's last clicks that matter.
 _NEWEST_CLICKS = 10
 
 
 def draw_zipf(random: np.random.Generator, rows: int, values: int) -> np.ndarray:
-    """Draw from 0 … values - 1, with probabilities that fall with the power 0.8 of the rank."""
+    """Draw ranks from 0 to values - 1, with probabilities proportional to (rank + 1) ** -0.8."""
     shares = 1 / np.arange(1, values + 1) ** 0.8
     return random.choice(values, rows, p=shares / shares.sum())
 
@@ -83,14 +83,14 @@ def draw_events(
     begin: int = BEGIN,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> tuple[np.ndarray, np.ndarray, pa.Table]:
-    """Draw a log in the order of time; it takes about 300 bytes of memory a row.
+    """Draw a log in the order of time, which takes about 300 bytes of memory per row.
 
     Args:
         rows: The number of rows.
-        days: The days that they are spread over.
+        days: The number of days that the rows are spread over.
         seed: The seed.
         begin: The first second, since 1970 UTC.
-        advance: Called with the number of further rows that were drawn.
+        advance: Called with the number of rows drawn since the last call.
 
     Returns:
         The log odds of the clicks, float64 [rows]; the seconds since ``begin``, int64 [rows],
@@ -105,7 +105,7 @@ def draw_events(
     seconds = np.sort(random.integers(0, days * DAY, rows))
     uniform = random.random(rows)
     item_effects = random.normal(0, 0.4, _ITEMS)
-    # by user: the rows and clicks so far, the second of the last row, and the categories clicked
+    # for each user: the rows and clicks so far, the second of the last row, the clicked categories
     seen = np.zeros(users)
     clicks = np.zeros(users)
     last = np.full(users, -(10**6))
@@ -114,7 +114,7 @@ def draw_events(
     for row, (u, i, now) in enumerate(zip(user, item, seconds, strict=True)):
         newest = liked[u][-_NEWEST_CLICKS:]
         same = newest.count(category[i]) / len(newest) if newest else 0.0
-        # without effect at the same second, which events strictly before the row do not include
+        # rows of the same second have no effect, because only strictly earlier events are known
         click_share = (clicks[u] + 1) / (seen[u] + 4) if last[u] < now else 0.0
         logits[row] = -2.6 + 3.5 * click_share + 4 * same + item_effects[i]
         logits[row] -= 0.25 * np.log1p((now - last[u]) / 3600)

@@ -1,4 +1,4 @@
-"""Clicks of a synthetic log in files of their own, each some time after the row it belongs to."""
+"""Move the clicks of a synthetic log to separate files, at later times than their rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.clicklog.synthetic.event_log import BEGIN, format_seconds
 
-#: The label of such a log.
+#: The part of the spec for the label of such a log.
 FILE_LABEL = """[label]
 name = "click"
 from = "clicks*.csv"
 key = "impression"
 within = "6h"
 """
-#: Seconds until a click: in the mean, and at most.
+#: The mean and the largest delay of a click, in seconds.
 _MEAN_DELAY = 3_600
 _MAX_DELAY = 6 * 3_600
 
@@ -23,7 +23,7 @@ _MAX_DELAY = 6 * 3_600
 def take_clicks(
     table: pa.Table, seconds: np.ndarray, seed: int
 ) -> tuple[pa.Table, pa.Table, np.ndarray]:
-    """Take the clicks out of a log.
+    """Separate the clicks from a log.
 
     Args:
         table: The log, in the order of time, with a column ``click``.
@@ -31,8 +31,9 @@ def take_clicks(
         seed: The seed of the delays.
 
     Returns:
-        The log with a column ``impression`` instead; the clicks in the order of time, with the
-        columns ``time`` and ``impression``; their times, as ``seconds``.
+        The log with a column ``impression`` instead of ``click``; the clicks in the order of time,
+        with the columns ``time`` and ``impression``; and the times of the clicks, int64, since
+        :data:`.event_log.BEGIN`.
     """
     random = np.random.default_rng([seed, 1])
     clicked = table["click"].to_numpy() == 1

@@ -1,9 +1,9 @@
-"""Write a synthetic click log, with the best AUROC that a model can reach on it.
+"""Write a synthetic click log, and the best AUROC that a model can reach on it.
 
-The rows have Criteo's columns and come from a planted click model,
-:mod:`clicklog.synthetic.click_model`, or are events
-(:mod:`clicklog.synthetic.event_log`). The model's own probabilities are the oracle: no predictor
-ranks new rows better, so compare the AUROC of a trained model with the oracle's.
+The rows have Criteo's columns and come from a planted click model
+(:mod:`clicklog.synthetic.click_model`), or are events (:mod:`clicklog.synthetic.event_log`), or
+have tables (:mod:`clicklog.synthetic.table_log`). The true click probabilities are the oracle: no
+predictor ranks new rows better, so compare the AUROC of a trained model with the oracle's.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from nvt_torchrec.clicklog.synthetic.table_log import (
 )
 from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
-#: Written last, beside the days.
+#: Written last, next to the days.
 SUMMARY_FILE = "synthetic.json"
 SUMMARY_VERSION = 3
 
-#: The bins of the oracle's histogram: their number in a unit of the log odds, and the log odds from
-#: which on all are in the last one.
+#: The bins of the oracle's histogram: the number of bins per unit of the log odds, and the limit of
+#: the log odds, beyond which all rows are in the outermost bins.
 _BINS_PER_UNIT = 2_048
 _MAX_LOGIT = 16
 
@@ -64,9 +64,9 @@ _MAX_LOGIT = 16
 class OracleScore:
     """The AUROC of the true click probabilities on the labels drawn from them; rows can be added.
 
-    It comes from a histogram of the log odds with bins of 1/2048, where a pair in one bin
-    counts as a tie. It takes bounded memory, does not depend on the order of the rows, and is
-    within 1e-5 of the exact value on splits of a few thousand rows or more.
+    It is computed from a histogram of the log odds with bins of 1/2048; pairs in the same bin count
+    as ties. It takes bounded memory, does not depend on the order of the rows, and is within 1e-5
+    of the exact value on splits of a few thousand rows or more.
     """
 
     counts: np.ndarray = dataclasses.field(
@@ -85,7 +85,7 @@ class OracleScore:
         self.counts += other.counts
 
     def summary(self) -> dict[str, Any]:
-        """Return rows, positives and auroc (nine digits), None if one class is missing."""
+        """Return rows, positives and auroc (nine digits; None if one class is missing)."""
         negatives, positives = (int(n) for n in self.counts.sum(axis=1))
         below = np.cumsum(self.counts[0]) - self.counts[0]  # negatives in lower bins
         wins = float((self.counts[1] * (below + self.counts[0] / 2)).sum())
@@ -99,12 +99,12 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
-    With events or tables, they are ``day_0.csv`` …, beside ``spec.toml``, and all are held in
-    memory. Else it takes about 100 MB of memory, and 15 MB for each further worker, whatever the
-    number of rows. The bytes depend on the settings only, not on ``workers``.
+    With events or tables, the files are ``day_0.csv`` … next to ``spec.toml``, and all rows are
+    held in memory. Otherwise it takes about 100 MB of memory, and 15 MB for each additional worker,
+    whatever the number of rows. The bytes depend on the settings only, not on ``workers``.
 
     Args:
-        output_path: A new or empty directory; it is there when everything is written.
+        output_path: A new or empty directory, which is written atomically.
         settings: The settings of the log.
         workers: The number of threads; each writes one day at a time.
 
@@ -137,7 +137,7 @@ def synthesize(
 
 
 def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[str, OracleScore]:
-    """Write one file, block by block; return the oracle's score in each split."""
+    """Write the file of one day, block by block; return the oracle's score in each split."""
     rows = model.settings.rows_per_day
     days = model.settings.days
     ranges = {"train": (0, rows)}
@@ -159,10 +159,10 @@ def _write_day(path: Path, model: SyntheticModel, day: int, bar: Any) -> dict[st
 def _write_drawn(
     directory: Path, settings: SyntheticSettings, bar: Any
 ) -> list[dict[str, OracleScore]]:
-    """Write a log of events, or one with tables, and its spec.
+    """Write a log of events or with tables, and its spec.
 
     Returns:
-        For each day, the oracle's score in each split.
+        The oracle's score in each split, for each day.
     """
     rows = settings.days * settings.rows_per_day
     if settings.tables:
@@ -171,15 +171,15 @@ def _write_drawn(
             rows, settings.days, settings.seed, bar.update, vectors=settings.vectors
         )
         for name, table in tables.items():
-            if any(map(pa.types.is_list, table.schema.types)):  # CSV has lists only as texts
+            if any(map(pa.types.is_list, table.schema.types)):  # CSV cannot hold lists
                 pq.write_table(table, directory / f"{name}.parquet")
             else:
                 pa_csv.write_csv(table, directory / f"{name}.csv")
     else:
         columns = COLUMNS + EVENTS
         logits, seconds, log = draw_events(rows, settings.days, settings.seed, advance=bar.update)
-    # valid and test are halves of the last day or, as in the log of Criteo's columns, of the last
-    # fifth of the only day
+    # valid and test are the halves of the last day or, if there is only one, of its last fifth, as
+    # in the log of Criteo's columns
     end = settings.days * DAY
     held_out = DAY if settings.days > 1 else DAY // 5
     begins = [0, end - held_out, end - held_out // 2]
@@ -225,7 +225,7 @@ def format_rows(rows: SyntheticRows) -> bytes:
         columns.append(
             pa.Array.from_buffers(pa.int64(), len(rows), [present, pa.py_buffer(counts)])
         )
-    # Arrow's arrays are made of buffers: eight hexadecimal digits a value, all in one text.
+    # The string arrays are made from buffers: all values have eight hexadecimal digits.
     offsets = pa.py_buffer(np.arange(0, 8 * len(rows) + 1, 8, dtype=np.int32))
     for values in rows.categorical:
         present = mask_to_arrow(values != MISSING_VALUE).buffers()[1]

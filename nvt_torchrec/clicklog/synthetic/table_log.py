@@ -1,12 +1,12 @@
-"""A synthetic log with tables: clicks that depend on the price at the time, and on the user.
+"""A synthetic log with tables: clicks that depend on the current price, and on the user.
 
-The log has a user, an item and a time. What decides is in two tables: the price of an item, which
-changes every day or two, its brand, and whether its category is that of the user's segment. Users
-are many and their rows few, so that an id says little.
+The log has a user, an item and a time. Clicks depend on columns of two tables: the price of an
+item, which changes every day or two, its brand, and whether its category is the user's segment.
+There are many users with few rows each, so that ids are hardly informative.
 
-With vectors, items are many as well, half of them appear in the course of the days, and each has an
-embedding of its text, as a text model gives one. How much all users like such a text, and how much
-those of the user's segment do, decides then as well.
+With vectors, there are many items, too; half of them appear on later days, and most have an
+embedding of their text, as from a text model. Clicks then also depend on how much all users, and
+those of the user's segment, like the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mask_to_arrow, to_arrow
 from nvt_torchrec.clicklog.synthetic.event_log import BEGIN, DAY, draw_zipf, format_seconds
 
-#: The part of a spec about the tables and the columns of the log.
+#: The part of the spec for the tables and the columns of the log.
 TABLES_AND_COLUMNS = """[[table]]
 name = "items"
 path = "items.csv"
@@ -51,7 +51,7 @@ names = "segment"
 raw = "int"
 table = "users"
 """
-#: Likewise about the embeddings of the items' texts.
+#: The part of the spec for the embeddings of the items' texts.
 VECTORS = """
 [[table]]
 name = "texts"
@@ -64,7 +64,7 @@ table = "texts"
 from = "embedding"
 width = 16
 """
-#: The number of values of an embedding.
+#: The width of an embedding.
 WIDTH = 16
 _ITEMS = 1_000
 _BRANDS = 40
@@ -75,8 +75,7 @@ _ROWS_PER_USER = 25
 _ROWS_PER_ITEM = 10
 #: The share of items without an embedding.
 _NO_TEXT = 0.05
-#: The standard deviations of what an embedding adds to the log odds: the same for all users, and by
-#: segment.
+#: The standard deviations of an embedding's effects on the log odds, for all users and by segment.
 _LIKED_BY_ALL = 0.9
 _LIKED_BY_SEGMENT = 0.9
 
@@ -93,16 +92,16 @@ def draw_tables(
 
     Args:
         rows: The number of rows.
-        days: The days that they are spread over.
+        days: The number of days that the rows are spread over.
         seed: The seed.
         advance: Called with the number of rows that were drawn.
         vectors: Whether items have an embedding of their text.
 
     Returns:
         The log odds of the clicks, float64 [rows]; the seconds since :data:`.event_log.BEGIN`,
-        int64 [rows], ascending; the columns ``time``, ``user``, ``item``, ``click``; by name, the
-        tables ``items``, with each price from when it counted, ``users``, and with vectors
-        ``texts``, whose ``embedding`` is a list of :data:`WIDTH` float32 or null.
+        int64 [rows], ascending; the columns ``time``, ``user``, ``item``, ``click``; and the tables
+        by name: ``items``, with the time of each price, ``users``, and with vectors ``texts``,
+        whose ``embedding`` is a list of :data:`WIDTH` float32 or null.
     """
     random = np.random.default_rng(seed)
     # The order of these draws is part of the format: a seed gives the same log in every version.
@@ -112,7 +111,7 @@ def draw_tables(
     item = draw_zipf(random, rows, num_items)
     seconds = np.sort(random.integers(0, days * DAY, rows))
     if vectors:
-        # Every other item appears on one of the days; before it, the item before it is shown.
+        # Every other item appears on one of the days; until then, the previous item is shown.
         is_late = (item % 2 == 1) & (seconds < item // 2 % days * DAY)
         item -= is_late
     brand = random.integers(0, _BRANDS, num_items)
@@ -120,7 +119,8 @@ def draw_tables(
     segment = random.integers(0, _CATEGORIES, users)
     brand_effects = random.normal(0, 0.7, _BRANDS)
 
-    # When each price of an item begins, every day or two; the first one before the log does.
+    # The times from which the prices of an item count: the first one is before the log, the others
+    # follow every day or two.
     changes = random.integers(1, DAY, (num_items, days + 1)).cumsum(axis=1) * 3 // 2
     changes[:, 0] = -DAY
     log_price = random.normal(3, 0.5, (num_items, 1)) + random.normal(0, 0.7, changes.shape)
@@ -158,13 +158,13 @@ def draw_tables(
 
 
 def _draw_texts(seed: int, num_items: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw the embeddings of the items' texts, and how much they are liked.
+    """Draw the embeddings of the items' texts, and their effects.
 
     Returns:
-        Vectors of length 1, float32 [items, WIDTH]; whether an item has one, bool [items]; what it
-        adds to the log odds of each segment, float64 [segments, items].
+        Vectors of length 1, float32 [items, WIDTH]; whether an item has one, bool [items]; and its
+        effect on the log odds for users of each segment, float64 [segments, items].
     """
-    # A stream of its own, so that the rest of a log is drawn as without vectors.
+    # A separate random stream, so that the rest of a log is the same as without vectors.
     random = np.random.default_rng([seed, WIDTH])
     values = random.standard_normal((num_items, WIDTH))
     embeddings = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
@@ -177,7 +177,7 @@ def _draw_texts(seed: int, num_items: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _make_texts(embeddings: np.ndarray, has_text: np.ndarray) -> pa.Table:
-    """Return the table of embeddings, null where an item has none."""
+    """Return the table of embeddings, null for items without one."""
     offsets = np.arange(0, embeddings.size + 1, WIDTH, dtype=np.int32)
     lists = pa.ListArray.from_arrays(
         to_arrow(offsets), to_arrow(embeddings.reshape(-1)), mask=mask_to_arrow(~has_text)
