@@ -25,7 +25,7 @@ from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.clicklog.readers.days import DayFile, find_days
 from nvt_torchrec.clicklog.readers.log_format import Block
 from nvt_torchrec.etl.engine_choice import start_engine
-from nvt_torchrec.etl.files_beside import FilesBeside, rows_bar
+from nvt_torchrec.etl.files_beside import FilesBeside, make_rows_bar
 from nvt_torchrec.etl.finish.accounting import quarantine
 from nvt_torchrec.etl.finish.make_manifest import one_label_remedy, one_label_splits
 from nvt_torchrec.etl.labels.label_values import open_labels
@@ -141,7 +141,7 @@ class Stages:
         rows are left out: it excludes the few rows that come long after all others. Otherwise such
         rows are reported later, by :func:`etl.events.late_rows`.
         """
-        from nvt_torchrec.etl.events.late_rows import read_end
+        from nvt_torchrec.etl.events.late_rows import find_late_start
 
         settings = self.settings
         time_type = RAW_TYPES["time"]
@@ -156,9 +156,11 @@ class Stages:
             first = self._earlier_days.record.newest
         end = None
         if settings.reject and settings.spec.events:
-            with self.timer("times"), rows_bar("times", plan) as bar:
+            with self.timer("times"), make_rows_bar("times", plan) as bar:
                 file = self.work / output.LATE_FILE
-                end = read_end(plan.blocks, settings.spec, file, settings.threads, bar.update)
+                end = find_late_start(
+                    plan.blocks, settings.spec, file, settings.threads, bar.update
+                )
         if end is None and self.before is None:
             return plan
         if end is None:
@@ -174,7 +176,7 @@ class Stages:
         if spec.split.by == "days":
             return plan
         labels = open_labels(self.work, spec)
-        with self.timer("split"), rows_bar("split", plan) as bar:
+        with self.timer("split"), make_rows_bar("split", plan) as bar:
             return split_pass.prepare_division(
                 plan,
                 spec,
@@ -239,7 +241,7 @@ class Stages:
                 with self.timer("events", engine):
                     self._sum_up_events(engine, plan, blocks)
             if not has_workflow:
-                with self.timer("fit", engine), rows_bar("fit", plan, counted) as bar:
+                with self.timer("fit", engine), make_rows_bar("fit", plan, counted) as bar:
                     self._make_workflow(engine, bar.update, write_workflow, has_parts=bool(done))
                 # The counts of a large log take as much disk space as its parts: delete them while
                 # the parts are written.
@@ -248,7 +250,7 @@ class Stages:
             if missing:
                 lines = sum(result.lines for result in results)
                 timer = self.timer("transform", engine)
-                with timer, rows_bar("transform", plan, initial=lines) as bar:
+                with timer, make_rows_bar("transform", plan, initial=lines) as bar:
                     for result in engine.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)
@@ -320,10 +322,10 @@ class Stages:
 
     def _write_events(self, engine: Engine, description: WorkflowDescription) -> None:
         """Write the events that inference needs, and those that later days need."""
-        from nvt_torchrec.etl.events.prepare import write_kept
+        from nvt_torchrec.etl.events.prepare import write_event_output
 
         earlier = self._earlier_days.files if self._earlier_days else None
-        write_kept(self.work, description, self.target.extension, earlier, engine.map_tasks)
+        write_event_output(self.work, description, self.target.extension, earlier, engine.map_tasks)
 
     @functools.cached_property
     def _earlier_days(self) -> EarlierDays | None:

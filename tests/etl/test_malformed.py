@@ -11,7 +11,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.base.files.validation import parse, strict_json
+from nvt_torchrec.base.files.validation import parse, parse_strict_json
 from nvt_torchrec.etl.state.output import claim_output
 from nvt_torchrec.etl.state.run_record import begin_or_resume, plan_record
 from nvt_torchrec.etl.units.writing import UnitRecord
@@ -91,7 +91,7 @@ def test_records_of_units() -> None:
 def _sign(file: Path) -> None:
     """Write the digest of what a manifest says, if it is JSON."""
     with contextlib.suppress(ValueError):
-        value = strict_json(file.read_text())
+        value = parse_strict_json(file.read_text())
         if isinstance(value, dict):
             file.write_text(json.dumps(value | {FORMAT.digest_key: FORMAT.digest(value)}))
 

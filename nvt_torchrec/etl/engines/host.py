@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from nvt_torchrec.base.arrays import to_arrow
-from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.base.files.atomic import Written, start_reading
 from nvt_torchrec.base.threads import map_in_order
 from nvt_torchrec.clicklog.readers.log_format import Block, get_format, read_block_chunks
 from nvt_torchrec.etl.engines import kept_rows
@@ -154,7 +154,7 @@ def count_table_values(table: StoredTable, column: CategoricalColumn, rows: np.n
         column: The column.
         rows: int64 [n], the table row of each row of the log; -1 if the table has none.
     """
-    distinct = table.distinct(column.name)
+    distinct = table.list_distinct(column.name)
     if column.hash_buckets:  # ids are hashes, so there is nothing to count
         return count([distinct[:0]])
     counts = table.count_values(column.name, rows, len(distinct))
@@ -335,4 +335,4 @@ def _read_ahead(blocks: list[Block], position: int, workers: int, spec: FeatureS
     if not get_format(spec).by_rows:
         first = position + workers if position else 0
         for block in blocks[first : position + workers + 1]:
-            will_read(block.path, block.begin, block.end)
+            start_reading(block.path, block.begin, block.end)

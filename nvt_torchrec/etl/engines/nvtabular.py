@@ -45,7 +45,7 @@ from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.rows import RawRows, make_empty_rows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.store import build, fitted_state, load
+from nvt_torchrec.workflows.store import build, extract_fitted, load
 from nvt_torchrec.workflows.workflow_frames import to_frame
 from nvt_torchrec.workflows.writer import Fitted
 
@@ -85,7 +85,7 @@ class NVTabular(Workers):
             finally:
                 with contextlib.suppress(ClosedClientError, RuntimeError):
                     client.unsubscribe_topic(_PROGRESS)
-        return fitted_state(workflow, job.spec)
+        return extract_fitted(workflow, job.spec)
 
     def _uses_cards(self, blocks: Iterable[Block]) -> bool:
         """Return False: our own kernels are never used."""

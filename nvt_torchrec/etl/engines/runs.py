@@ -180,7 +180,7 @@ class Runs:
         journal = Journal(self._directory)
         before = None
         with contextlib.suppress(BadInputError):
-            before = journal.plan(dict[str, str], "")
+            before = journal.read_plan(dict[str, str], "")
         remove_temporary(self._directory)
         files = [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
         if before != {"key": key}:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.base.files.journal import changes
-from nvt_torchrec.base.files.validation import path_inside
+from nvt_torchrec.base.files.validation import resolve_inside
 from nvt_torchrec.clicklog.readers.days import DayFile
 from nvt_torchrec.etl.engine_choice import choose_engine
 from nvt_torchrec.etl.extend import stage
@@ -38,11 +38,11 @@ from nvt_torchrec.etl.state.run_record import (
 )
 from nvt_torchrec.etl.tables.table_sources import (
     TableSources,
-    all_paths,
     describe_files,
     describe_sources,
-    find_again,
+    find_recorded_files,
     find_tables,
+    list_paths,
     parse_paths,
 )
 from nvt_torchrec.etl.units.unit_plan import UnitPlan
@@ -96,10 +96,10 @@ def extend(settings: ExtendSettings) -> Manifest:
             labels = find_label_files(spec, settings.input_path, label_paths)
         elif interrupted:
             settings = dataclasses.replace(settings, input_path=interrupted.path)
-            tables = find_again(interrupted.settings.get("tables", {}))
-            labels = find_again(interrupted.settings.get("labels", {}))
+            tables = find_recorded_files(interrupted.settings.get("tables", {}))
+            labels = find_recorded_files(interrupted.settings.get("labels", {}))
         if settings.input_path:
-            without = all_paths(tables) | all_paths(labels)
+            without = list_paths(tables) | list_paths(labels)
             days = find_new_days(settings, manifest, without=without)
         for day in days:
             by_days = spec.split.by == "days"
@@ -114,7 +114,7 @@ def _undo(paths: EtlOutput, manifest: Manifest, claim: Claim) -> Manifest:
     """Switch back to the generation before the newest one, and return its manifest."""
     previous = EtlOutput(paths.root / PREVIOUS)
     remedy = "restore it from a copy, or run the ETL again without the days that you want to remove"
-    path_inside(paths.root, PREVIOUS, paths.root, remedy)
+    resolve_inside(paths.root, PREVIOUS, paths.root, remedy)
     before = Manifest.read(previous.manifest) if previous.manifest.exists() else None
     if claim.undoing and (before is None or before.generation > manifest.generation):
         # An interrupted undo was finished when the output was claimed.

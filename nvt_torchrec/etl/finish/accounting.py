@@ -195,7 +195,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
     Raises:
         LostRowsError: A line is not accounted for.
     """
-    from nvt_torchrec.base.parquet.footer import footer_digest  # compiles kernels
+    from nvt_torchrec.base.parquet.footer import compute_footer_digest  # compiles kernels
 
     written = {}
     for result in results:
@@ -204,7 +204,7 @@ def check_rows(results: list[UnitResult], split_root: Path) -> dict[str, tuple[i
         path = split_root / result.unit.file
         try:
             rows = pq.read_metadata(path).num_rows
-            written[result.unit.file] = (path.stat().st_size, footer_digest(path))
+            written[result.unit.file] = (path.stat().st_size, compute_footer_digest(path))
         except (OSError, ValueError) as error:
             raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
         if rows != result.rows:
