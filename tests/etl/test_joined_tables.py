@@ -336,7 +336,11 @@ def test_tables_that_are_not_there(tmp_path: Path, folders: tuple[Path, Path]) -
         ('table = "users"\nfreq', 'table = "user"\nfreq', "column job: table = 'user'"),
         ('key = ["user", "country"]', "key = []", r"table users: key = \(\)"),
         ('name = "users"', 'name = "items"', "tables of the same name: items"),
-        ('key = {item = "id"}', 'key = {item = "id"}\nvalid_from = "changed"', "rows have no time"),
+        (
+            'key = {item = "id"}',
+            'key = {item = "id"}\nvalid_from = "changed"',
+            "rows of the log have no",
+        ),
         ('key = {item = "id"}', 'key = {item = "id"}\nknown = "1h"', "valid_from"),
         ('key = {item = "id"}', 'key = {item = "id"}\nnam = "x"', "unknown key 'nam'"),
     ],

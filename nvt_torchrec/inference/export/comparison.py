@@ -132,7 +132,7 @@ def _estimate_rounding(
         dense_vectors = None
         if vectors is not None:
             dense_vectors = disturb(torch.from_numpy(vectors)).numpy()
-        logits = disturbed.logits(dense, disturb(embedded), ids, dense_vectors)
+        logits = disturbed.compute_logits(dense, disturb(embedded), ids, dense_vectors)
         differences = np.abs(torch.sigmoid(logits).numpy() - expected)
         largest = np.maximum(largest, differences)
     return _ROUNDING_FACTOR * largest
@@ -222,12 +222,12 @@ def _choose_numbers(reads: list[Read], values: list) -> list:
     for value in [*_NUMBERS, *values]:
         if isinstance(value, bytes):
             continue
-        if all(_contains(read, value) for read in reads):
+        if all(_can_hold(read, value) for read in reads):
             numbers.append(value)
     return numbers
 
 
-def _contains(read: Read, number: float) -> bool:
+def _can_hold(read: Read, number: float) -> bool:
     """Return True if the read's raw type can hold the number, in the unit of the log."""
     return RAW_TYPES[read.raw].contains(number * EPOCHS.get(read.time_format, 1))
 

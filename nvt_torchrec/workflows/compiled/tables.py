@@ -32,7 +32,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nvt_torchrec.base.hashing import murmur3_of_int
+from nvt_torchrec.base.hashing import hash_murmur3_int
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 
@@ -264,7 +264,7 @@ def _encode_numbers(values, missing, bit, words, region, wide, out, tally):
     if oov and oov_ids > 1:
         for i in range(rows):
             if out[i] == OOV_ID32:
-                out[i] += np.int32(murmur3_of_int(np.int64(values[i])) % oov_ids)
+                out[i] += np.int32(hash_murmur3_int(np.int64(values[i])) % oov_ids)
     tally[0] += nulls
     tally[1] += oov
 

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numba import types
 
-from nvt_torchrec.base.hashing import murmur3_of_bytes
+from nvt_torchrec.base.hashing import hash_murmur3_bytes
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.workflows.compiled import tables
 
@@ -148,7 +148,7 @@ def encode_text(begins, data, missing, bit, words, region, text_begins, text, ou
         if id_ == 0:
             id_ = tables.OOV_ID32
             if oov_ids > 1:
-                hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
+                hashed32 = hash_murmur3_bytes(data, begins[i], begins[i + 1])
                 id_ += np.int32(hashed32 % oov_ids)
             oov += 1
         out[i] = id_

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from distributed import Client
 
 from nvt_torchrec.base.arrays import to_numpy
-from nvt_torchrec.base.device import Device, difference
+from nvt_torchrec.base.device import Device, find_difference
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.base.files.atomic import publish
 from nvt_torchrec.base.threads import map_in_order
@@ -254,4 +254,4 @@ def _compare(
         expected = on_host()
     except ClickLogError:  # the run will raise it, at the row that comes first
         return ""
-    return difference(on_card, expected, _TOLERANCE)
+    return find_difference(on_card, expected, _TOLERANCE)

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 
 from nvt_torchrec.base.device import kernel
-from nvt_torchrec.base.hashing import murmur3_of_int
+from nvt_torchrec.base.hashing import hash_murmur3_int
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID, NULL_ID
 from nvt_torchrec.workflows.compiled.tables import (
     REGION_BEGIN,
@@ -72,7 +72,7 @@ def encode_columns(lanes, values, missing, words, regions, out, tallies):
         if number < first_id or number >= first_id + ids:
             number = np.int64(FIRST_OOV_ID)
             if oov_ids > 1:
-                number += np.int64(murmur3_of_int(np.int64(key))) % oov_ids
+                number += np.int64(hash_murmur3_int(np.int64(key))) % oov_ids
             oov += 1
         out[column, row] = number
     if nulls:
