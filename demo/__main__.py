@@ -165,7 +165,9 @@ def _run_stage(name: str, command: list[str]) -> float:
     status = subprocess.run(command, check=False, env={**os.environ, "PATH": path}).returncode
     seconds = round(time.perf_counter() - begin, 1)
     if status:
-        raise StageFailedError(f"{name}: exit status {status} after {seconds} s", "see the message above")
+        raise StageFailedError(
+            f"{name}: exit status {status} after {seconds} s", "see the message above"
+        )
     return seconds
 
 
