@@ -1,5 +1,4 @@
-"""Side-by-side measurements against what users would pick instead; see :mod:`benchmarks.harness`.
+"""Side-by-side measurements against the programs that users would choose instead of this one.
 
-Commands, ``python -m benchmarks.NAME``: ``etl``, ``loader``, ``train``, ``regression``, and, on a
-GPU, ``stages``.
+Each benchmark is a command, ``python -m benchmarks.NAME``, built with :mod:`benchmarks.harness`.
 """

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Checks and figures on a GPU that is lent for minutes: `bash benchmarks/card.sh SECONDS`, from the top
-# of the checkout, with this project's packages on PYTHONPATH or in the active environment.
+# Checks and measurements on a GPU that is available for minutes only: `bash benchmarks/card.sh SECONDS`,
+# from the top of the checkout, with this project's packages on PYTHONPATH or in the active environment.
 #
-# The steps are in order of value. Each has a limit of seconds of its own and ends with its verdict, so that
-# one that hangs, and the end of the time, cost the other steps nothing. docs/gpu.md says what to do with the figures.
+# The most valuable steps come first. Each step has a time limit and prints its verdict, so that neither a step
+# that hangs nor the end of the time spoils other results. docs/gpu.md explains how to use the figures.
 #
-#   WORK      where logs and outputs are written; by default a directory in memory
-#   NCCL_LIB  libnccl.so.2 of NCCL 2.30 or newer, which lets several ranks share a GPU; without it these steps are left out
-#   REHEARSE  1: the same on a CPU, with small tables, and without the steps that need a GPU
+#   WORK      directory of logs and outputs; by default in memory
+#   NCCL_LIB  libnccl.so.2 of NCCL 2.30 or newer, which lets several ranks share a GPU; without it, the steps
+#             with several ranks are skipped
+#   REHEARSE  1: run on a CPU with small tables, without the steps that need a GPU
 set -u
-end=$((SECONDS + ${1:?give the seconds that the card is there}))
+end=$((SECONDS + ${1:?pass the number of seconds for which the GPU is available}))
 WORK=${WORK:-/dev/shm/card}
 export WORK PYTHONPATH=$PWD:${PYTHONPATH:-}
 mkdir -p "$WORK"
@@ -18,12 +19,12 @@ dd_blocks=128 rows=60000 batch=65536
 [ -n "${REHEARSE:-}" ] && dd_blocks=8 rows=3000 max_table_rows=1000 batch=256 warm_up=1 steps=3
 . benchmarks/gpu_flags.sh
 
-# step SECONDS NAME COMMAND...: run a command within its limit and within what is left.
+# step SECONDS NAME COMMAND...: run a command within its time limit and the remaining time.
 step() {
     local limit=$1 name=$2 left=$((end - SECONDS)) begin=$SECONDS status
     shift 2
     if [ "$left" -lt 15 ]; then
-        echo "== left out, no time: $name"
+        echo "== skipped, no time left: $name"
         return
     fi
     [ "$limit" -gt "$left" ] && limit=$left
@@ -44,7 +45,7 @@ import fbgemm_gpu, torch, torchrec
 print("torch", torch.__version__, "fbgemm", fbgemm_gpu.__version__, "torchrec", torchrec.__version__)
 if torch.cuda.is_available():
     print("nccl", torch.cuda.nccl.version())'
-    # 3 GB/s of text need 2 GB/s to the disk
+    # Processing 3 GB/s of text needs 2 GB/s to the disk.
     for directory in /tmp "$WORK"; do
         echo "written to $directory, with fsync:"
         dd if=/dev/zero of="$directory/dd" bs=16M count="$dd_blocks" conv=fsync 2>&1 | tail -1
@@ -59,7 +60,7 @@ train_by_default() {
             --save_checkpoint_path "$WORK/CK" --log_path "$WORK/default" | tail -20
 }
 
-# One global batch, so that all runs have the same losses.
+# The same global batch size for any number of ranks, so that all runs have the same losses.
 same="--no-boosted_trees --adagrad --learning_rate 0.1 --epochs 1 --max_steps 40 --throughput_check_freq_within_epoch 1"
 same="$same --limit_val_batches 4 --limit_test_batches 4"
 train_ranks() {
@@ -92,25 +93,34 @@ fi
 
 train="python -m benchmarks.train $mlperf --batch_sizes $batch -- --amp"
 step 75 "a step of MLPerf's DLRM" $train
-step 75 "by defaults of --size large" $train $large_defaults
+step 75 "with the defaults of --size large" $train $large_defaults
 plain="python -m benchmarks.train $mlperf --batch_sizes $batch --plain"
-step 120 "by these defaults, and without bins by embedding_bag, lookups in bf16 or the join's kernel" \
+step 120 "with these defaults, and without bins by embedding_bag, lookups in bf16 or the join's kernel" \
     $plain bins,lookups,join -- --amp $large_defaults
 step 90 "MLPerf's DLRM, and without lookups in bf16 or the join's kernel" $plain lookups,join -- --amp
 [ -n "${REHEARSE:-}" ] || step 75 "as CUDA graphs" $train --compile_dense
 
-# One cluster for all runs, so that its worker starts and compiles once.
+# start_cluster TASKS: a scheduler, and a worker that does so many tasks at once.
+start_cluster() {
+    dask scheduler --port "878$1" >"$WORK/scheduler$1.log" 2>&1 &
+    # Two such workers share the card, one of them idle, so that each may take less than half of its memory.
+    dask cuda worker "tcp://127.0.0.1:878$1" --nthreads "$1" --rmm-pool-size 60GB --pre-import nvt_torchrec.nvt_compat \
+        >"$WORK/worker$1.log" 2>&1 &
+}
+
+# Two clusters for all runs, so that their workers start and compile once. The first run of each is to be compared:
+# one task at a time leaves the lanes of the card empty at its end.
 if [ -z "${REHEARSE:-}" ] && python -c 'import cudf, dask_cuda' 2>/dev/null; then
     make_big_log "$WORK/BIG" 11
-    dask scheduler --port 8786 >"$WORK/scheduler.log" 2>&1 &
-    dask cuda worker tcp://127.0.0.1:8786 --rmm-pool-size 90GB --pre-import nvt_torchrec.nvt_compat >"$WORK/worker.log" 2>&1 &
     trap 'kill $(jobs -p)' EXIT
-    sleep 12
-    for run in "64 $WORK/etl" "64 /tmp/etl" "256 $WORK/etl" "512 $WORK/etl"; do
-        read -r block output <<<"$run"
+    start_cluster 2
+    start_cluster 1
+    sleep 15
+    for run in "2 64 $WORK/etl" "1 64 $WORK/etl" "2 256 $WORK/etl" "1 256 $WORK/etl" "2 512 $WORK/etl" "2 64 /tmp/etl"; do
+        read -r tasks block output <<<"$run"
         rm -rf "$output"
-        step 45 "ETL, blocks of $block MiB, to $output" python -m nvt_torchrec.etl run --scheduler tcp://127.0.0.1:8786 \
-            --block_mb "$block" --input_path "$WORK/BIG" --output_path "$output"
+        step 45 "ETL, tasks at once: $tasks, blocks of $block MiB, to $output" python -m nvt_torchrec.etl run \
+            --scheduler "tcp://127.0.0.1:878$tasks" --block_mb "$block" --input_path "$WORK/BIG" --output_path "$output"
         cat "$output/timings.json"
     done
 fi

@@ -1,7 +1,7 @@
-"""Compare the training losses of runs with those of the first: ``LOG OTHER_LOG …``.
+"""Compare the training losses of runs with those of the first run: ``LOG OTHER_LOG …``.
 
-Each is the ``--log_path`` of a run that reported every step. The exit status is 1 if a run is
-missing, has another number of steps, or a loss that differs by more than ``--tolerance``.
+Each argument is the ``--log_path`` of a run that reported every step. The exit status is 1 if a run
+is missing, has another number of steps, or a loss that differs by more than ``--tolerance``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nvt_torchrec.training.reporting.page import read_events
 
 
 def read_losses(log: Path) -> list[float]:
-    """Return the losses of a run's steps; none without its metrics.jsonl."""
+    """Return the losses of a run's steps; an empty list if it has no metrics.jsonl."""
     file = log / METRICS_FILE
     if not file.is_file():
         return []

@@ -1,4 +1,4 @@
-"""The data of the benchmarks of loader and training: rows in the form that the ETL writes."""
+"""Make the data of the benchmarks of loader and training, in the format of the ETL's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nvt_torchrec.formats.vectors import VECTORS, StoredVectors, write_vectors
 
 log = logging.getLogger("benchmarks")
 
-#: Rows of each of 26 embedding tables: those of a day of Criteo's log, capped.
+#: The rows of each of 26 embedding tables: the table sizes of a day of Criteo's log, capped.
 TABLE_SIZES = (
     *(300000, 40000, 17000, 7000, 20000, 6, 7000, 1500, 66, 300000, 250000, 100000, 13),
     *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
@@ -25,20 +25,26 @@ TABLE_SIZES = (
 #: The number of dense columns.
 DENSE = 13
 FILE_ROWS = 1_000_000
-#: Fewer than the ETL writes: 44 row groups in 4 M rows.
+#: Smaller row groups than the ETL writes: 44 in 4 M rows.
 ROW_GROUP_ROWS = 91_000
-#: The keys of a history.
+#: The number of keys of a history.
 KEYS = 100_000
-#: The vectors of each name.
+#: The number of vectors in each store.
 NUM_VECTORS = 100_000
-#: The most events of a key; half as many on average.
+#: The most events of a key; the average is half of it.
 MAX_EVENTS = 200
-#: TorchRec's binary layout: an array by row for each kind of column.
+#: TorchRec's binary layout has an array [rows, columns] for each kind of column.
 NPY_KINDS = ("dense", "sparse", "labels")
 
 
 def make_once(root: Path, contents: str, make: Callable[[], object]) -> None:
-    """Call ``make`` on an empty directory, unless it holds the same contents already."""
+    """Empty a directory and call ``make`` to fill it, unless it already has the same contents.
+
+    Args:
+        root: The directory.
+        contents: A description of the contents, which is recorded in the directory.
+        make: Writes the contents.
+    """
     done = root / "done"
     if done.is_file() and done.read_text() == contents:
         return
@@ -49,13 +55,13 @@ def make_once(root: Path, contents: str, make: Callable[[], object]) -> None:
     done.write_text(contents)
 
 
-def criteo_schema(
+def make_criteo_schema(
     sizes: Sequence[int] = TABLE_SIZES,
     multi_hot: Sequence[str] = (),
     histories: Sequence[StoredHistory] = (),
     vectors: Sequence[StoredVectors] = (),
 ) -> TableSchema:
-    """Return a schema of Criteo's columns with tables of the given sizes."""
+    """Make a schema of Criteo's columns with tables of the given sizes."""
     dense = tuple(f"int_{i}" for i in range(DENSE))
     categorical = tuple(f"cat_{i}" for i in range(len(sizes)))
     return TableSchema(
@@ -84,10 +90,10 @@ def write_rows(
         directory: The directory of the split.
         schema: The columns, histories and vectors.
         rows: The number of rows.
-        npy: A directory for the same rows as TorchRec's scripts lay them out: ``N_dense.npy``,
+        npy: A directory for the same rows in the layout of TorchRec's scripts: ``N_dense.npy``,
             ``N_sparse.npy`` and ``N_labels.npy`` for file N.
         seed: The seed of the first file.
-        file_rows: The largest number of rows of a file.
+        file_rows: The most rows in a file.
     """
     directory.mkdir(parents=True)
     schema.write(directory)
@@ -105,7 +111,7 @@ def write_rows(
             vectors.append(rng.standard_normal((NUM_VECTORS, vector.width), np.float32))
     files = []
     for number, first in enumerate(range(0, rows, file_rows)):
-        table = _random_rows(schema, min(file_rows, rows - first), seed + number)
+        table = _draw_rows(schema, min(file_rows, rows - first), seed + number)
         files.append(directory / f"part.{number}.parquet")
         with PartWriter(files[-1], ROW_GROUP_ROWS) as part:
             part.write(table)
@@ -119,14 +125,17 @@ def write_rows(
     return files
 
 
-def npy_files(directory: Path) -> list[list[str]]:
-    """Return the files of each of :data:`NPY_KINDS`, in the order of their rows."""
+def list_npy_files(directory: Path) -> list[list[str]]:
+    """List the files of each kind of :data:`NPY_KINDS`, in the order of their rows."""
     count = len(list(directory.glob("*_dense.npy")))
-    return [[str(directory / f"{i}_{kind}.npy") for i in range(count)] for kind in NPY_KINDS]
+    files = []
+    for kind in NPY_KINDS:
+        files.append([str(directory / f"{i}_{kind}.npy") for i in range(count)])
+    return files
 
 
-def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
-    """Return labels, dense values and ids as in a click log after the ETL."""
+def _draw_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
+    """Draw labels, dense values and ids like those of a click log after the ETL."""
     rng = np.random.default_rng(seed)
     columns: dict[str, object] = {"label": (rng.random(rows) < 0.03).astype(np.float32)}
     for name in schema.dense:  # counts, as the ETL normalizes them
@@ -140,7 +149,7 @@ def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
         else:
             columns[name] = _draw_ids(rng, rows, size)
     for history in schema.histories:
-        # the same counts as write_rows draws, of which each row has some
+        # Draw the same counts as write_rows. Each row points to a prefix of its key's events.
         counts = np.random.default_rng(0).integers(MAX_EVENTS + 1, size=KEYS)
         keys = rng.integers(KEYS, size=rows)
         events = rng.integers(counts[keys] + 1)
@@ -155,6 +164,6 @@ def _random_rows(schema: TableSchema, rows: int, seed: int) -> pa.Table:
 
 
 def _draw_ids(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Return ids, int32, of which frequent ones are small, as in a vocabulary by falling count."""
+    """Draw int32 ids; small ids are frequent, as in a vocabulary sorted by falling frequency."""
     ids = np.minimum(3 + (rng.zipf(1.2, rows) - 1) % max(size - 3, 1), size - 1)
     return ids.astype(np.int32)

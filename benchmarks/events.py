@@ -1,18 +1,20 @@
-"""Aggregates and histories of an event log, beside DuckDB and Polars; and each without them.
+"""Compare aggregates and histories of an event log with DuckDB and Polars.
 
-The peers make the same numbers and the newest 50 items of each row as lists, which is all that
-they do; ours is the whole ETL, which also fits and encodes, and stores each event once. Without
-events, the peers write the columns that they read. Below the table stands what the events add.
+The peers only compute the same aggregates, and the newest 50 items of each row as lists; ours is
+the whole ETL, which also fits and encodes, and stores each event once. Each system also runs
+without events; then the peers just write the columns that they read. A note below the table gives
+the time that the events add.
 
     python -m benchmarks.events --rows 2000000
 
-Of a long log ours is measured alone, beside a tenth of it: rows/s, and the memory of the process,
-mapped files apart. It has a user for every five rows, and a window of 30 of 60 days.
+For a long log, only ours is measured, and compared with a tenth of the log: rows/s, and the memory
+of the process without mapped files. There is one user for every five rows, and a window of 30 of 60
+days.
 
     python -m benchmarks.events --long 40000000
 
-Or on a Dask cluster of this machine, with the memory of the coordinator, which also runs the
-scheduler, and of the worker that takes most:
+The long log can also run on a Dask cluster of this machine. Then the memory of the coordinator,
+which also runs the scheduler, and of the largest worker are shown:
 
     python -m benchmarks.events --long 10000000 --engine dask --workers 4
 """
@@ -29,9 +31,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import build_environment, etl, etl_case, find_python
+from benchmarks.etl.systems import make_case_system, make_etl_system, make_parquet_system
 from benchmarks.harness import (
     Metric,
     System,
@@ -60,7 +63,7 @@ METRICS = (
 )
 EVENTS = "events"
 PLAIN = "no events"
-#: The most values of a column of ids.
+#: The most distinct values of a column of ids.
 ITEMS = 50_000
 WINDOW_DAYS = 7
 _SPEC = """[input]
@@ -106,7 +109,7 @@ DASK_METRICS = (
     Metric("peak_child_mb", "largest worker's own MB"),
 )
 _LONG_DAYS = 60
-#: About how many rows of a long log are made at once.
+#: The rows of a long log that are drawn at once.
 _LONG_ROWS = 4_000_000
 _LONG_EVENTS = """[events]
 time = "time"
@@ -127,11 +130,11 @@ class EventsSettings(Settings):
     """The settings of the benchmark."""
 
     rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
-    columns: int = flag("further columns, of integers", 0)
+    columns: int = flag("number of additional integer columns", 0)
     repeats: int = flag("runs of each system", 3, minimum=1)
-    long: int = flag("rows of a long log, measured instead of that of --rows; 0: none", 0)
-    engine: str = flag("the engine for the long log", "cpu", choices=("cpu", "dask"))
-    workers: int = flag("threads, or workers of the cluster; 0: one for each core", 0)
+    long: int = flag("measure a long log of this many rows instead; 0 for none", 0)
+    engine: str = flag("engine for the long log", "cpu", choices=("cpu", "dask"))
+    workers: int = flag("threads, or workers of the cluster; 0 for one per core", 0)
     block_mb: int = flag("MiB of the long log per unit of work", 64, minimum=1)
 
 
@@ -143,9 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: EventsSettings) -> int:
     if settings.long:
         return _run_long(settings)
-    rows, columns = settings.rows, settings.columns
+    rows = settings.rows
+    columns = settings.columns
     root = BUILD / f"events-{rows}-{columns}"
-    log = f"{rows:,} rows, {columns} further columns"
+    log = f"{rows:,} rows, {columns} additional columns"
     make_once(root, f"an event log of {log}", lambda: _make_log(root, rows, columns))
     table = Table("events", f"Events of {log}", METRICS, base="polars")
     systems = [_make_ours(root, rows, case) for case in (EVENTS, PLAIN)]
@@ -157,7 +161,7 @@ def _run(settings: EventsSettings) -> int:
 
 
 def _make_log(root: Path, rows: int, columns: int) -> None:
-    """Write rows in the order of their times, of users with a hundred rows each on average."""
+    """Write rows sorted by time, with a hundred rows per user on average."""
     random = np.random.default_rng(0)
     users = rows // 100
     log = draw_log(random, rows, users, ITEMS, draw_user_shares(random, users))
@@ -175,8 +179,8 @@ def _make_log(root: Path, rows: int, columns: int) -> None:
 
 
 def _run_long(settings: EventsSettings) -> int:
-    """Measure a tenth of a long log, then all of it."""
-    title = f"A tenth of {settings.long:,} rows, and all of them, a user for every 5 rows"
+    """Measure a tenth of a long log, and all of it."""
+    title = f"A tenth of {settings.long:,} rows, and all of them, one user for every 5 rows"
     metrics = LONG_METRICS if settings.engine == "cpu" else DASK_METRICS
     table = Table(f"events-long-{settings.engine}", title, metrics, base="ours")
     options = ["--engine", settings.engine, "--block_mb", settings.block_mb]
@@ -187,8 +191,8 @@ def _run_long(settings: EventsSettings) -> int:
         root = BUILD / f"events-long-{rows}"
         make_once(root, f"a log of {rows:,} rows", functools.partial(_make_long_log, root, rows))
         flags = "--spec", root / "events.toml", "--input_path", root / "log.csv"
-        system = etl_case(f"{rows:,} rows", root / "out", *flags, *options)
-        if systems:  # the first one has compiled what is cached
+        system = make_case_system(f"{rows:,} rows", root / "out", *flags, *options)
+        if systems:  # preparing the first system has filled the cache of compiled kernels
             system = dataclasses.replace(system, prepare=lambda: None)
         systems.append(dataclasses.replace(system, timeout=7200))
     table.measure(systems, repeats=settings.repeats)
@@ -196,18 +200,19 @@ def _run_long(settings: EventsSettings) -> int:
 
 
 def _make_long_log(root: Path, rows: int) -> None:
-    """Write rows in the order of their times, which are made a part at a time."""
+    """Write rows sorted by time, one part at a time."""
     random = np.random.default_rng(0)
     times = np.sort(random.integers(0, _LONG_DAYS * 86_400, rows))
     with open(root / "log.csv", "wb") as file:
         for begin in range(0, rows, _LONG_ROWS):
-            of_part = times[begin : begin + _LONG_ROWS]
+            part_times = times[begin : begin + _LONG_ROWS]
+            count = len(part_times)
             log = pa.table(
                 {
-                    "time": of_part,
-                    "user": random.integers(0, rows // 5, len(of_part)),
-                    "item": np.minimum(random.zipf(1.3, len(of_part)), 50_000),
-                    "label": (random.random(len(of_part)) < 0.2).astype(np.int8),
+                    "time": part_times,
+                    "user": random.integers(0, rows // 5, count),
+                    "item": draw_items(random, count, ITEMS),
+                    "label": draw_labels(random, count),
                 }
             )
             options = pa_csv.WriteOptions(include_header=begin == 0)
@@ -218,20 +223,20 @@ def _make_long_log(root: Path, rows: int) -> None:
 
 
 def _make_ours(root: Path, rows: int, case: str) -> System:
-    """Return the ETL with events or without."""
+    """Return the ETL, with or without events."""
     spec = {EVENTS: "events", PLAIN: "plain"}[case]
     output = root / spec
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
-    system = etl("ours", output, *flags)
+    system = make_etl_system("ours", output, *flags)
 
     def result() -> dict[str, float]:
         history = (output / "criteo_binary/split/_histories").rglob("*.npy")
-        pointers = 2 * 4 * rows if case == EVENTS else 0  # two columns of the parquet
-        size = sum(file.stat().st_size for file in history) + pointers
+        pointer_bytes = 2 * 4 * rows if case == EVENTS else 0  # two int32 columns of the parquet
+        size = sum(file.stat().st_size for file in history) + pointer_bytes
         return {**system.result(), "mb": size / 1e6}
 
     def prepare() -> None:
-        """Compile what is cached, on all rows: the first ones alone have no valid and test."""
+        """Fill the cache of compiled kernels; the first rows alone have no valid and test."""
         system.before()
         run_etl("run", *flags, "--output_path", output)
 
@@ -239,15 +244,13 @@ def _make_ours(root: Path, rows: int, case: str) -> System:
 
 
 def _make_peer(root: Path, name: str, case: str) -> System:
-    """Return DuckDB or Polars, with events or without."""
+    """Return DuckDB or Polars, with or without events."""
     output = root / f"{name}.parquet"
-    program = Path(__file__).with_name("events_peers.py")
     window = WINDOW_DAYS * 86_400 if case == EVENTS else 0
-    command = [find_python("events"), program, name, root / "log.csv", output, window]
+    arguments = [name, root / "log.csv", output, window]
+    system = make_parquet_system(name, case, "events_peers.py", output, arguments)
 
     def result() -> dict[str, float]:
-        import pyarrow.parquet as pq
-
         footer = pq.read_metadata(output)
         size = 0
         for j in range(footer.num_columns):
@@ -256,14 +259,7 @@ def _make_peer(root: Path, name: str, case: str) -> System:
                     size += footer.row_group(i).column(j).total_compressed_size
         return {"rows": footer.num_rows, "mb": size / 1e6}
 
-    return System(
-        name,
-        case,
-        [str(part) for part in command],
-        prepare=lambda: build_environment("events"),
-        before=lambda: output.unlink(missing_ok=True),
-        result=result,
-    )
+    return dataclasses.replace(system, result=result)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The same aggregates and histories with DuckDB and Polars, as fat rows; imports nothing of ours.
+"""Compute the aggregates and histories of :mod:`benchmarks.events` with DuckDB or Polars.
 
-Strictly before: rows of the same second do not count for each other. With a window of 0 seconds,
-neither aggregates nor histories.
+Each output row contains its whole history. Only events strictly before a row count: rows of the
+same second do not see each other. With a window of 0 seconds, there are no aggregates and no
+histories. This program imports nothing of ours.
 """
 
 import argparse
@@ -24,16 +25,16 @@ WINDOW users AS (PARTITION BY "user" ORDER BY time
 """
 
 
-def add_by_duckdb(log: str, output: str, window: int) -> None:
-    """Add aggregates and histories by window functions with ranges of times."""
+def add_with_duckdb(log: str, output: str, window: int) -> None:
+    """Add aggregates and histories by window functions over ranges of time."""
     import duckdb
 
     query = (EVENTS if window else PLAIN).format(log=log, window=window)
     duckdb.sql(COPY.format(query=query, output=output))
 
 
-def add_by_polars(log: str, output: str, window: int) -> None:
-    """Add aggregates and histories by rolling groups that are open at the row's time."""
+def add_with_polars(log: str, output: str, window: int) -> None:
+    """Add aggregates and histories by rolling groups, whose windows exclude the row's time."""
     import polars as pl
 
     if not window:
@@ -45,7 +46,8 @@ def add_by_polars(log: str, output: str, window: int) -> None:
     def roll(key: str, period: int, **values: pl.Expr) -> pl.DataFrame:
         rolled = rows.rolling("time", period=f"{period}i", closed="left", group_by=key)
         before = rolled.agg(pl.len().alias(f"{key}_count"), **values)
-        order = rows.sort([key, "time"], maintain_order=True)["row"]  # as rolling returns them
+        # `rolling` returns its groups in this order.
+        order = rows.sort([key, "time"], maintain_order=True)["row"]
         return before.drop(key, "time").with_columns(order.alias("row"))
 
     users = roll(
@@ -59,15 +61,15 @@ def add_by_polars(log: str, output: str, window: int) -> None:
 
 
 def main() -> None:
-    """Read a log, write parquet, print its checksums."""
+    """Read a log, write parquet, print its size."""
     parser = argparse.ArgumentParser()
     parser.add_argument("peer", choices=("duckdb", "polars"))
     parser.add_argument("log")
     parser.add_argument("output")
     parser.add_argument("window", type=int)
     arguments = parser.parse_args()
-    make = {"duckdb": add_by_duckdb, "polars": add_by_polars}[arguments.peer]
-    make(arguments.log, arguments.output, arguments.window)
+    add = {"duckdb": add_with_duckdb, "polars": add_with_polars}[arguments.peer]
+    add(arguments.log, arguments.output, arguments.window)
     print(json.dumps({"bytes": os.path.getsize(arguments.output)}))
 
 

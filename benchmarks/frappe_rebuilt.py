@@ -1,10 +1,10 @@
-"""Frappe's training rows, from the original log, where BARS' train.csv can't be had.
+"""Rebuild Frappe's training rows from the original log, in case BARS' train.csv is unavailable.
 
-Each of the log's rows is positive, and has two negative ones: the same user and context with an
-item that the user never used, each at most once a user. Ids count values in the order of the log,
-column after column. So the positive rows, and the users and contexts of the negative ones, are what
-valid and test leave over. The items of the negative rows are drawn, from those that valid and test
-leave over.
+Each row of the log is positive and has two negatives: the same user and context with an item that
+the user never used, each item at most once per user. Ids number the values in the order of the log,
+column after column. So the positives of train, and the users and contexts of its negatives, are
+those that valid and test do not have. The items of the negatives are drawn from those that the user
+has in no other row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 
-#: Negative rows for each positive one.
+#: The number of negatives for each positive.
 _NEGATIVES = 2
 
 
@@ -22,38 +22,40 @@ def rebuild_train(log: pd.DataFrame, known: pd.DataFrame, seed: int = 0) -> pd.D
     """Return the rows of train, in random order.
 
     Args:
-        log: The original log's rows, text; columns of the same names, and others.
-        known: The rows of valid and test: ``label``, 0 or 1, and an id for each column; ``user``
-            and ``item`` are among them.
-        seed: Of the items and the order.
+        log: The rows of the original log as strings, with at least the columns of ``known``.
+        known: The rows of valid and test: ``label``, 0 or 1, and an id for each column, ``user``
+            and ``item`` among them.
+        seed: The seed of the items and the order.
     """
     columns = list(known.columns[1:])
-    context = [name for name in columns if name != "item"]
+    context_columns = [name for name in columns if name != "item"]
     positives, item_ids = _number_values(log, columns)
-    known_positives, known_negatives = (known[known["label"] == label] for label in (1, 0))
-    left = _count(positives, columns) - _count(known_positives, columns)
-    rows = [(1, *row) for row in left.elements()]
+    known_positives = known[known["label"] == 1]
+    known_negatives = known[known["label"] == 0]
+    train_positives = _count(positives, columns) - _count(known_positives, columns)
+    rows = [(1, *row) for row in train_positives.elements()]
 
-    wanted = Counter({row: _NEGATIVES * n for row, n in _count(positives, context).items()})
-    missing = wanted - _count(known_negatives, context)
-    contexts: dict[int, list[tuple[int, ...]]] = {}
-    for row in sorted(missing.elements()):
-        contexts.setdefault(row[context.index("user")], []).append(row)
+    contexts = _count(positives, context_columns)
+    all_negatives = Counter({row: _NEGATIVES * n for row, n in contexts.items()})
+    train_negatives = all_negatives - _count(known_negatives, context_columns)
+    contexts_by_user: dict[int, list[tuple[int, ...]]] = {}
+    user_index = context_columns.index("user")
+    for context in sorted(train_negatives.elements()):
+        contexts_by_user.setdefault(context[user_index], []).append(context)
     taken = pd.concat([positives, known_negatives]).groupby("user")["item"].agg(set)
     random = np.random.default_rng(seed)
-    at = columns.index("item")
-    for user, of_user in contexts.items():
+    item_index = columns.index("item")
+    for user, user_contexts in contexts_by_user.items():
         free = np.setdiff1d(item_ids, list(taken[user]))
-        drawn = random.choice(free, len(of_user), replace=False)
-        rows += [
-            (0, *row[:at], int(item), *row[at:]) for row, item in zip(of_user, drawn, strict=True)
-        ]
+        drawn = random.choice(free, len(user_contexts), replace=False)
+        for context, item in zip(user_contexts, drawn, strict=True):
+            rows.append((0, *context[:item_index], int(item), *context[item_index:]))
     table = pd.DataFrame(rows, columns=["label", *columns])
     return table.iloc[random.permutation(len(table))].reset_index(drop=True)
 
 
 def _number_values(log: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the log as ids, and the ids of its items."""
+    """Replace the values of the log by ids; return it, and the ids of its items."""
     first = 0
     numbered = {}
     item_ids = np.array([], dtype=np.int64)
@@ -67,5 +69,5 @@ def _number_values(log: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame,
 
 
 def _count(rows: pd.DataFrame, columns: list[str]) -> Counter[tuple[int, ...]]:
-    """Return how often each row occurs."""
+    """Count each distinct row."""
     return Counter(map(tuple, rows[columns].to_numpy().tolist()))

@@ -6,11 +6,11 @@ A benchmark lists :class:`System` entries and :class:`Metric` columns and calls:
     table.measure(systems, repeats=3)   # each system once, then each again, in turn
     status = table.finish()             # prints it and writes build/bench/etl.json
 
-Each system is a command that prints one JSON object as its last line; its numbers are metrics, to
-which ``wall_s``, ``cpu_s`` and ``peak_rss_mb`` of its whole process tree are added, and, if it
-says how many ``rows`` it did and not how fast, ``rows_per_s`` over the whole process. Runs are
-interleaved because machines are shared: a noisy minute then hits every system, and ratios are
-taken within a round. A system that fails stays in the table, as failed.
+Each system is a command that prints one JSON object as its last line. The numbers in it are
+metrics; ``wall_s``, ``cpu_s`` and ``peak_rss_mb`` of the whole process tree are added and, if there
+is ``rows`` but no ``rows_per_s``, the latter over the whole process. Runs are interleaved because
+machines are shared: a noisy minute then hits every system, and ratios are taken within a round. A
+system that fails stays in the table, marked as failed.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ log = logging.getLogger("benchmarks")
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One way to do the work.
+    """A program to measure.
 
     Attributes:
         name: The name of the system.
-        case: What it is measured on, for example "B=2048". Ratios are within a case.
-        command: Program and arguments; see :mod:`benchmarks.process` for what it prints.
-        prepare: Is called once, before anything is measured: builds an environment, compiles. A
-            :class:`ClickLogError` makes the system a failed one.
-        before: Is called before each run: removes what the last one wrote, for example.
-        repeats: The largest number of runs, for systems that take minutes.
-        timeout: Seconds after which a run is killed.
-        result: Reads a run's JSON object from the files it wrote, for programs that print none.
+        case: The workload, for example "B=2048". Ratios are taken within a case.
+        command: The program and its arguments. It prints a JSON object as its last line.
+        prepare: Called once before any measurement, for example to build an environment or to
+            compile. If it raises :class:`ClickLogError`, the system counts as failed.
+        before: Called before each run, for example to remove the files of the last run.
+        repeats: The most runs, for systems that take minutes.
+        timeout: The seconds after which a run is killed.
+        result: For programs that print no JSON object: makes it from the files of a run.
     """
 
     name: str
@@ -70,11 +70,12 @@ class Metric:
     """A column of the table.
 
     Attributes:
-        key: The key in the JSON object of a run, or ``wall_s``, ``cpu_s``, ``peak_rss_mb``.
-        heading: The heading with its unit.
+        key: The key in the JSON object of a run, or a field of :class:`benchmarks.process.Run`,
+            such as ``wall_s``.
+        heading: The heading, with the unit.
         form: The format of a number.
-        ratio: Whether to show it as a multiple of the base's, too.
-        scale: What a number is multiplied by when it is shown.
+        ratio: Add a column with the ratio to the base system.
+        scale: The factor by which numbers are multiplied when they are shown.
     """
 
     key: str
@@ -84,12 +85,12 @@ class Metric:
     scale: float = 1.0
 
     def show(self, value: float | None) -> str:
-        """Return the number as the table has it."""
+        """Format a number for the table."""
         return "-" if value is None else format(value * self.scale, self.form)
 
 
 WALL = Metric("wall_s", "wall s", ".1f")
-#: With a ratio: on a busy machine it tells more than the clock.
+#: It has a ratio because on a busy machine CPU time tells more than the clock.
 CPU = Metric("cpu_s", "CPU s", ".1f", ratio=True)
 MEMORY = Metric("peak_rss_mb", "peak MB")
 
@@ -98,8 +99,8 @@ class Table:
     """The systems of a benchmark and their runs.
 
     Attributes:
-        runs: The runs of each (system, case), in the order they were measured first.
-        notes: Lines below the table.
+        runs: The runs of each (system, case), in the order of their first runs.
+        notes: The lines below the table.
     """
 
     def __init__(self, name: str, title: str, metrics: Sequence[Metric], *, base: str) -> None:
@@ -111,7 +112,7 @@ class Table:
         self.notes: list[str] = []
 
     def measure(self, systems: Sequence[System], *, repeats: int = 3) -> None:
-        """Run every system ``repeats`` times, in turn; more runs if it has some already."""
+        """Run every system ``repeats`` times, in turn, in addition to the runs it already has."""
         working = {}  # the systems that have not failed
         for system in systems:
             self.runs.setdefault((system.name, system.case), [])
@@ -137,12 +138,12 @@ class Table:
                     del working[key]
 
     def fail(self, system: str, case: str, error: str) -> None:
-        """Count a system as failed, for a reason that shows only when results are compared."""
+        """Mark a system as failed, for example because its results are wrong."""
         self.runs.setdefault((system, case), []).append(Run(0.0, 0.0, 0.0, {}, error))
 
     @property
     def failed(self) -> dict[tuple[str, str], str]:
-        """The error of each (system, case) that failed, the last one."""
+        """The last error of each (system, case) that failed."""
         errors = {}
         for key, runs in self.runs.items():
             for measured in runs:
@@ -151,7 +152,7 @@ class Table:
         return errors
 
     def values(self, system: str, case: str, key: str) -> list[float]:
-        """Return a metric of each run; nothing if the system failed or does not measure it."""
+        """Return a metric of each run; an empty list if the system failed or lacks the metric."""
         if (system, case) in self.failed:
             return []
         values = [_find_value(run, key) for run in self.runs.get((system, case), [])]
@@ -163,10 +164,10 @@ class Table:
         return statistics.median(values) if values else None
 
     def ratio(self, system: str, case: str, key: str) -> float | None:
-        """Return a metric as a multiple of the base's in the same case, or None.
+        """Return the ratio of a metric to that of the base system in the same case, or None.
 
-        The median over the rounds of the ratio within a round: runs of one round are neighbours in
-        time, so that what else the machine does hits both.
+        It is the median over the rounds of the ratio within a round: the runs of one round are
+        close in time, so that other load on the machine affects both.
         """
         values = self.values(system, case, key)
         base_values = self.values(self.base, case, key)
@@ -175,12 +176,17 @@ class Table:
 
     def text(self) -> str:
         """Return the table of medians and ratios."""
-        named = ["system", "case"] if any(case for _, case in self.runs) else ["system"]
-        table = [list(named)]
+        header = ["system"]
+        if any(case for _, case in self.runs):
+            header.append("case")
+        num_names = len(header)
         for metric in self.metrics:
-            table[0] += [metric.heading, f"x {self.base}"] if metric.ratio else [metric.heading]
+            header.append(metric.heading)
+            if metric.ratio:
+                header.append(f"x {self.base}")
+        table = [header]
         for key in self.runs:
-            row = list(key[: len(named)])
+            row = list(key[:num_names])
             for metric in self.metrics:
                 row.append(metric.show(self.median(*key, metric.key)))
                 if metric.ratio:
@@ -188,17 +194,17 @@ class Table:
                     row.append("-" if ratio is None else format(ratio, ".2f"))
             table.append(row)
         counts = [len(runs) for key, runs in self.runs.items() if key not in self.failed] or [0]
-        listed = str(max(counts))
+        num_runs = str(max(counts))
         if min(counts) < max(counts):
-            listed = f"{min(counts)}-{max(counts)}"
-        lines = [f"{self.title}; medians of {listed} interleaved runs", describe_machine(), ""]
-        lines += align(table, len(named))
+            num_runs = f"{min(counts)}-{max(counts)}"
+        lines = [f"{self.title}; medians of {num_runs} interleaved runs", describe_machine(), ""]
+        lines += align(table, num_names)
         for key, error in self.failed.items():
             lines.append(f"failed: {' '.join(key).strip()}: {error}")
         return "\n".join([*lines, *self.notes])
 
     def finish(self) -> int:
-        """Print the table; write it with every run, ``build/bench/NAME.json``; return the status.
+        """Print the table, and write it with all runs to ``build/bench/NAME.json``.
 
         Returns:
             The exit status: 1 if a system failed.
@@ -214,7 +220,7 @@ class Table:
         return 1 if self.failed else 0
 
     def _describe(self, run: Run) -> str:
-        """Return the metrics of a run in a line, or its error."""
+        """Return a line with the metrics of a run, or with its error."""
         if run.error:
             return f"failed: {run.error}"
         texts = []
@@ -224,18 +230,18 @@ class Table:
 
 
 def _find_value(run: Run, key: str) -> float | None:
-    """Return a metric of a run; None if it is not measured, or no number."""
+    """Return a metric of a run; None if it was not measured or is not a number."""
     value = run.output.get(key, getattr(run, key, None))
     return float(value) if isinstance(value, int | float) else None
 
 
 def describe_added(table: Table, case: str, plain: str) -> list[str]:
-    """Return lines on the time that a case adds to each system, the median over the rounds.
+    """Describe the time that a case adds to each system: the median over the rounds.
 
     Args:
         table: The table, with its measurements.
         case: The case.
-        plain: The case without what is added.
+        plain: The case with which it is compared.
     """
     lines = ["", f"added by {case}:"]
     for name in dict.fromkeys(system for system, _ in table.runs):
@@ -249,24 +255,24 @@ def describe_added(table: Table, case: str, plain: str) -> list[str]:
 
 
 def _subtract(values: list[float], others: list[float]) -> list[float]:
-    """Return the difference in each round that both have."""
+    """Return the difference in each round that both lists have."""
     return [value - other for value, other in zip(values, others, strict=False)]
 
 
-def align(rows: list[list[str]], named: int) -> list[str]:
-    """Return rows as lines; the first ``named`` columns are text, aligned to the left."""
+def align(rows: list[list[str]], num_names: int) -> list[str]:
+    """Format rows as lines; the first ``num_names`` columns are names, aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = []
         for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            cells.append(cell.ljust(width) if i < named else cell.rjust(width))
+            cells.append(cell.ljust(width) if i < num_names else cell.rjust(width))
         lines.append("  ".join(cells).rstrip())
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
 def describe_machine() -> str:
-    """Return what the numbers depend on: processor, cores, memory and Python; and the date."""
+    """Describe the machine: processor, cores, memory and Python; and the date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     processor = names[0] if names else platform.machine()
@@ -285,15 +291,15 @@ def run_etl(*arguments: Any) -> None:
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a benchmark's arguments, and those after ``--``, which go to the trainer."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    return list(argv[:at]), list(argv[at + 1 :])
+    """Split a command line at ``--`` into arguments of the benchmark and of the trainer."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:end]), list(argv[end + 1 :])
 
 
 def start_logging() -> None:
-    """Say on stderr what is being run; on SIGTERM, also end the run that is measured."""
+    """Log progress to stderr; turn SIGTERM into an exit that also ends the measured process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # force replaces handlers that an import has set up
+    # force=True replaces handlers that an import may have set up.
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
 
 
@@ -308,10 +314,10 @@ def run_benchmark(
 
     Args:
         name: The benchmark's module below ``benchmarks``.
-        description: The help.
-        settings_class: A dataclass whose fields :func:`base.command_line.flag` declares.
-        work: Runs the benchmark with the settings, and returns the exit status.
-        argv: The command line; None: that of the process.
+        description: The description in its help.
+        settings_class: A dataclass whose fields are declared with :func:`base.command_line.flag`.
+        work: The function that runs the benchmark with the settings and returns the exit status.
+        argv: The command line; None for the command line of the process.
     """
     parser = Parser(
         prog=f"python -m benchmarks.{name}",

@@ -1,16 +1,18 @@
-"""Latency and rows/s of scoring, beside NVTabular and TorchRec; of one row also on busy cores.
+"""Compare latency and throughput of scoring with NVTabular and TorchRec.
 
-Both systems score the same rows in one process. They take turns batch by batch, so that other load
-on the machine affects both.
+All systems score the same rows in one process. They take turns batch by batch, so that other load
+on the machine affects all of them. The latency of a single row is also measured on busy cores.
 
-- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and of it: read (dicts → typed
-  columns), encode (→ ids and dense features).
-- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime. All rows of a
-  model with events then have theirs: an exported one knows nothing of what happened before.
-- With ``--onnx``, ``--bundle`` and ``--requests`` also a request of one row over HTTP, beside
-  FastAPI with ONNX Runtime (:mod:`.serving`).
+- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and two steps of it: read (dicts →
+  typed columns) and encode (→ ids and dense features).
+- *onnx*: the same rows as tensors, made beforehand → ``model.onnx`` by ONNX Runtime. For a model
+  with events, all rows then contain their aggregates and histories, because an exported model has
+  no events.
 - *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
   KeyedJaggedTensor → TorchRec's DLRM with the same weights.
+
+With ``--onnx``, ``--bundle`` and ``--requests``, requests of one row over HTTP are also compared
+with FastAPI and ONNX Runtime (:mod:`.serving`).
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _PIECE_BYTES = 2 << 20
-#: How many different rows requests have.
+#: The number of distinct rows in requests.
 _REQUEST_ROWS = 256
-#: How many rows are read from the input at least.
+#: The minimum number of rows to read from the input.
 _MIN_READ_ROWS = 1 << 14
-#: The stages that are measured.
+# The measured stages.
 _OURS = "ours: rows to probability"
 _READ = "  read"
 _ENCODE = "  encode"
@@ -62,21 +64,21 @@ _ONNX = "onnx: tensors to probability"
 _STOCK = "stock: frame to probability"
 _TRANSFORM = "  Workflow.transform"
 _PLAIN_MODEL = "  plain model"
-#: How texts become numbers, by raw type.
+#: Raw type → function that converts a string to a number.
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSettings(Settings):
-    """What to measure with."""
+    """The settings of the benchmark."""
 
-    input: str = flag("raw rows to measure with", metavar="FILE")
+    input: str = flag("raw rows to score", metavar="FILE")
     batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), minimum=1)
-    seconds: float = flag("time for each measurement", 2.0)
-    onnx: Path | None = flag("the same model as exported, to measure, too", None, metavar="FILE")
+    seconds: float = flag("seconds for each measurement", 2.0)
+    onnx: Path | None = flag("also measure this export of the same model", None, metavar="FILE")
     requests: bool = flag(
-        "with --bundle and --onnx: requests to the server, too, beside FastAPI with ONNX Runtime, "
-        "which is installed into build/ first",
+        "with --bundle and --onnx: also compare requests to the server with FastAPI and ONNX "
+        "Runtime, which are installed into build/ first",
         False,
     )
 
@@ -91,7 +93,7 @@ def _run(argv: list[str] | None) -> None:
     model, settings = parse(parser, argv, ModelSettings, BenchmarkSettings)
     predictor = model.load()
     spec = make_input_spec(predictor.spec, settings.input)
-    rows = first_rows(settings.input, spec, max(*settings.batch_sizes, _MIN_READ_ROWS))
+    rows = read_first_rows(settings.input, spec, max(*settings.batch_sizes, _MIN_READ_ROWS))
     stock = None
     if model.workflow and model.checkpoint:
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
@@ -106,35 +108,35 @@ def _run(argv: list[str] | None) -> None:
         print_requests(predictor, model.bundle, settings.onnx, rows[:_REQUEST_ROWS])
 
 
-def first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
-    """Return the first well-formed rows of a file by source, at most ``limit``."""
+def read_first_rows(path: str, spec: FeatureSpec, limit: int) -> list[dict[str, Any]]:
+    """Read the first ``limit`` well-formed rows of a file as dicts."""
     rows: list[dict[str, Any]] = []
     for piece in get_format(spec).stream(path, _PIECE_BYTES):
-        rows += rows_as_dicts(piece, limit - len(rows))
+        rows += convert_to_dicts(piece, limit - len(rows))
         if len(rows) == limit:
             break
     if not rows:
-        raise SettingsError(f"{path}: no well-formed row", "pass a file with valid rows")
+        raise SettingsError(f"{path} has no well-formed row", "pass a file with valid rows")
     return rows
 
 
-def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
-    """Return the well-formed rows of a piece, at most ``limit``, by source; None where missing.
+def convert_to_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
+    """Convert at most ``limit`` well-formed rows of a piece to dicts; missing values are None.
 
-    In rows of text, numbers become numbers, unless the spec has rules for how they are written.
+    In text formats, numbers are parsed, unless the spec has rules for how they are written.
     """
     spec = piece.spec
     lines = piece.parse(reject=True).line[:limit]
     reads = spec.read_plan(label=False).reads
-    text = read_as_text(reads)
+    text_columns = read_as_text(reads)
     names = tuple(spec.sources(label=False))
     fields = piece.columns(names, lines)
     columns = []
     for name in names:
         read = next(read for read in reads if read.source == name)
         values = fields[name].to_pylist()
-        if spec.input.delimiter:  # a format of text
-            parse_number = None if name in text else _NUMBERS.get(read.raw)
+        if spec.input.delimiter:  # a text format
+            parse_number = None if name in text_columns else _NUMBERS.get(read.raw)
             separator = spec.input.list_separator
             values = [_parse_field(value, read, parse_number, separator) for value in values]
         columns.append(values)
@@ -142,7 +144,7 @@ def rows_as_dicts(piece: UnparsedRows, limit: int) -> list[dict[str, Any]]:
 
 
 def _parse_field(text: str, read: Read, parse_number: Callable | None, separator: str) -> Any:
-    """Return a field of text as a request would have it."""
+    """Convert a field of text to the value that a request would contain."""
     if read.multi_hot:
         items = [item for item in text.split(separator) if item]
         return [parse_number(item) for item in items] if parse_number else items
@@ -151,7 +153,8 @@ def _parse_field(text: str, read: Read, parse_number: Callable | None, separator
     return parse_number(text) if parse_number else text
 
 
-Timed = Callable[[str, Callable[[], Any]], Any]
+#: A function that runs a stage and records its time: (name of the stage, function) → result.
+RunTimed = Callable[[str, Callable[[], Any]], Any]
 
 
 class Stock:
@@ -176,14 +179,14 @@ class Stock:
         for name, part in zip(config.tables, rows.split([*config.tables.values()]), strict=True):
             bags[name].weight = torch.nn.Parameter(part)
 
-    def frame(self, rows: RawRows) -> pd.DataFrame:
-        """Return the frame that the Workflow transforms, without labels."""
+    def make_frame(self, rows: RawRows) -> pd.DataFrame:
+        """Make the frame that the Workflow transforms, without labels."""
         return to_frame(rows, self._spec)
 
-    def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
-        """Return probabilities, [n]; ``timed`` runs a stage and measures its time."""
-        features = timed(_TRANSFORM, lambda: self._workflow.transform(frame))
-        return timed(_PLAIN_MODEL, lambda: self._score(features))
+    def predict(self, frame: pd.DataFrame, run_timed: RunTimed) -> np.ndarray:
+        """Return probabilities, [rows]."""
+        features = run_timed(_TRANSFORM, lambda: self._workflow.transform(frame))
+        return run_timed(_PLAIN_MODEL, lambda: self._score(features))
 
     @torch.inference_mode()
     def _score(self, features: pd.DataFrame) -> np.ndarray:
@@ -193,7 +196,7 @@ class Stock:
 
 
 def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-    """Convert a Workflow's output to the model's inputs: dense float32 [n, columns], and ids."""
+    """Convert a Workflow's output to the model's inputs: dense float32 [rows, columns], and ids."""
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     values = []
@@ -212,7 +215,8 @@ def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, Keyed
         lengths=torch.from_numpy(np.concatenate(lengths)),
     )
     dense = features[list(schema.dense)].to_numpy(np.float32)
-    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only
+    # np.array copies: pandas' array may be read-only, about which PyTorch warns.
+    return torch.from_numpy(np.array(dense)), sparse
 
 
 def measure(
@@ -223,15 +227,16 @@ def measure(
     seconds: float,
     file: Path | None = None,
 ) -> dict[str, list[float]]:
-    """Return the times of all stages on batches of ``size`` rows, in seconds.
+    """Measure the seconds of each stage on batches of ``size`` rows.
 
     Args:
         predictor: The predictor to measure.
         stock: The baseline; None to measure without it.
-        rows: The rows, which are repeated if they are too few.
-        size: Rows in a batch.
-        seconds: Time for the predictor, and for the baseline, which scores one batch at least.
-        file: The same model as exported; None to measure without it.
+        rows: The rows, which are repeated if there are too few.
+        size: The number of rows in a batch.
+        seconds: The seconds for the predictor, and for the baseline, which scores at least one
+            batch.
+        file: The exported file of the same model; None to measure without it.
     """
     onnx = None if file is None else open_onnx(file, size)
     times: dict[str, list[float]] = {}
@@ -239,51 +244,51 @@ def measure(
     begins = range(0, len(rows) - size + 1, size)
     batches = itertools.cycle([rows[begin : begin + size] for begin in begins])
 
-    def timed(stage: str, work: Callable[[], Any]) -> Any:
+    def run_timed(stage: str, work: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
         result = work()
         times.setdefault(stage, []).append(time.perf_counter() - begin)
         return result
 
-    def ours(batch: list[dict]) -> np.ndarray:
-        score = timed(_OURS, lambda: predictor.predict(batch))
-        raw = timed(_READ, lambda: predictor.read(batch))
-        timed(_ENCODE, lambda: predictor.workflow.transform(raw))
+    def score_with_ours(batch: list[dict]) -> np.ndarray:
+        scores = run_timed(_OURS, lambda: predictor.predict(batch))
+        raw = run_timed(_READ, lambda: predictor.read(batch))
+        run_timed(_ENCODE, lambda: predictor.workflow.transform(raw))
         if onnx is not None:
-            given = tensors.to_tensors(inputs, batch)
-            others = timed(_ONNX, lambda: onnx.run(outputs, given))
-            np.testing.assert_allclose(np.stack(others), np.atleast_2d(score.T), atol=atol)
-        return score
+            batch_tensors = tensors.to_tensors(inputs, batch)
+            others = run_timed(_ONNX, lambda: onnx.run(outputs, batch_tensors))
+            np.testing.assert_allclose(np.stack(others), np.atleast_2d(scores.T), atol=atol)
+        return scores
 
-    def compare(batch: list[dict], score: np.ndarray) -> None:
-        frame = stock.frame(predictor.read(batch))
-        others = timed(_STOCK, lambda: stock.predict(frame, timed))
-        np.testing.assert_allclose(score, others, atol=atol)
+    def compare_with_stock(batch: list[dict], scores: np.ndarray) -> None:
+        frame = stock.make_frame(predictor.read(batch))
+        others = run_timed(_STOCK, lambda: stock.predict(frame, run_timed))
+        np.testing.assert_allclose(scores, others, atol=atol)
 
     atol = 1e-5 if predictor.model.table.kind == "float32" else 0.1
     inputs = tensors.list_inputs(predictor.row_spec)
     aggregates = predictor.spec.aggregates
     inputs += [tensors.Input(column.name, "float64", False) for column in aggregates]
     outputs = name_by_label(tensors.OUTPUT, predictor.labels)
-    for batch in itertools.islice(batches, 5):  # fills caches and compiles code
-        score = ours(batch)
+    for batch in itertools.islice(batches, 5):  # warm up: fills caches and compiles code
+        scores = score_with_ours(batch)
     if stock is not None:
-        compare(batch, score)
+        compare_with_stock(batch, scores)
     times.clear()
     ours_s = 0.0
     stock_s = 0.0
     while ours_s < seconds or (stock is not None and stock_s < seconds):
         batch = next(batches)
-        score = ours(batch)
+        scores = score_with_ours(batch)
         ours_s += times[_OURS][-1]
         if stock is not None and stock_s <= min(ours_s, seconds):
-            compare(batch, score)
+            compare_with_stock(batch, scores)
             stock_s += times[_STOCK][-1]
     return times
 
 
 def open_onnx(file: Path, rows: int) -> InferenceSession:
-    """Open ``model.onnx``, with as many threads as PyTorch has for so many rows."""
+    """Open ``model.onnx``, with as many threads as PyTorch uses for this number of rows."""
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -293,14 +298,14 @@ def open_onnx(file: Path, rows: int) -> InferenceSession:
 
 
 def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
-    """Print the latency of one row: as the machine is, and with a busy process on each core."""
+    """Print the latency of one row, without other load and with a busy process on each core."""
     cores = count_cores()
-    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    busy_loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     print(f"\n{'one row':36}{'p50 ms':>10}{'p99 ms':>10}")
-    for name, count in (("without other load from here", 0), (f"{cores} cores busy", cores)):
-        others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(count)]
+    for name, count in (("without additional load", 0), (f"{cores} cores busy", cores)):
+        others = [subprocess.Popen([sys.executable, "-c", busy_loop]) for _ in range(count)]
         try:
-            time.sleep(0.5 if others else 0)  # until they have started
+            time.sleep(0.5 if others else 0)  # let the processes start
             times = measure(predictor, None, [row], 1, seconds)[_OURS]
         finally:
             for other in others:
@@ -310,11 +315,11 @@ def print_one_row(predictor: Predictor, row: dict, seconds: float) -> None:
         print(f"{name:36}{p50:10.3f}{p99:10.3f}")
 
 
-def print_table(by_size: dict[int, dict[str, list[float]]]) -> None:
-    """Print a line for each batch size and stage, and by how much ours is faster than stock."""
+def print_table(times_by_size: dict[int, dict[str, list[float]]]) -> None:
+    """Print a line for each batch size and stage, and the ratios of stock to ours."""
     print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
     ratios = []
-    for size, times in by_size.items():
+    for size, times in times_by_size.items():
         medians = {stage: 1e3 * float(np.median(seconds)) for stage, seconds in times.items()}
         for stage, p50 in medians.items():
             p90, p99 = 1e3 * np.quantile(times[stage], (0.9, 0.99))

@@ -1,7 +1,8 @@
-"""The ETL of a log with its clicks in it, and of the same log with them in a file of their own.
+"""Measure the ETL of a log that contains its clicks, and of a log with its clicks in another file.
 
-By an id of the impression, and by user and item, where a click belongs to the newest impression
-before it. Below the table stands what such a file adds.
+Clicks of the file are matched by the id of the impression, or by user and item; then a click
+belongs to the newest impression before it. A note below the table gives the time that the file
+adds.
 
     python -m benchmarks.label_files --rows 2000000
 """
@@ -18,14 +19,14 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, etl_case
+from benchmarks.etl.systems import CASE_METRICS, make_case_system
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
 
 DAYS = 30
 INSIDE = "in the log"
-#: The ``[label]`` of each case.
+#: Case → block ``[label]`` of the spec.
 LABELS = {
     INSIDE: 'name = "click"',
     "by id": 'name = "click"\nfrom = "clicks.csv"\nkey = "id"\nwithin = "1h"',
@@ -65,19 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: LabelFileSettings) -> int:
-    rows, rate = settings.rows, settings.click_rate
+    rows = settings.rows
+    rate = settings.click_rate
     root = BUILD / f"labels-{rows}-{rate}"
     log = f"{rows:,} rows, {rate:.0%} of them clicked"
     make_once(root, f"a log and its clicks, {log}", lambda: _make_log(root, rows, rate))
-    table = Table("label_files", f"Clicks in a file of their own: {log}", CASE_METRICS, base="")
-    table.measure([_system(root, case) for case in LABELS], repeats=settings.repeats)
+    table = Table("label_files", f"Clicks in a separate file: {log}", CASE_METRICS, base="")
+    table.measure([_make_system(root, case) for case in LABELS], repeats=settings.repeats)
     for case in [*LABELS][1:]:
         table.notes += describe_added(table, case, INSIDE)
     return table.finish()
 
 
 def _make_log(root: Path, rows: int, rate: float) -> None:
-    """Write a log in the order of time with its clicks, and the clicks alone."""
+    """Write a log with its clicks, and a file of the clicks, both sorted by time."""
     random = np.random.default_rng(0)
     time = np.sort(random.integers(0, DAYS * 86_400, rows))
     clicked = random.random(rows) < rate
@@ -100,10 +102,10 @@ def _make_log(root: Path, rows: int, rate: float) -> None:
         (root / f"{case}.toml").write_text(_SPEC.format(label=label))
 
 
-def _system(root: Path, case: str) -> System:
+def _make_system(root: Path, case: str) -> System:
     output = root / "out"
     flags = "--spec", root / f"{case}.toml", "--input_path", root / "log.csv"
-    return etl_case(case, output, *flags, name="etl")
+    return make_case_system(case, output, *flags, name="etl")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """Compare loaders from parquet to DLRM batches: ours, Merlin's and TorchRec's.
 
-Every run is a process of its own that iterates for some seconds. Its start is not counted, and
-rates exclude the first batch. "limit: decode" only decodes, with one thread (page checksums
-verified, no batches). "x merlin stock" compares within a case. "later ms" and "CPU ms" are the
-times to the first batch of a later epoch. "x decode" is the loader's rate over that of one decoding
-thread, by wall-clock time (the loader has two threads where there are two processors) and by CPU
-time, both measured in turn in the same process. What loading costs a training step is measured by
-`python -m benchmarks.train`. With --device cuda decoding is that of cudf.read_parquet.
+Every run is a separate process that iterates for a few seconds. Its start is not counted, and rates
+exclude the first batch. "limit: decode" only decodes, with one thread (page checksums verified, no
+batches). "x merlin stock" compares within a case. "later ms" and "CPU ms" are the times to the
+first batch of a later epoch. "x decode" is the ratio of the loader's rate to that of one decoding
+thread, by wall-clock time (with two processors the loader has two threads) and by CPU time; both
+are measured alternately in the same process. The cost of loading in a training step is measured by
+`python -m benchmarks.train`. With --device cuda, files are decoded by cudf.read_parquet.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # first: makes Ctrl-C print one line, no traceback
 
 # isort: split
 import dataclasses
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.data import criteo_schema, make_once, write_rows
+from benchmarks.data import make_criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader_worker import CPU_DECODING, DECODE, NPY, OURS, STOCK
 from benchmarks.process import BUILD
@@ -41,7 +41,7 @@ METRICS = (
 BATCH_SIZES = (256, 2048, 16384, 65536)
 MULTI_HOT = ("cat_0", "cat_4", "cat_9", "cat_19")
 HISTORY = StoredHistory("recent", ("cat_0", "cat_4"))
-#: A vector of the data, as wide as those of small models of texts.
+#: A vector of the data, as wide as the embeddings of small language models.
 TEXT = StoredVectors("text", 384)
 
 
@@ -49,10 +49,16 @@ TEXT = StoredVectors("text", 384)
 class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("rows of the data to make", 4_000_000, minimum=200_000)
-    repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, minimum=1)
-    cases: str = flag("only the lines with this, for example 'ours B=2048'", "")
-    device: str = flag("cuda: batches on a GPU, without Merlin's", "cpu", choices=("cpu", "cuda"))
+    rows: int = flag("rows of the data to generate", 4_000_000, minimum=200_000)
+    repeats: int = flag(
+        "runs of our loader and of Merlin's; the other systems run once", 2, minimum=1
+    )
+    cases: str = flag(
+        "measure only the systems and cases that contain this text, for example 'ours B=2048'", ""
+    )
+    device: str = flag(
+        "device of the batches; Merlin's loader runs only on cpu", "cpu", choices=("cpu", "cuda")
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,15 +81,15 @@ def _run(settings: BenchmarkSettings) -> int:
 
 
 def make_data(root: Path, rows: int) -> None:
-    """Write the rows, with lists, and as TorchRec's arrays."""
-    write_rows(root / "int32" / "train", criteo_schema(), rows, npy=root / "npy")
-    write_rows(root / "lists" / "train", criteo_schema(multi_hot=MULTI_HOT), rows // 2)
-    write_rows(root / "histories" / "train", criteo_schema(histories=[HISTORY]), rows // 2)
-    write_rows(root / "vectors" / "train", criteo_schema(vectors=[TEXT]), rows // 2)
+    """Write the data of all cases, and the plain rows as TorchRec's arrays too."""
+    write_rows(root / "int32" / "train", make_criteo_schema(), rows, npy=root / "npy")
+    write_rows(root / "lists" / "train", make_criteo_schema(multi_hot=MULTI_HOT), rows // 2)
+    write_rows(root / "histories" / "train", make_criteo_schema(histories=[HISTORY]), rows // 2)
+    write_rows(root / "vectors" / "train", make_criteo_schema(vectors=[TEXT]), rows // 2)
 
 
 def _list_systems(data: Path, settings: BenchmarkSettings) -> Iterator[System]:
-    """Yield the loaders with all that they load."""
+    """Yield all systems and cases."""
 
     def make(name: str, case: str, *options: object) -> System:
         command = [sys.executable, "-m", "benchmarks.loader_worker", name, "--data", data]

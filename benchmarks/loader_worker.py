@@ -1,4 +1,4 @@
-"""Measure one system in a process of its own and print one JSON line."""
+"""Measure one system of :mod:`benchmarks.loader` in this process, and print one JSON line."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.data import criteo_schema, npy_files
-from benchmarks.process import high_water
+from benchmarks.data import list_npy_files, make_criteo_schema
+from benchmarks.process import read_peak_memory
 from nvt_torchrec.base.startup import prepare_torch
 
 OURS = "ours"
 STOCK = "merlin stock"
 NPY = "torchrec npy"
 DECODE = "limit: decode"
-#: On a GPU: ours without libcudf.
+#: Ours on a GPU without libcudf.
 CPU_DECODING = "ours, CPU decodes"
-#: How long a run iterates.
+#: The seconds for which a run iterates.
 SECONDS = 2.0
-#: It goes on until it has so many rows, because a loader that delivers in bursts needs several of
-#: them to show its rate;
+#: A run continues until it has this many rows: a loader that delivers in bursts shows its rate only
+#: after several of them.
 MIN_ROWS = 400_000
-#: but no longer than so many times its time.
+#: A run ends after this many times its seconds, even with fewer rows.
 PATIENCE = 20
-#: How often loader and decoding are measured in turn.
+#: The number of times that the loader and decoding are measured alternately.
 ROUNDS = 3
 
 
@@ -51,27 +51,27 @@ def main() -> None:
 
 
 def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
-    """Iterate for some seconds after the first batch, or to the epoch's end.
+    """Iterate for a few seconds after the first batch, or to the end of the epoch.
 
-    Rates exclude the first batch, which has a measurement of its own.
+    Rates exclude the first batch, which is measured separately.
     """
-    batches = make(args.system, args)
+    batches = make_batches(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
     iterator, first, _ = _draw_first_batch(batches)
-    figures = _measure_rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
+    metrics = _measure_rates(iterator, SECONDS, args.device) | {"first_batch_ms": first}
     _stop(batches)
     if args.system == OURS:
         del iterator
-        figures |= _measure_next_epochs(batches)
-    # before decoding alone is measured, which takes memory of its own
-    figures["loading_mb"] = high_water(os.getpid()) / 1e6
+        metrics |= _measure_next_epochs(batches)
+    # Read the peak before decoding alone is measured, which takes additional memory.
+    metrics["loading_mb"] = read_peak_memory(os.getpid()) / 1e6
     if args.system == OURS and args.form == "int32" and not args.shuffle:
-        figures |= _compare_with_decoding(batches, args)
-    return figures
+        metrics |= _compare_with_decoding(batches, args)
+    return metrics
 
 
 def _draw_first_batch(batches: Iterable[Any]) -> tuple[Iterator[Any], float, float]:
-    """Return an iterator behind its first batch, and the time and CPU time to it in ms."""
+    """Draw the first batch; return the iterator, and the wall and CPU time that it took in ms."""
     cpu_begin = time.process_time()
     begin = time.perf_counter()
     iterator = iter(batches)
@@ -80,19 +80,19 @@ def _draw_first_batch(batches: Iterable[Any]) -> tuple[Iterator[Any], float, flo
 
 
 def _stop(batches: Any) -> None:
-    """End the threads of Merlin's loader, which would go on."""
+    """Stop the threads of Merlin's loader, which would otherwise continue."""
     if hasattr(batches, "stop"):
         batches.stop()
 
 
 def _measure_rates(iterator: Iterator[Any], seconds: float, device: str) -> dict[str, float]:
-    """Draw batches for some seconds and return the rates of their rows."""
+    """Draw batches for ``seconds``; return the rates of ids and rows."""
     rows = 0
     ids = 0
     cpu_begin = time.process_time()
     begin = time.perf_counter()
     for batch in iterator:
-        if isinstance(batch, int):  # decoded rows
+        if isinstance(batch, int):  # the number of decoded rows
             rows += batch
         else:
             rows += batch.labels.shape[0]
@@ -112,11 +112,11 @@ def _measure_rates(iterator: Iterator[Any], seconds: float, device: str) -> dict
 
 
 def _measure_next_epochs(batches: Any) -> dict[str, float]:
-    """Return the median times to the first batch of a later epoch, with code and files warm."""
+    """Return the median times to the first batch of a later epoch, with warm code and files."""
     wall = []
     cpu = []
     for _ in range(5):
-        time.sleep(0.2)  # the last iterator's threads end
+        time.sleep(0.2)  # let the threads of the last iterator end
         _, wall_ms, cpu_ms = _draw_first_batch(batches)
         wall.append(wall_ms)
         cpu.append(cpu_ms)
@@ -124,15 +124,15 @@ def _measure_next_epochs(batches: Any) -> dict[str, float]:
 
 
 def _compare_with_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
-    """Return the medians of the loader's rate over the rate of decoding the same files.
+    """Return the median ratios of the loader's rate to the rate of decoding the same files.
 
-    Both are measured in turn in one process, because runs that are minutes apart do not compare on
-    a shared machine.
+    Both are measured alternately in one process, because on a shared machine runs that are minutes
+    apart cannot be compared.
     """
     wall_shares = []
     cpu_shares = []
     for _ in range(ROUNDS):
-        iterator, _, _ = _draw_first_batch(make(DECODE, args))
+        iterator, _, _ = _draw_first_batch(make_batches(DECODE, args))
         decoding = _measure_rates(iterator, SECONDS / ROUNDS, args.device)
         iterator, _, _ = _draw_first_batch(batches)
         loading = _measure_rates(iterator, SECONDS / ROUNDS, args.device)
@@ -144,8 +144,8 @@ def _compare_with_decoding(batches: Any, args: argparse.Namespace) -> dict[str, 
     }
 
 
-def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
-    """Return the batches of a system, and import only what it needs."""
+def make_batches(system: str, args: argparse.Namespace) -> Iterable[Any]:
+    """Make the batches of a system; import only the modules that it needs."""
     makers = {
         OURS: _make_ours,
         CPU_DECODING: _make_ours,
@@ -161,7 +161,7 @@ def _list_files(args: argparse.Namespace) -> list[Path]:
 
 
 def _make_ours(args: argparse.Namespace) -> Iterable[Any]:
-    """Return the loader of this project, with its defaults."""
+    """Make the loader of this project with its defaults."""
     from nvt_torchrec.nvt_loader import KJTLoader
 
     return KJTLoader(
@@ -174,8 +174,8 @@ def _make_ours(args: argparse.Namespace) -> Iterable[Any]:
 
 
 def _make_stock(args: argparse.Namespace) -> Iterable[Any]:
-    """Return merlin.dataloader's Loader by its documentation, with a map to TorchRec's batch."""
-    import nvt_torchrec.nvt_compat  # noqa: F401  (before merlin)
+    """Make merlin.dataloader's Loader as documented, mapped to TorchRec's batches."""
+    import nvt_torchrec.nvt_compat  # noqa: F401  (must come before merlin)
 
     import torch
     from merlin.dataloader.torch import Loader
@@ -184,8 +184,8 @@ def _make_stock(args: argparse.Namespace) -> Iterable[Any]:
     from torchrec.datasets.utils import Batch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    names = criteo_schema().dense
-    keys = list(criteo_schema().categorical)
+    names = make_criteo_schema().dense
+    keys = list(make_criteo_schema().categorical)
 
     def to_batch(features: dict[str, torch.Tensor], labels: torch.Tensor) -> Batch:
         dense = torch.cat([features[name].view(-1, 1) for name in names], dim=1)
@@ -209,12 +209,12 @@ def _make_stock(args: argparse.Namespace) -> Iterable[Any]:
 
 
 def _make_npy(args: argparse.Namespace) -> Iterable[Any]:
-    """Return TorchRec's datapipe over mapped arrays: no decoding, but three times the bytes."""
+    """Make TorchRec's datapipe over mapped arrays: no decoding, but three times the bytes."""
     from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
     pipe = InMemoryBinaryCriteoIterDataPipe(
         "train",
-        *npy_files(args.data / "npy"),
+        *list_npy_files(args.data / "npy"),
         batch_size=args.batch_size,
         rank=0,
         world_size=1,
@@ -227,10 +227,10 @@ def _make_npy(args: argparse.Namespace) -> Iterable[Any]:
 
 
 class _DecodedRows:
-    """Decodes only, and yields numbers of rows.
+    """Only decodes files, and yields numbers of rows.
 
-    On a CPU by pyarrow: whole row groups, by one thread, with checksums verified. On a GPU by cuDF:
-    whole files.
+    On a CPU pyarrow decodes one row group at a time, with one thread, and verifies checksums. On a
+    GPU cuDF decodes one file at a time.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""What Polars does for :mod:`benchmarks.negatives`, in an environment of its own.
+"""Draw negatives for :mod:`benchmarks.negatives` with Polars.
 
-python negatives_peer.py LOG OUTPUT PER_POSITIVE
+Run by the interpreter of a separate environment: python negatives_peer.py LOG OUTPUT PER_POSITIVE
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import polars as pl
 
 
-def draw(log: pl.DataFrame, per_positive: int) -> pl.DataFrame:
-    """Return a log with rows of items that their users do not have."""
+def add_negatives(log: pl.DataFrame, per_positive: int) -> pl.DataFrame:
+    """Add rows with random items that their users do not have."""
     items = log["item"].unique().sort()
     repeated = pl.concat([log] * per_positive)
     drawn = items.sample(len(repeated), with_replacement=True, seed=1)
@@ -26,6 +26,6 @@ if __name__ == "__main__":
     path, output, per_positive = sys.argv[1:]
     rows = pl.read_csv(path)
     if int(per_positive):
-        rows = draw(rows, int(per_positive))
+        rows = add_negatives(rows, int(per_positive))
     rows.write_parquet(output)
     print(json.dumps({"bytes": Path(output).stat().st_size}))

@@ -1,7 +1,7 @@
-"""Write a part by one writer, and read it: a process of :mod:`benchmarks.parquet_writer`.
+"""Write a parquet file with one writer, and read it back: a process of :mod:`.parquet_writer`.
 
-Its arguments are the writer, the file whose rows are written, and the file to write. It prints the
-times as JSON.
+The arguments are the writer, a file whose rows are written, and the file to write. The times are
+printed as JSON.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.etl.units.part_files import ROW_GROUP_ROWS, PartWriter
 
-#: Rows that are written first, without being counted: compiled loops are loaded by then.
+#: The rows that are written first without being measured, to load the compiled kernels.
 _WARM_UP_ROWS = 1000
 
 
 def main() -> None:
     """Run the writer that the command line names."""
-    name, source, path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    name = sys.argv[1]
+    source = Path(sys.argv[2])
+    path = Path(sys.argv[3])
     write = WRITERS[name]
     table = pq.read_table(source)
     write(table.slice(0, _WARM_UP_ROWS), path)
-    _, writing = _measure(lambda: write(table, path))
-    read, reading = _measure(lambda: pq.read_table(path, use_threads=False))
+    _, write_times = _measure(lambda: write(table, path))
+    read, read_times = _measure(lambda: pq.read_table(path, use_threads=False))
     if not read.equals(table):
-        raise ClickLogError(f"{name}: {path} does not hold the rows of {source}")
-    times = {f"write_{key}": value for key, value in writing.items()}
-    times |= {f"read_{key}": value for key, value in reading.items()}
+        raise ClickLogError(f"{name}: {path} does not have the rows of {source}")
+    times = {f"write_{key}": value for key, value in write_times.items()}
+    times |= {f"read_{key}": value for key, value in read_times.items()}
     print(json.dumps({"rows": len(table), "mb": path.stat().st_size / 1e6, **times}))
     path.unlink()
 
 
 def _measure(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """Return what a call returns, and its seconds by the clock and of all threads."""
+    """Call a function; return its result, and the wall time and CPU time of all threads."""
     wall = time.perf_counter()
     cpu = time.process_time()
     result = work()
@@ -53,7 +55,7 @@ def _write_ours(table: pa.Table, path: Path) -> None:
 
 
 def _write_arrow(table: pa.Table, path: Path) -> None:
-    """Write as the ETL does: uncompressed, the same row groups, pages with checksums."""
+    """Write like the ETL: uncompressed, in the same row groups, with page checksums."""
     pq.write_table(
         table,
         path,

@@ -1,9 +1,10 @@
-"""Negatives drawn evenly and by popularity, and training with and without ``--log_q_correction``.
+"""Compare uniform and popularity-based negatives, with and without ``--log_q_correction``.
 
-The odds that a user likes an item are known: a few items are liked by many, and each kind of user
-has a taste of its own. Measured is how a model ranks all items for each kind of user: Spearman's
-correlation with the odds, and the AUROC of the items that test users liked beside all items. The
-AUROC on the drawn rows is that of the trainer's log, which no two ways of drawing share.
+The log is synthetic, so the odds that a user likes an item are known: a few items are liked by
+many, and each kind of user has its own taste. The benchmark measures how a model ranks all items
+for each kind of user: Spearman's correlation with the odds, and the AUROC of liked items against
+all items. The AUROC on the drawn rows, from the trainer's log, cannot be compared between different
+ways of drawing.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -32,10 +33,10 @@ from nvt_torchrec.base.command_line import Settings, flag
 
 METRICS = (
     Metric("correlation", "correlation with the odds", ".3f"),
-    Metric("auroc", "AUROC beside all items", ".4f"),
-    Metric("oracle", "that of the odds", ".4f"),
+    Metric("auroc", "AUROC against all items", ".4f"),
+    Metric("oracle", "the odds' AUROC", ".4f"),
     Metric("drawn_auroc", "AUROC of drawn rows", ".4f"),
-    Metric("calibration", "calibration there", ".3f"),
+    Metric("calibration", "their calibration", ".3f"),
 )
 _KINDS = 20
 _SPEC = """[input]
@@ -56,7 +57,8 @@ user = "user"
 per_positive = 4
 popularity = {popularity}
 """
-#: Without these, a log of this size would choose its regularization by several trainings.
+#: Flags of the trainer. Without them, it would choose the regularization of such a small log by
+#: several trainings.
 _FLAGS = ("--epochs", "5", "--no-batch_norm", "--embedding_dim", "16", "--no-boosted_trees")
 
 
@@ -64,11 +66,13 @@ _FLAGS = ("--epochs", "5", "--no-batch_norm", "--embedding_dim", "16", "--no-boo
 class PopularitySettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("likes", 60_000, minimum=1000)
+    rows: int = flag("likes in the log", 60_000, minimum=1000)
     users: int = flag("users", 30_000, minimum=100)
     items: int = flag("items", 400, minimum=10)
-    popularities: tuple[float, ...] = flag("powers of the popularity", (0.0, 0.5, 1.0))
-    repeats: int = flag("trainings of each, with other seeds", 1, minimum=1)
+    popularities: tuple[float, ...] = flag(
+        "exponents of the popularity by which negatives are drawn; 0 for uniform", (0.0, 0.5, 1.0)
+    )
+    repeats: int = flag("trainings of each case, with different seeds", 1, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +80,9 @@ class Likes:
     """A log of likes.
 
     Attributes:
-        odds: float64 [kinds, items], the logarithm of the probability that a like of a user of this
-            kind is of this item.
-        frame: The likes: user, kind and item.
+        odds: Float64 [kinds of users, items], the logarithm of the probability that a like of such
+            a user belongs to the item.
+        frame: The likes, with the columns user, kind and item.
     """
 
     odds: np.ndarray
@@ -86,13 +90,13 @@ class Likes:
 
 
 def draw_likes(rows: int, users: int, items: int) -> Likes:
-    """Draw likes of items by their odds."""
+    """Draw likes by the odds of the items."""
     random = np.random.default_rng(11)
     odds = -np.log(np.arange(1, items + 1)) + random.normal(0, 0.8, (_KINDS, items))
     odds -= np.log(np.exp(odds).sum(1, keepdims=True))
     user = random.integers(0, users, rows)
     kind = user % _KINDS
-    # An item has a part of [0, 1) as wide as its probability.
+    # Each item gets an interval of [0, 1) as wide as its probability.
     ends = np.exp(odds).cumsum(1)
     drawn = random.random(rows)
     item = np.empty(rows, np.int64)
@@ -102,25 +106,33 @@ def draw_likes(rows: int, users: int, items: int) -> Likes:
 
 
 def measure_ranks(likes: Likes, workflow: Path, checkpoint: Path) -> dict[str, float]:
-    """Return how a model ranks all items for users of each kind."""
+    """Measure how a model ranks all items for each kind of user.
+
+    Args:
+        likes: The likes and their odds.
+        workflow: The workflow's directory.
+        checkpoint: The model's directory.
+    """
     from nvt_torchrec.inference.predictor import Predictor
 
     predictor = Predictor.load(workflow, checkpoint)
     num_items = likes.odds.shape[1]
     items = np.arange(num_items)
-    correlations, areas, oracle = [], [], []
+    correlations = []
+    model_aurocs = []
+    oracle_aurocs = []
     for kind, odds in enumerate(likes.odds):
         scores = predictor.predict(pd.DataFrame({"kind": kind, "item": items}))
         correlations.append(spearmanr(scores, odds).statistic)
-        # Each like beside all items: a like weighs as the item's probability does.
+        # Every item is once a positive, weighted by the probability of a like, and once a negative.
         labels = np.repeat([1, 0], num_items)
         weights = np.concatenate([np.exp(odds), np.full(num_items, 1 / num_items)])
-        for values, found in ((scores, areas), (odds, oracle)):
-            found.append(auroc(np.tile(values, 2), labels, weights))
+        model_aurocs.append(auroc(np.tile(scores, 2), labels, weights))
+        oracle_aurocs.append(auroc(np.tile(odds, 2), labels, weights))
     return {
         "correlation": float(np.mean(correlations)),
-        "auroc": float(np.mean(areas)),
-        "oracle": float(np.mean(oracle)),
+        "auroc": float(np.mean(model_aurocs)),
+        "oracle": float(np.mean(oracle_aurocs)),
     }
 
 
@@ -132,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: PopularitySettings, flags: list[str]) -> int:
-    rows, users, items = settings.rows, settings.users, settings.items
+    rows = settings.rows
+    users = settings.users
+    items = settings.items
     root = BUILD / f"popularity-{rows}-{users}-{items}"
     likes = draw_likes(rows, users, items)
     size = f"{rows:,} likes of {users:,} users and {items:,} items"
@@ -143,40 +157,45 @@ def _run(settings: PopularitySettings, flags: list[str]) -> int:
         for popularity in settings.popularities:
             output = root / f"out-{popularity:g}"
             _run_etl(root / "log.csv", output, popularity)
-            kinds = ("", "--log_q_correction") if popularity else ("",)
-            for kind in kinds:
-                given = [*_FLAGS, "--seed", str(seed), *kind.split(), *flags]
-                systems.append(_make_run(likes, output, f"popularity {popularity:g}", kind, given))
+            case = f"popularity {popularity:g}"
+            # With uniform negatives, the correction is a constant.
+            corrections = ("", "--log_q_correction") if popularity else ("",)
+            for correction in corrections:
+                run_flags = [*_FLAGS, "--seed", str(seed), *correction.split(), *flags]
+                systems.append(_make_run(likes, output, case, correction, run_flags))
         table.measure(systems, repeats=1)
     return table.finish()
 
 
 def _run_etl(log: Path, output: Path, popularity: float) -> None:
-    """Run the ETL, unless its output is there."""
+    """Run the ETL, unless its output already exists."""
     spec = output.with_suffix(f".{popularity:g}.toml")
     spec.write_text(_SPEC.format(popularity=popularity))
     if not (output / "manifest.json").exists():
         run_etl("run", "--spec", spec, "--input_path", log, "--output_path", output)
 
 
-def _make_run(likes: Likes, output: Path, case: str, kind: str, flags: Sequence[str]) -> System:
-    """Return a run of ``train_torchrec.py``, measured by its checkpoint and its log."""
+def _make_run(
+    likes: Likes, output: Path, case: str, correction: str, flags: Sequence[str]
+) -> System:
+    """Make a run of ``train_torchrec.py``, measured by its checkpoint and its log."""
     from nvt_torchrec.training.reporting.metrics_log import METRICS_FILE
     from nvt_torchrec.training.reporting.page import read_events
 
-    target = output / f"run{kind}"
+    target = output / f"run{correction}"
 
     def result() -> dict[str, Any]:
-        found: dict[str, Any] = measure_ranks(likes, output / "workflow", target / "end")
+        metrics: dict[str, Any] = measure_ranks(likes, output / "workflow", target / "end")
         for event in read_events(target / METRICS_FILE):  # the last evaluation counts
             if event["event"] == "evaluation" and event["split"] == "test":
-                found |= {"drawn_auroc": event["auroc"], "calibration": event["calibration"]}
-        return found
+                metrics["drawn_auroc"] = event["auroc"]
+                metrics["calibration"] = event["calibration"]
+        return metrics
 
     split = output / "criteo_binary" / "split"
     paths = "--binary_path", split, "--log_path", target, "--save_checkpoint_path", target / "end"
     return System(
-        kind.strip("-") or "as it is",
+        correction.strip("-") or "no correction",
         case,
         [sys.executable, ROOT / "train_torchrec.py", *map(str, paths), *flags],
         before=lambda: shutil.rmtree(target, ignore_errors=True),

@@ -1,4 +1,4 @@
-"""One measured run of a command: wall clock, CPU seconds and peak memory of its process tree."""
+"""Run a command and measure its process tree: wall time, CPU seconds and peak memory."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[1]
-#: Where results and data go.
+#: The directory of results and data.
 BUILD = ROOT / "build" / "bench"
-#: Seconds between two looks at the memory of a run.
+#: The seconds between two measurements of memory.
 _POLL_S = 0.02
-#: Seconds between two searches for new processes.
+#: The seconds between two searches for new processes.
 _SEARCH_S = 0.25
-#: How many of the last lines on stderr the error of a failed run has.
+#: The number of last lines of stderr in the error of a failed run.
 _ERROR_LINES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What became of one run.
+    """The result of one run. Memory is in MB of 10^6 bytes.
 
     Attributes:
-        wall_s: Seconds from its start to its end.
-        cpu_s: User and system seconds of the process and of the descendants it waited for.
-        peak_rss_mb: The largest sum of the resident memory of its processes at one moment, MB (10^6
-            bytes), or the largest of one process if that is more. Pages that processes share
-            count in each.
-        output: The JSON object it printed last, or what was read from its files; {} if it failed.
-        error: Why it failed; empty if it did not.
-        peak_own_mb: As ``peak_rss_mb``, without pages of mapped files, which the system may drop.
-        peak_main_mb: The largest such memory of the process itself.
-        peak_child_mb: The largest such memory of one of its descendants; 0 without any.
+        wall_s: The seconds from start to end.
+        cpu_s: The user and system seconds of the process and of the descendants it waited for.
+        peak_rss_mb: The peak over time of the sum of the resident memory of all processes, or the
+            peak of a single process if it is larger (sums may miss a short peak). Pages that
+            processes share count once for each process.
+        output: The JSON object that it printed last, or that ``result`` made; {} if it failed.
+        error: The cause of a failure; empty if it succeeded.
+        peak_own_mb: Like ``peak_rss_mb``, without pages of mapped files, which the system may drop.
+        peak_main_mb: The peak memory, without mapped files, of the process itself.
+        peak_child_mb: The peak memory, without mapped files, of a single descendant; 0 if there are
+            no descendants.
     """
 
     wall_s: float
@@ -59,15 +60,15 @@ def run(
     timeout: float = 3600,
     result: Callable[[], dict[str, Any]] | None = None,
 ) -> Run:
-    """Run a command to its end, in the repository's root, and measure it.
+    """Run a command in the repository's root, and measure it.
 
-    The command prints one JSON object as its last line on stdout, unless ``result`` is given. An
-    exit status other than 0 is a failed run, which is returned and not raised.
+    The command prints one JSON object as its last line on stdout, unless ``result`` is given. If
+    its exit status is not 0, a failed run is returned; no exception is raised.
 
     Args:
-        command: Program and arguments.
-        timeout: Seconds after which it is killed, with all its processes.
-        result: Is called after it, in place of reading its last line.
+        command: The program and its arguments.
+        timeout: The seconds after which the command and its descendants are killed.
+        result: Called after the command, to return the object instead of its last line.
     """
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -77,7 +78,7 @@ def run(
             stdout=stdout,
             stderr=stderr,
             cwd=ROOT,
-            start_new_session=True,  # Ctrl-C reaches this program alone, which ends it
+            start_new_session=True,  # Ctrl-C only reaches this program, which then kills the tree
         )
         tree = _Tree(process.pid)
         try:
@@ -100,11 +101,10 @@ def run(
         else:
             stdout.seek(0)
             value = json.loads(stdout.readlines()[-1])
-        cpu, peak = usage.ru_utime + usage.ru_stime, tree.peak_bytes / 1e6
         return Run(
             wall_s=wall,
-            cpu_s=cpu,
-            peak_rss_mb=peak,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            peak_rss_mb=tree.peak_bytes / 1e6,
             output=value,
             error=error,
             peak_own_mb=tree.peak_own_bytes / 1e6,
@@ -114,20 +114,21 @@ def run(
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float) -> tuple[int, Any]:
-    """Wait for a process, noting its memory; return exit status and resource usage."""
+    """Wait for a process while measuring its memory; return exit status and resource usage."""
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait
+            # Tell Popen the status, because it can no longer wait for the process itself.
+            process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode, usage
         if time.perf_counter() > deadline:
             tree.kill()
-        tree.look()
+        tree.measure()
         time.sleep(_POLL_S)
 
 
 class _Tree:
-    """A process and its descendants, and the memory that they held at most."""
+    """A process and its descendants, and their peak memory."""
 
     def __init__(self, pid: int) -> None:
         self._processes = {psutil.Process(pid)}
@@ -138,42 +139,43 @@ class _Tree:
         self.peak_main_bytes = 0
         self.peak_child_bytes = 0
 
-    def look(self) -> None:
-        """Note the memory of every process; now and then look for new ones."""
+    def measure(self) -> None:
+        """Update the peaks; now and then search for new processes."""
         if time.perf_counter() - self._searched > _SEARCH_S:
             self._searched = time.perf_counter()
             self._find_descendants()
         total = own = 0
         for process in self._processes:
-            with contextlib.suppress(psutil.Error, OSError):  # raised if it has ended
+            with contextlib.suppress(psutil.Error, OSError):  # raised if the process has ended
                 memory = process.memory_info()
                 total += memory.rss
-                own_of_process = memory.rss - memory.shared
-                own += own_of_process
+                process_own = memory.rss - memory.shared
+                own += process_own
                 if process.pid == self._main:
-                    self.peak_main_bytes = max(self.peak_main_bytes, own_of_process)
+                    self.peak_main_bytes = max(self.peak_main_bytes, process_own)
                 else:
-                    self.peak_child_bytes = max(self.peak_child_bytes, own_of_process)
+                    self.peak_child_bytes = max(self.peak_child_bytes, process_own)
                 self.peak_own_bytes = max(self.peak_own_bytes, own)
-                self.peak_bytes = max(self.peak_bytes, total, high_water(process.pid))
+                self.peak_bytes = max(self.peak_bytes, total, read_peak_memory(process.pid))
 
     def kill(self) -> None:
-        """End whatever still runs."""
+        """Kill all processes that still run."""
         self._find_descendants()
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def _find_descendants(self) -> None:
+        """Add new descendants to the processes."""
         for process in list(self._processes):
             with contextlib.suppress(psutil.Error):
                 self._processes.update(process.children(recursive=True))
 
 
-def high_water(pid: int) -> int:
-    """Return the largest resident memory of a process so far, bytes; 0 if it has ended.
+def read_peak_memory(pid: int) -> int:
+    """Return the peak resident memory of a process so far, in bytes; 0 if it has ended.
 
-    Unlike ``ru_maxrss`` it does not count the process that it was forked from.
+    Unlike ``ru_maxrss``, it does not include the memory of the process that it was forked from.
     """
     status = Path(f"/proc/{pid}/status").read_text()
     for line in status.splitlines():

@@ -1,10 +1,10 @@
-"""Train every model on data sets with published tables, by the commands and defaults of a user.
+"""Train every model on data sets with published results, with a user's commands and defaults.
 
-The files lie in --data_path, a directory for each data set; docs/quality.md says which, and where
-they come from. Data sets whose files are missing are left out. Beside the models stand LightGBM
-and CatBoost with early stopping, a logistic regression with C chosen on valid, and what others
-report. Each run is kept in build/bench/published.jsonl, and ours are not done again until the
-package has changed; the table is made of the kept runs.
+The files are in --data_path, in a directory for each data set; docs/quality.md lists them, and
+where they come from. Data sets whose files are missing are skipped. The models are compared with
+LightGBM and CatBoost with early stopping, with a logistic regression whose C is chosen on valid,
+and with published figures. The results of all runs are kept in build/bench/published.jsonl, and the
+tables are made of them; runs of our models are repeated only when the package has changed.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -39,17 +39,17 @@ from nvt_torchrec.training.reporting.page import read_events
 
 log = logging.getLogger("benchmarks")
 
-#: The other programs, by the names of benchmarks.published_peers; and what the table calls them.
+#: Program of benchmarks.published_peers → its name in the table.
 PEERS = {
     "regression": "logistic regression, C chosen on valid",
     "lightgbm": "LightGBM, early stopping",
     "catboost": "CatBoost, early stopping",
 }
-#: Peers whose result depends on no seed: one run says all.
+#: Peers whose result does not depend on the seed, so that one run is enough.
 _WITHOUT_SEED = ("regression", "lightgbm")
-#: The directory of the code whose changes make other results.
+#: The directory of the code whose changes may change results.
 PACKAGE = "nvt_torchrec"
-#: What identifies a run among the kept ones.
+#: The fields that identify a kept result.
 _KEY = ("data", "rows", "system", "seed", "flags", "version")
 _HEADINGS = ("", "test AUROC", "of the seeds", "log loss", "CPU s", "source")
 
@@ -58,21 +58,24 @@ _HEADINGS = ("", "test AUROC", "of the seeds", "log loss", "CPU s", "source")
 class PublishedSettings(Settings):
     """The settings of the benchmark."""
 
-    data_path: str = flag("the directory of the data sets", str(BUILD / "published-data"))
-    only: tuple[str, ...] = flag("data sets", tuple(DATA), choices=tuple(DATA))
-    models: tuple[str, ...] = flag("models", tuple(MODELS), choices=tuple(MODELS))
-    peers: tuple[str, ...] = flag("other programs", tuple(PEERS), choices=tuple(PEERS))
-    seeds: int = flag("seeds, from 0 on; the table has the medians", 5, minimum=1)
+    data_path: str = flag("directory of the data sets", str(BUILD / "published-data"))
+    only: tuple[str, ...] = flag("data sets to use", tuple(DATA), choices=tuple(DATA))
+    models: tuple[str, ...] = flag("models to train", tuple(MODELS), choices=tuple(MODELS))
+    peers: tuple[str, ...] = flag(
+        "other programs to compare with", tuple(PEERS), choices=tuple(PEERS)
+    )
+    seeds: int = flag("number of seeds, from 0 on; the table shows medians", 5, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run: what identifies its result, and its command.
+    """One run: the key of its result, and its command.
 
     Attributes:
-        key: Data set with the digest of its rows, system, seed, and flags and code of our runs.
-        command: Program and arguments.
-        log_path: Where our trainer writes its metrics; None for a peer, which prints them.
+        key: The data set, the digest of its rows, system and seed; for our runs also the flags and
+            the version of the code.
+        command: The program and its arguments.
+        log_path: The directory of our trainer's metrics; None for a peer, which prints them.
     """
 
     key: dict[str, Any]
@@ -80,7 +83,7 @@ class Job:
     log_path: Path | None = None
 
     def run(self) -> dict[str, Any]:
-        """Run it; return the key with AUROC, log loss and times, or with the error."""
+        """Run the command; return the key with AUROC, log loss and times, or with the error."""
         if self.log_path:
             shutil.rmtree(self.log_path, ignore_errors=True)
         done = run(self.command, timeout=24 * 3600, result=self._read if self.log_path else None)
@@ -90,16 +93,19 @@ class Job:
         return {**self.key, **values, "cpu_s": done.cpu_s, "wall_s": done.wall_s}
 
     def _read(self) -> dict[str, Any]:
+        """Return the last evaluation on test from the trainer's log."""
         assert self.log_path
-        events = read_events(self.log_path / METRICS_FILE)
-        tests = [e for e in events if e["event"] == "evaluation" and e["split"] == "test"]
-        return tests[-1]
+        last: dict[str, Any] = {}
+        for event in read_events(self.log_path / METRICS_FILE):
+            if event["event"] == "evaluation" and event["split"] == "test":
+                last = event
+        return last
 
 
 class Results:
-    """The runs that are done, in a file of JSON lines.
+    """The results of finished runs, kept in a file of JSON lines.
 
-    A later run of the same key counts; failed ones are done again.
+    The last result of a key counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,12 +116,12 @@ class Results:
                 self._add(json.loads(line))
 
     def find(self, job: Job) -> dict[str, Any] | None:
-        """Return the result of a job that is done; None if it is not, or failed."""
-        found = self._runs.get(_text(job.key))
-        return None if found is None or "error" in found else found
+        """Return the result of a job; None if the job has not run or has failed."""
+        result = self._runs.get(_format_key(job.key))
+        return None if result is None or "error" in result else result
 
     def add(self, result: dict[str, Any]) -> None:
-        """Keep a result."""
+        """Add a result to the file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
@@ -123,10 +129,10 @@ class Results:
 
     def _add(self, result: dict[str, Any]) -> None:
         key = {name: result[name] for name in _KEY if name in result}
-        self._runs[_text(key)] = result
+        self._runs[_format_key(key)] = result
 
 
-def _text(key: dict[str, Any]) -> str:
+def _format_key(key: dict[str, Any]) -> str:
     return json.dumps(key, sort_keys=True)
 
 
@@ -148,30 +154,30 @@ def _run(settings: PublishedSettings, flags: list[str]) -> int:
         try:
             split, notes = _make_split(name, data, Path(settings.data_path) / name)
         except BadInputError as error:
-            log.warning("%s is left out: %s", name, error)
+            log.warning("%s is skipped: %s", name, error)
             continue
-        found: dict[str, list[dict[str, Any]]] = {}
+        results_by_system: dict[str, list[dict[str, Any]]] = {}
         for job in _list_jobs(name, data, split, settings, peers, flags):
             result = results.find(job)
             if result is None:
                 result = job.run()
                 results.add(result)
                 log.info("%s", _describe(result))
-            found.setdefault(job.key["system"], []).append(result)
-        failed |= any("error" in result for runs in found.values() for result in runs)
-        tables.append(format_table(data.title, found, data.figures, notes))
+            failed |= "error" in result
+            results_by_system.setdefault(job.key["system"], []).append(result)
+        tables.append(format_table(data.title, results_by_system, data.figures, notes))
     print("\n\n".join([describe_machine(), *tables]))
     return 1 if failed or not tables else 0
 
 
 def _is_ready(peer: str) -> bool:
-    """Return whether a peer can be run; CatBoost needs an environment of its own."""
+    """Return True if a peer can run; build the separate environment that CatBoost needs."""
     if peer != "catboost":
         return True
     try:
         build_environment(peer)
     except ClickLogError as error:
-        log.warning("%s is left out: %s", peer, error)
+        log.warning("%s is skipped: %s", peer, error)
         return False
     return True
 
@@ -183,19 +189,21 @@ def _make_split(name: str, data: PublishedData, folder: Path) -> tuple[Path, lis
         BadInputError: A file is missing.
     """
     root = BUILD / "published" / name
-    raw, spec, output = root / "raw", root / "spec.toml", root / "out"
+    raw = root / "raw"
+    spec_file = root / "spec.toml"
+    output = root / "out"
 
     def make() -> None:
         raw.mkdir()
         path = data.write(folder, raw)
-        given: str | Path = spec
-        if data.spec.startswith("["):
-            spec.write_text(data.spec, encoding="utf-8")
-        elif data.spec:
-            given = data.spec
+        spec: str | Path = spec_file
+        if data.spec.startswith("["):  # the text of a spec
+            spec_file.write_text(data.spec, encoding="utf-8")
+        elif data.spec:  # the name of a bundled spec
+            spec = data.spec
         else:
-            run_etl("guess", path, *data.guess, "--output", spec)
-        run_etl("run", "--spec", given, "--input_path", path, "--output_path", output)
+            run_etl("guess", path, *data.guess, "--output", spec_file)
+        run_etl("run", "--spec", spec, "--input_path", path, "--output_path", output)
 
     files = sorted(folder.glob("*")) if folder.is_dir() else []
     stamps = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
@@ -211,7 +219,7 @@ def _list_jobs(
     peers: Sequence[str],
     flags: list[str],
 ) -> Iterator[Job]:
-    """Yield the runs of a data set: all systems with the first seed, then with the next."""
+    """Yield the runs of a data set: all systems with the first seed, then with the next one."""
     schema = TableSchema.read(split)
     sizes = dict(zip(schema.categorical, schema.table_sizes, strict=True))
     columns = {
@@ -221,40 +229,42 @@ def _list_jobs(
         "sizes": sizes,
     }
     manifest = json.loads((split.parents[1] / "manifest.json").read_text(encoding="utf-8"))
-    same = {"data": name, "rows": _digest_rows(manifest)}
+    data_key = {"data": name, "rows": _digest_rows(manifest)}
     version = _read_version()
     for seed in range(settings.seeds):
         for model in settings.models:
             if MODELS[model].attends and not data.histories:
                 continue
-            given = ["--binary_path", str(split), "--model", model, "--seed", str(seed), *flags]
             log_path = BUILD / "published" / name / "runs" / f"{model}-{seed}"
-            command = [sys.executable, str(ROOT / "train_torchrec.py"), *given]
-            key = {**same, "system": model, "seed": seed, "flags": flags, "version": version}
-            yield Job(key, [*command, "--log_path", str(log_path)], log_path)
+            command = [sys.executable, str(ROOT / "train_torchrec.py"), "--binary_path", str(split)]
+            command += ["--model", model, "--seed", str(seed), *flags, "--log_path", str(log_path)]
+            key = {**data_key, "system": model, "seed": seed, "flags": flags, "version": version}
+            yield Job(key, command, log_path)
         for peer in peers:
             if seed and peer in _WITHOUT_SEED:
                 continue
             python = find_python(peer) if peer == "catboost" else sys.executable
             program = Path(__file__).with_name("published_peers.py")
             command = [str(python), str(program), peer, str(split), json.dumps(columns), str(seed)]
-            yield Job({**same, "system": peer, "seed": seed}, command)
+            yield Job({**data_key, "system": peer, "seed": seed}, command)
 
 
 def _digest_rows(manifest: dict[str, Any]) -> str:
-    """Return a digest of what the ETL made: another one if rows, split or spec have changed."""
-    made = json.dumps([manifest["workflow_digest"], manifest["splits"]], sort_keys=True)
-    return hashlib.sha256(made.encode()).hexdigest()[:12]
+    """Return a digest of the ETL's output, which changes with the rows, the split or the spec."""
+    content = json.dumps([manifest["workflow_digest"], manifest["splits"]], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def _read_version() -> str:
-    """Return git's digest of the package, with one of the changes since its commit."""
-    tree = _git("rev-parse", "--short=12", f"HEAD:{PACKAGE}").strip()
-    changes = _git("diff", "HEAD", "--", PACKAGE)
-    return f"{tree}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else tree
+    """Return git's digest of the package, and a digest of its uncommitted changes if any."""
+    tree = _run_git("rev-parse", "--short=12", f"HEAD:{PACKAGE}").strip()
+    changes = _run_git("diff", "HEAD", "--", PACKAGE)
+    if not changes:
+        return tree
+    return f"{tree}-{hashlib.sha256(changes.encode()).hexdigest()[:8]}"
 
 
-def _git(*arguments: str) -> str:
+def _run_git(*arguments: str) -> str:
     command = ["git", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
@@ -271,40 +281,42 @@ def _describe(result: dict[str, Any]) -> str:
 
 def format_table(
     title: str,
-    found: dict[str, list[dict[str, Any]]],
+    results_by_system: dict[str, list[dict[str, Any]]],
     figures: Sequence[Published],
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the table of a data set, in Markdown: medians over the seeds, then what others report.
+    """Format a data set's table in Markdown: medians over the seeds, then published figures.
 
     Args:
-        title: Its heading.
-        found: The results by system.
-        figures: Those of others.
-        notes: Lines below it.
+        title: The heading.
+        results_by_system: The results of each system.
+        figures: The published figures.
+        notes: Lines below the table.
     """
     rows = [list(_HEADINGS)]
-    for system, results in found.items():
+    for system, results in results_by_system.items():
         name = PEERS.get(system, f"**{system}**")
         done = [result for result in results if "error" not in result]
         if not done:
             rows.append([name, "failed", "", "", "", results[0]["error"]])
             continue
-        values = {key: [result[key] for result in done] for key in ("auroc", "log_loss", "cpu_s")}
-        auroc, log_loss, cpu = map(statistics.median, values.values())
+        aurocs = [result["auroc"] for result in done]
+        auroc = statistics.median(aurocs)
+        log_loss = statistics.median(result["log_loss"] for result in done)
+        cpu_s = statistics.median(result["cpu_s"] for result in done)
         spread = ""
         if len(done) > 1:
-            spread = f"{min(values['auroc']):.5f} – {max(values['auroc']):.5f}"
-        rows.append([name, f"{auroc:.5f}", spread, f"{log_loss:.4f}", f"{cpu:,.0f}", ""])
+            spread = f"{min(aurocs):.5f} – {max(aurocs):.5f}"
+        rows.append([name, f"{auroc:.5f}", spread, f"{log_loss:.4f}", f"{cpu_s:,.0f}", ""])
     for figure in figures:
         loss = "" if figure.log_loss is None else f"{figure.log_loss:g}"
         name = f"published: {figure.system}"
         rows.append([name, f"{figure.auroc:g}", "", loss, "", figure.source])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(_HEADINGS))
-    seeds = max((len(results) for results in found.values()), default=0)
-    below = [f"Medians of {seeds} seeds." if seeds > 1 else "One seed.", *notes]
-    return "\n".join([f"### {title}", "", *lines, "", *below])
+    num_seeds = max((len(results) for results in results_by_system.values()), default=0)
+    seeds_note = f"Medians of {num_seeds} seeds." if num_seeds > 1 else "One seed."
+    return "\n".join([f"### {title}", "", *lines, "", seeds_note, *notes])
 
 
 if __name__ == "__main__":

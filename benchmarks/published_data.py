@@ -1,7 +1,7 @@
-"""The data sets with published tables: their files, their splits, and what others report.
+"""The data sets with published results: their files, their splits, and the published figures.
 
-Nothing is downloaded: the files lie in a folder of the user's, a directory for each data set
-(docs/quality.md says where each comes from). Each is written once as the ETL reads it.
+Nothing is downloaded: the user puts the files into a directory for each data set (docs/quality.md
+says where they come from). Each data set is converted once to files that the ETL reads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pandas as pd
 from benchmarks.frappe_rebuilt import rebuild_train
 from nvt_torchrec.base.errors import BadInputError
 
-#: Files of train, valid and test, as the ETL is given them.
+#: The names of the three parts' files that the ETL reads.
 PARTS = ("train", "valid", "test")
-#: The same in the names of libFM files.
+#: Part → its name in the names of libFM files.
 _LIBFM_PARTS = {"train": "train", "valid": "validation", "test": "test"}
 FRAPPE_COLUMNS = (
     *("user", "item", "daytime", "weekday", "isweekend"),
     *("homework", "cost", "weather", "country", "city"),
 )
 _TAG_COLUMNS = ("user_id", "item_id", "tag_id")
-#: The seed of KGCN's programs, of the drawing of negative items and again of the split.
+#: The seed with which KGCN's programs draw negative items, and then the split.
 _KGCN_SEED = 555
 _IDS_SPEC = """[input]
 format = "csv"
@@ -45,13 +45,13 @@ raw = "int"
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A published figure of test.
+    """Published metrics on test.
 
     Attributes:
         system: The model.
         auroc: Its AUROC.
-        log_loss: Its log loss, if it is published.
-        source: Where the figure stands.
+        log_loss: Its log loss, if published.
+        source: The publication.
     """
 
     system: str
@@ -62,19 +62,19 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedData:
-    """A data set with a table to be compared with.
+    """A data set with published results.
 
     Attributes:
-        title: What it is called in the table, and how it is divided.
-        digests: MD5 or SHA-256 of its files as they are published, by name. Files that are
-            written from others (Frappe, tags) are those in the folder that ``write`` fills.
-        write: Reads the user's folder, and writes into another what the ETL reads; returns the
-            path to give it.
-        spec: The spec: its text, the name of a bundled one, or "" to let ``nvt-etl guess`` write
-            it, as a newcomer does.
-        guess: Flags of ``nvt-etl guess``.
-        histories: Whether rows have histories, for the models that attend to them.
-        figures: What others report.
+        title: Its name in the table, and its split.
+        digests: File name → MD5 or SHA-256 of the published file. For files that are made from
+            others (Frappe, tags), the file that ``write`` makes is compared.
+        write: A function (user's directory, output directory) that writes the files which the ETL
+            reads, and returns the path to pass to it.
+        spec: The text of a spec, the name of a bundled one, or "" to let ``nvt-etl guess`` write
+            it, as a newcomer would.
+        guess: The flags of ``nvt-etl guess``.
+        histories: True if rows have histories, which some models need.
+        figures: The published figures.
     """
 
     title: str
@@ -86,11 +86,11 @@ class PublishedData:
     figures: tuple[Published, ...] = ()
 
     def compare_digests(self, folder: Path, written: Path) -> list[str]:
-        """Return a note for each file that is not the published one.
+        """Return a note for each file that differs from the published one.
 
         Args:
-            folder: The user's.
-            written: The one that ``write`` has filled; it has the files that the user's lacks.
+            folder: The user's directory.
+            written: The directory that ``write`` has filled, with the files that the user's lacks.
         """
         notes = []
         for name, published in self.digests.items():
@@ -98,33 +98,33 @@ class PublishedData:
             if not path.exists():
                 path = written / name
             algorithm = "md5" if len(published) == 32 else "sha256"
-            if _digest(path, algorithm) != published:
+            if _compute_digest(path, algorithm) != published:
                 notes.append(f"{name} is not the published file ({algorithm} {published})")
         return notes
 
 
-def _digest(path: Path, algorithm: str) -> str:
+def _compute_digest(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _find(folder: Path, *names: str) -> Path:
-    """Return the first of these files that the folder has. Raises :class:`BadInputError`."""
+    """Return the first of these files that exists in a directory. Raises BadInputError."""
     for name in names:
         if (folder / name).exists():
             return folder / name
     raise BadInputError(
-        f"{folder}: has no {' or '.join(names)}", "docs/quality.md says where it comes from"
+        f"{folder} has no {' or '.join(names)}", "docs/quality.md says where to get it"
     )
 
 
 def _write_part(
     folder: Path, output: Path, part: str, columns: tuple[str, ...], libfm: str
 ) -> None:
-    """Write a part as the benchmark BARS has it, of its file or NFM's.
+    """Write a part in the form of the benchmark BARS, from BARS' file or from NFM's libFM file.
 
     Raises:
-        BadInputError: The folder has neither.
+        BadInputError: The directory has neither file.
     """
     path = _find(folder, f"{part}.csv", f"{libfm}.{_LIBFM_PARTS[part]}.libfm")
     if path.suffix == ".csv":
@@ -134,7 +134,7 @@ def _write_part(
 
 
 def _read_libfm(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Read lines of a label, -1 or 1, and an id for each column, as in ``1 42:1 1572:1``."""
+    """Read lines with a label, -1 or 1, and an id for each column, such as ``1 42:1 1572:1``."""
     text = path.read_text(encoding="ascii").replace(":1", "")
     rows = np.array(text.split(), dtype=np.int64).reshape(-1, 1 + len(columns))
     rows[:, 0] = rows[:, 0] == 1
@@ -142,12 +142,12 @@ def _read_libfm(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
 
 
 def _write_csv(rows: pd.DataFrame, path: Path) -> None:
-    """Write rows to the byte as BARS does."""
+    """Write rows in the same bytes as BARS does."""
     rows.to_csv(path, index=False, lineterminator="\r\n")
 
 
 def _write_frappe(folder: Path, output: Path) -> Path:
-    """Write Frappe as BARS' frappe_x1; without its train, rebuild that of the original log."""
+    """Write Frappe as BARS' frappe_x1; if train is missing, rebuild it from the original log."""
     for part in PARTS[1:]:
         _write_part(folder, output, part, FRAPPE_COLUMNS, "frappe")
     train = _find(folder, "train.csv", "frappe.train.libfm", "frappe.csv")
@@ -173,24 +173,24 @@ def _write_census(folder: Path, output: Path) -> Path:
 
 
 def _write_last_fm(folder: Path, output: Path) -> Path:
-    """Draw negative items and the split as KGCN's programs do, with its seed.
+    """Draw negative items and the split as KGCN's programs do, with the same seed.
 
-    A user has as many negative items as positive ones. The order of sets of small integers is
-    theirs in every CPython, so that the same draws give the same rows.
+    A user has as many negative items as positive ones. Sets of small integers have the same order
+    in every CPython, so that the same draws give the same rows.
     """
-    index_of_item: dict[str, int] = {}
+    index_by_item: dict[str, int] = {}
     names = _find(folder, "item_index2entity_id.txt").read_text(encoding="utf-8")
     for index, line in enumerate(names.splitlines()):
-        index_of_item[line.split("\t")[0]] = index
+        index_by_item[line.split("\t")[0]] = index
     positives: dict[str, set[int]] = {}
     plays = _find(folder, "user_artists.dat").read_text(encoding="utf-8").splitlines()
     for line in plays[1:]:
         user, item, _ = line.split("\t")
-        if item in index_of_item:
-            positives.setdefault(user, set()).add(index_of_item[item])
+        if item in index_by_item:
+            positives.setdefault(user, set()).add(index_by_item[item])
 
     random = np.random.RandomState(_KGCN_SEED)
-    items = set(index_of_item.values())
+    items = set(index_by_item.values())
     rows = []
     for user_index, chosen in enumerate(positives.values()):
         negatives = random.choice(list(items - chosen), size=len(chosen), replace=False)
@@ -210,7 +210,7 @@ def _write_last_fm(folder: Path, output: Path) -> Path:
 
 
 def _write_ml_100k(folder: Path, output: Path) -> Path:
-    """Join ratings, users and films, in the order of time; 4 and 5 stars are positive."""
+    """Join ratings, users and films, sorted by time; 4 and 5 stars are positive."""
     ratings = pd.read_csv(
         _find(folder, "u.data"), sep="\t", names=["user", "item", "rating", "timestamp"]
     )
@@ -218,8 +218,9 @@ def _write_ml_100k(folder: Path, output: Path) -> Path:
         _find(folder, "u.user"), sep="|", names=["user", "age", "gender", "occupation", "zip"]
     )
     films = pd.read_csv(_find(folder, "u.item"), sep="|", header=None, encoding="latin-1")
-    kinds = films.iloc[:, 5:].to_numpy()
-    genres = ["|".join(f"g{kind}" for kind in np.flatnonzero(row)) for row in kinds]
+    genres = []
+    for indicators in films.iloc[:, 5:].to_numpy():  # a column of 0 and 1 for each genre
+        genres.append("|".join(f"g{genre}" for genre in np.flatnonzero(indicators)))
     films = pd.DataFrame({"item": films[0], "genres": genres, "releaseDate": films[2]})
     log = ratings.merge(users, on="user").merge(films, on="item")
     _write_log(log, output / "log.csv")
@@ -234,6 +235,7 @@ def _write_ml_latest_small(folder: Path, output: Path) -> Path:
 
 
 def _write_log(log: pd.DataFrame, path: Path) -> None:
+    """Write a log sorted by time, with ratings of 4 and more as clicks."""
     log["clicked"] = (log.pop("rating") >= 4).astype(int)
     log.sort_values("timestamp", kind="stable").to_csv(path, index=False)
 
@@ -244,11 +246,13 @@ def _write_hotel(folder: Path, output: Path) -> Path:
     return path
 
 
-def _ids_spec(columns: tuple[str, ...]) -> str:
+def _make_ids_spec(columns: tuple[str, ...]) -> str:
+    """Return the text of a spec whose columns are ids."""
     return _IDS_SPEC.format(names=", ".join(f'"{name}"' for name in columns))
 
 
-def _bars(data: str, **figures: tuple[float, float]) -> tuple[Published, ...]:
+def _make_bars_figures(data: str, **figures: tuple[float, float]) -> tuple[Published, ...]:
+    """Return figures of BARS from (AUROC, log loss) of each model."""
     source = f"BARS 5b5e61f, `ranking/ctr/*/*_{data}/results.csv`, best run"
     return tuple(Published(name, *values, source) for name, values in figures.items())
 
@@ -264,8 +268,8 @@ DATA: dict[str, PublishedData] = {
             "test.csv": "3470f6d32713dc5f7715f198ca7c612a",
         },
         write=_write_frappe,
-        spec=_ids_spec(FRAPPE_COLUMNS),
-        figures=_bars(
+        spec=_make_ids_spec(FRAPPE_COLUMNS),
+        figures=_make_bars_figures(
             "frappe_x1",
             FinalMLP=(0.986072, 0.148415),
             DNN=(0.984909, 0.158224),
@@ -284,8 +288,8 @@ DATA: dict[str, PublishedData] = {
             "test.csv": "54e8c6baff2e059fe067fb9b69e692d0",
         },
         write=_write_tags,
-        spec=_ids_spec(_TAG_COLUMNS),
-        figures=_bars(
+        spec=_make_ids_spec(_TAG_COLUMNS),
+        figures=_make_bars_figures(
             "movielenslatest_x1",
             FinalMLP=(0.971968, 0.196645),
             DCNv2=(0.969098, 0.214736),
@@ -319,7 +323,7 @@ DATA: dict[str, PublishedData] = {
             ),
         },
         write=_write_last_fm,
-        spec=_ids_spec(("user", "item")),
+        spec=_make_ids_spec(("user", "item")),
         figures=(
             Published("KGCN, with a knowledge graph", 0.796, None, _KGCN),
             Published("LibFM", 0.777, None, _KGCN),

@@ -1,4 +1,4 @@
-"""The raw logs of the benchmarks of events, tables, sources of events and negatives."""
+"""Draw the raw logs of the benchmarks of events, tables, event sources and negatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POSITIVES = 0.2
 
 
 def draw_user_shares(random: np.random.Generator, users: int) -> np.ndarray:
-    """Return the share of the rows that each user has, float64 [users]: few have most of them."""
+    """Draw each user's share of the rows, float64 [users]; a few users have most of the rows."""
     weights = random.pareto(1.5, users) + 0.5
     return weights / weights.sum()
 
@@ -30,14 +30,14 @@ def draw_log(
     items: int,
     user_shares: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the time, the user and the item of rows in the order of their times.
+    """Draw time, user and item of rows, sorted by time.
 
     Args:
         random: The generator.
         rows: The number of rows.
         users: The number of users.
-        items: The number of items, which are numbered from 1; few are in most of the rows.
-        user_shares: See :func:`draw_user_shares`; None: all users have about as many rows.
+        items: The number of items, which are numbered from 1; a few items are in most of the rows.
+        user_shares: Each user's share of the rows; None for equal shares.
     """
     time = np.sort(random.integers(0, SECONDS, rows))
     if user_shares is None:
@@ -48,20 +48,20 @@ def draw_log(
 
 
 def draw_items(random: np.random.Generator, rows: int, items: int) -> np.ndarray:
-    """Return numbers of items from 1, int64 [rows]; few of them are in most of the rows."""
+    """Draw items, numbered from 1, int64 [rows]; a few items are in most of the rows."""
     return np.minimum(random.zipf(1.3, rows), items)
 
 
 def draw_prices(random: np.random.Generator, rows: int) -> np.ndarray:
-    """Return amounts of money, float64 [rows]."""
+    """Draw amounts of money, float64 [rows]."""
     return random.lognormal(3, 1, rows).round(2)
 
 
 def draw_labels(random: np.random.Generator, rows: int) -> np.ndarray:
-    """Return labels, int8 [rows]."""
+    """Draw labels, int8 [rows]."""
     return (random.random(rows) < _POSITIVES).astype(np.int8)
 
 
 def write_csv(columns: Mapping[str, np.ndarray], file: Path) -> None:
-    """Write columns as text with a header."""
+    """Write columns as CSV with a header."""
     pa_csv.write_csv(pa.table(dict(columns)), file)

@@ -1,9 +1,9 @@
-"""Train with the trainer's defaults on twelve kinds of logs, beside regression and boosted trees.
+"""Compare the trainer's defaults with regression and boosted trees, on twelve kinds of logs.
 
-Each log is trained with every optimizer and model, and no flag of these; scikit-learn's logistic
-regression has a weight for each value of a column (C = 1), and the same rows; the trees are those
-of the run (``training.baselines``). Oracle is the AUROC of the probabilities that the clicks were
-drawn with.
+Each log is trained with every optimizer and model, with default values of their flags.
+scikit-learn's logistic regression has a weight for each value of a column (C = 1), and uses the
+same rows; the trees are the ones that the training run itself fits (``training.baselines``). Oracle
+is the AUROC of the probabilities with which the clicks were drawn.
 
 Everything after -- goes to train_torchrec.py.
 
@@ -52,16 +52,20 @@ METRICS = (
     Metric("regression_calibration", "regression's", ".3f"),
     Metric("samples_per_s", "samples/s"),
 )
-#: "default" gives no flag: logs below a million rows choose their regularization on valid.
+#: "default" passes no flag; then logs below a million rows choose their regularization on valid.
 OPTIMIZERS = ("default", "rowwise_adagrad", "adagrad", "sgd")
-#: The most rows that the regression is fitted to, because it takes all at once.
+#: The most rows to which the regression is fitted; it needs all of them in memory.
 _MAX_FITTED_ROWS = 800_000
 
-Drawn = tuple[np.ndarray, pd.DataFrame]
+#: The logits of the clicks, float64 [rows], and the columns of the rows.
+DrawnLog = tuple[np.ndarray, pd.DataFrame]
 
 
-def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
-    """Draw user + item + category + log price, and products of vectors of user and item."""
+def _draw_additive(rows: int, users: int, items: int, crossed: float = 0.0) -> DrawnLog:
+    """Draw a log whose logits are sums of effects of user, item, category and log price.
+
+    With ``crossed``, products of vectors of user and item are added.
+    """
     random = np.random.default_rng(7)
     user = draw_zipf(random, rows, users)
     item = draw_zipf(random, rows, items)
@@ -76,15 +80,15 @@ def _additive(rows: int, users: int, items: int, crossed: float = 0.0) -> Drawn:
     return logits, pd.DataFrame({**columns, "price": np.exp(price).round(2)})
 
 
-def _sort(drawn: Drawn, by: str) -> Drawn:
-    """Sort rows as an export of a database may be: by user."""
-    logits, frame = drawn
-    order = np.argsort(frame[by].to_numpy(), kind="stable")
+def _draw_sorted_by_user(rows: int, users: int, items: int) -> DrawnLog:
+    """Draw an additive log, sorted by user like some exports of databases."""
+    logits, frame = _draw_additive(rows, users, items)
+    order = np.argsort(frame["user"].to_numpy(), kind="stable")
     return logits[order], frame.iloc[order]
 
 
-def _census(rows: int) -> Drawn:
-    """Draw few values in many columns, and numbers whose effect is not linear."""
+def _draw_census(rows: int) -> DrawnLog:
+    """Draw many columns with few values, and numbers with nonlinear effects."""
     random = np.random.default_rng(4)
     columns = {f"c{size}": draw_zipf(random, rows, size) for size in (9, 16, 7, 15, 6, 5, 2, 42)}
     logits = sum(random.normal(0, 0.6, x.max() + 1)[x] for x in columns.values()) - 1.2
@@ -95,8 +99,8 @@ def _census(rows: int) -> Drawn:
     return logits, pd.DataFrame({**columns, "age": age, "hours": hours})
 
 
-def _bent(rows: int) -> Drawn:
-    """Draw few values, and numbers whose effects are humps and steps, also of two together."""
+def _draw_bent(rows: int) -> DrawnLog:
+    """Draw columns with few values, and numbers whose effects are humps, steps and interactions."""
     random = np.random.default_rng(6)
     columns = {f"c{size}": draw_zipf(random, rows, size) for size in (5, 12)}
     logits = sum(random.normal(0, 0.5, x.max() + 1)[x] for x in columns.values()) - 1.0
@@ -110,18 +114,18 @@ def _bent(rows: int) -> Drawn:
 
 
 @functools.cache
-def _visits(rows: int) -> Drawn:
-    """Draw clicks that depend on what the same user did before (``etl synthesize --events``)."""
+def _draw_visits(rows: int) -> DrawnLog:
+    """Draw clicks that depend on earlier events of the user (``etl synthesize --events``)."""
     logits, _, table = draw_events(rows, days=30, seed=8, begin=1_790_000_000)
     return logits, table.to_pandas()
 
 
 @functools.cache
-def _alike(rows: int) -> Drawn:
-    """Draw clicks that depend on the most similar item of the user's last 50, by hidden vectors.
+def _draw_alike(rows: int) -> DrawnLog:
+    """Draw clicks that depend on the most similar of the user's last 50 items, by hidden vectors.
 
-    Items are of 30 kinds, and users, who come and go, see any of them: what else they saw, and who
-    they are, tells nothing, so that a mean hides what counts.
+    There are 30 kinds of items, and users, who come and go, see items of all kinds. So neither the
+    user nor the average of the user's items is informative; only the most similar one is.
     """
     random = np.random.default_rng(9)
     users = rows // 100
@@ -135,11 +139,11 @@ def _alike(rows: int) -> Drawn:
     item = random.integers(0, items, rows)
     seconds = np.sort(random.choice(30 * 86_400, rows, replace=False))
     seen: list[list[int]] = [[] for _ in range(user.max() + 1)]
-    maximum = np.empty(rows)
+    max_similarity = np.empty(rows)
     for row, (u, i) in enumerate(zip(user, item, strict=True)):
-        maximum[row] = similarities[i, seen[u][-50:]].max(initial=0)
+        max_similarity[row] = similarities[i, seen[u][-50:]].max(initial=0)
         seen[u].append(i)
-    logits = 9 * (maximum - 0.8) + random.normal(0, 0.5, items)[item]
+    logits = 9 * (max_similarity - 0.8) + random.normal(0, 0.5, items)[item]
     time = format_seconds(1_790_000_000 + seconds).to_pandas()
     columns = {"time": time, "user": user, "item": item}
     columns["price"] = random.lognormal(3, 1, rows).round(2)
@@ -147,19 +151,20 @@ def _alike(rows: int) -> Drawn:
     return logits, pd.DataFrame({**columns, "click": clicks})
 
 
-LOGS: dict[str, Callable[[], Drawn] | None] = {
-    "additive": functools.partial(_additive, 100_000, users=20_000, items=3_000),
-    "large": functools.partial(_additive, 1_000_000, users=30_000, items=5_000),
-    "crossed": functools.partial(_additive, 300_000, users=3_000, items=1_000, crossed=0.8),
-    "census": functools.partial(_census, 48_000),
-    "plays": lambda: _sort(_additive(75_000, 2_000, 4_000), "user"),
-    "rare": functools.partial(_additive, 60_000, users=20_000, items=20_000),
-    "tiny": functools.partial(_census, 2_200),
-    "bent": functools.partial(_bent, 40_000),
-    "visits": functools.partial(_visits, 300_000),
-    "visits_alone": functools.partial(_visits, 300_000),  # each row as if nothing was before it
-    "alike": functools.partial(_alike, 300_000),
-    "demo": None,  # etl synthesize
+#: Log → function that draws it; None for the log of ``etl synthesize``.
+LOGS: dict[str, Callable[[], DrawnLog] | None] = {
+    "additive": functools.partial(_draw_additive, 100_000, users=20_000, items=3_000),
+    "large": functools.partial(_draw_additive, 1_000_000, users=30_000, items=5_000),
+    "crossed": functools.partial(_draw_additive, 300_000, users=3_000, items=1_000, crossed=0.8),
+    "census": functools.partial(_draw_census, 48_000),
+    "plays": functools.partial(_draw_sorted_by_user, 75_000, users=2_000, items=4_000),
+    "rare": functools.partial(_draw_additive, 60_000, users=20_000, items=20_000),
+    "tiny": functools.partial(_draw_census, 2_200),
+    "bent": functools.partial(_draw_bent, 40_000),
+    "visits": functools.partial(_draw_visits, 300_000),
+    "visits_alone": functools.partial(_draw_visits, 300_000),  # the spec has no [events]
+    "alike": functools.partial(_draw_alike, 300_000),
+    "demo": None,
 }
 _BY_SHARE = """[split]
 by = "share"
@@ -179,7 +184,7 @@ name = "seen"
 of = ["user"]
 columns = ["item"]
 """
-#: By log, the part of the spec about the events before rows.
+#: Log → blocks of the spec for events.
 _EVENTS = {"visits": EVENTS, "alike": _SEEN}
 _SPEC = """[input]
 format = "csv"
@@ -200,8 +205,8 @@ class RegressionSettings(Settings):
 
     logs: tuple[str, ...] = flag("logs", tuple(LOGS), choices=tuple(LOGS))
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
-    models: tuple[str, ...] = flag("models, as --model takes them", ("dlrm",))
-    seeds: int = flag("seeds, from 0 on; the table has the medians", 1, minimum=1)
+    models: tuple[str, ...] = flag("models: values of the trainer's --model", ("dlrm",))
+    seeds: int = flag("number of seeds, from 0 on; the table shows medians", 1, minimum=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,25 +218,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: RegressionSettings, flags: list[str]) -> int:
     table = Table("regression", "The trainer's defaults", METRICS, base="")
-    systems: list[list[System]] = [[] for _ in range(settings.seeds)]
+    systems_by_seed: list[list[System]] = [[] for _ in range(settings.seeds)]
     for log in settings.logs:
         split, oracle = _make_log(log)
         others = {"oracle": oracle, **fit_regression(split)}
-        kinds = itertools.product(settings.optimizers, settings.models, range(settings.seeds))
-        for name, model, seed in kinds:
+        runs = itertools.product(settings.optimizers, settings.models, range(settings.seeds))
+        for optimizer, model, seed in runs:
             case = f"{log}, {model}" if len(settings.models) > 1 else log
-            given = ["--binary_path", split, "--shuffle_training_set"]
-            given += ["--model", model, "--seed", seed]
-            if name != "default":
-                given += ["--optimizer", name]
-            systems[seed].append(_make_run(name, case, [*given, *flags], others))
-    for systems_of_seed in systems:
-        table.measure(systems_of_seed, repeats=1)
+            run_flags = ["--binary_path", split, "--shuffle_training_set"]
+            run_flags += ["--model", model, "--seed", seed]
+            if optimizer != "default":
+                run_flags += ["--optimizer", optimizer]
+            run_flags += flags
+            systems_by_seed[seed].append(_make_run(optimizer, case, run_flags, others))
+    for systems in systems_by_seed:
+        table.measure(systems, repeats=1)
     return table.finish()
 
 
 def _make_run(optimizer: str, case: str, flags: Sequence[Any], others: dict[str, float]) -> System:
-    """Return a run of ``train_torchrec.py``, with the last metrics of its log and of others."""
+    """Make a run of ``train_torchrec.py``; its result are the last metrics of its log, and others.
+
+    Args:
+        optimizer: The name of the system.
+        case: The case.
+        flags: The trainer's flags.
+        others: Metrics of other systems on the same log.
+    """
     log_path = BUILD / "regression" / f"{case} {optimizer}"
 
     def result() -> dict[str, Any]:
@@ -257,7 +270,7 @@ def _make_run(optimizer: str, case: str, flags: Sequence[Any], others: dict[str,
 
 
 def _make_log(log: str) -> tuple[Path, float]:
-    """Return the splits of a log, and the oracle's AUROC."""
+    """Draw a log and run the ETL, once; return its splits and the oracle's AUROC on test."""
     draw = LOGS[log]
     if draw is None:
         raw = BUILD / "log-demo" / "raw"
@@ -268,14 +281,15 @@ def _make_log(log: str) -> tuple[Path, float]:
             run_etl("run", "--input_path", raw, "--output_path", etl)
 
         make_once(raw.parent, "a log of 5 x 250,000 rows", synthesize)
-        described = json.loads((raw / "synthetic.json").read_text())
-        return etl / "criteo_binary" / "split", described["oracle"]["test"]["auroc"]
+        summary = json.loads((raw / "synthetic.json").read_text())
+        return etl / "criteo_binary" / "split", summary["oracle"]["test"]["auroc"]
     root = BUILD / f"log-{log}"
     logits, frame = draw()
     labels = np.random.default_rng(1).random(len(logits)) < 1 / (1 + np.exp(-logits))
     split = _BY_SHARE
+    # Of a split at random, all rows estimate the AUROC best.
     tested = slice(None)
-    if "time" in frame:  # clicks depend on those before, so they were drawn with the rows
+    if "time" in frame:  # clicks depend on earlier ones, so they were drawn together with the rows
         labels = frame["click"].to_numpy()
         frame = frame.drop(columns="click")
         split = _BY_TIME + _EVENTS.get(log, "")
@@ -297,7 +311,7 @@ def _make_log(log: str) -> tuple[Path, float]:
 
 
 def fit_regression(split: Path) -> dict[str, float]:
-    """Fit scikit-learn's logistic regression to the rows of train; return its metrics of test."""
+    """Fit scikit-learn's logistic regression to the rows of train; return its metrics on test."""
     from scipy import sparse
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import OneHotEncoder
@@ -308,12 +322,12 @@ def fit_regression(split: Path) -> dict[str, float]:
     train = train.iloc[-_MAX_FITTED_ROWS:]
     encoder = OneHotEncoder(handle_unknown="ignore").fit(train[list(schema.categorical)].to_numpy())
 
-    def inputs(rows: pd.DataFrame) -> Any:
+    def encode(rows: pd.DataFrame) -> Any:
         ids = encoder.transform(rows[list(schema.categorical)].to_numpy())
         return sparse.hstack([ids, rows[list(schema.dense)].to_numpy(float)], format="csr")
 
-    model = LogisticRegression(max_iter=300).fit(inputs(train), train[schema.label])
-    logits = model.decision_function(inputs(test))
+    model = LogisticRegression(max_iter=300).fit(encode(train), train[schema.label])
+    logits = model.decision_function(encode(test))
     metrics = compute_metrics(logits, test[schema.label].to_numpy()).to_dict()
     return {f"regression_{name}": metrics[name] for name in ("auroc", "log_loss", "calibration")}
 

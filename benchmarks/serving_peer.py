@@ -1,7 +1,8 @@
-"""FastAPI and ONNX Runtime, as a service of an exported model is usually written; prints its port.
+"""Serve an exported model with FastAPI and ONNX Runtime, as such a service is usually written.
 
-It imports nothing of ours. Columns are converted as docs/onnx.md says: text, integers or floats,
-and what represents a missing value; of a column of lists, the lengths as well.
+The server prints its address, and imports nothing of ours. Columns are converted to tensors as
+docs/onnx.md describes: to strings, integers or floats, with the values that represent missing ones,
+and with the lengths of lists.
 """
 
 import socket

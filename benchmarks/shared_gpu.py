@@ -1,12 +1,12 @@
-"""Train as ``train_torchrec.py`` does, with ranks that share one GPU, to check collectives there.
+"""Train like ``train_torchrec.py``, but with ranks that share one GPU, to check collectives.
 
-NCCL 2.30 or newer lets several ranks use one GPU with ``NCCL_MULTI_RANK_GPU_ENABLE=1``; the results
-are right, and the speed says nothing. With ``FORCE_PIPELINE=1`` one rank trains through TorchRec's
-pipeline, as several do.
+NCCL 2.30 or newer lets several ranks use one GPU with ``NCCL_MULTI_RANK_GPU_ENABLE=1``. The results
+are right; the speed is meaningless. With ``FORCE_PIPELINE=1`` a single rank uses TorchRec's
+pipeline, as several ranks do.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/shared_gpu.py FLAGS
 
-It has not run on a GPU.
+This program has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _make_torchrec_pipeline(run: RunState) -> TrainPipelineSparseDist:
 
 
 def main() -> int:
-    """Train by the flags of the command line."""
+    """Train with the flags of the command line."""
     if torch.cuda.is_available():
         distributed.choose_gpu = _choose_first_gpu
     if os.environ.get("FORCE_PIPELINE"):

@@ -1,9 +1,10 @@
-"""A log with one further source of events, and the same log without it.
+"""Measure the ETL of a log with an additional source of events, and without it.
 
-All fit and encode the same rows. With the source, its events are read, sorted, and summed up before
-each row: how many a user has within 7 days, their sum, the newest number, and the time since.
-Without it, there are no events at all, or those of the log alone. Below the table stands which
-share of the rows/s without the source is left with it.
+All cases fit and encode the same rows. With the source, the ETL reads and sorts its events, and
+aggregates the user's events of the 7 days before each row: their count, the sum and the newest
+value of a column, and the time since the newest event. Without it, there are no events at all, or
+only those of the log. A note below the table gives the throughput with the source as a share of the
+throughput without it.
 
     python -m benchmarks.sources --rows 2000000
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, etl_case
+from benchmarks.etl.systems import CASE_METRICS, make_case_system
 from benchmarks.harness import System, Table, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import (
@@ -52,12 +53,12 @@ _EVENTS = """[events]
 time = "time"
 time_format = "epoch_s"
 """
-_OF_LOG = f"""[[aggregate]]
+_LOG_AGGREGATES = f"""[[aggregate]]
 of = ["user"]
 values = ["count", "rate"]
 window = "{WINDOW_DAYS}d"
 """
-_OF_SOURCE = f"""[[source]]
+_SOURCE_AGGREGATES = f"""[[source]]
 name = "purchases"
 path = "purchases.csv"
 time = "at"
@@ -70,13 +71,14 @@ source = "purchases"
 values = ["count", "sum(amount)", "last(amount)", "since"]
 window = "{WINDOW_DAYS}d"
 """
-#: The blocks of the spec in each case; what is compared below the table.
+#: Case → additional blocks of the spec.
 CASES = {
     "no events": "",
-    "source": _EVENTS + _OF_SOURCE,
-    "log's events": _EVENTS + _OF_LOG,
-    "both": _EVENTS + _OF_LOG + _OF_SOURCE,
+    "source": _EVENTS + _SOURCE_AGGREGATES,
+    "log's events": _EVENTS + _LOG_AGGREGATES,
+    "both": _EVENTS + _LOG_AGGREGATES + _SOURCE_AGGREGATES,
 }
+#: The pairs of cases that are compared below the table: with and without the source.
 COMPARED = (("source", "no events"), ("both", "log's events"))
 
 
@@ -96,26 +98,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: SourcesSettings) -> int:
-    rows, events, users = settings.rows, settings.events, settings.users
+    rows = settings.rows
+    events = settings.events
+    users = settings.users
     root = BUILD / f"sources-{rows}-{events}-{users}"
     log = f"{rows:,} rows, {events:,} events of a source, {users:,} users"
     make_once(root, log, lambda: _make_log(root, rows, events, users))
     table = Table("sources", f"Sources: {log}", CASE_METRICS, base="ours")
-    systems = [_ours(root, number) for number in range(len(CASES))]
+    systems = [_make_system(root, number) for number in range(len(CASES))]
     table.measure(systems, repeats=settings.repeats)
-    table.notes += ["", "rows/s, and rows per CPU second, as a share of those without the source:"]
+    table.notes += ["", "rows/s and rows per CPU second, relative to the case without the source:"]
     for case, plain in COMPARED:
         shares = []
         for key in ("wall_s", "cpu_s"):
-            # of neighbours in time, as others may use the machine
-            more, less = (table.values("ours", name, key) for name in (case, plain))
-            shares.append(statistics.median(b / a for a, b in zip(more, less, strict=True)))
-        table.notes.append(f"  {case:6} beside {plain:12} {shares[0]:.2f}, {shares[1]:.2f}")
+            # Compare the runs of the same round, because other programs may use the machine.
+            slower = table.values("ours", case, key)
+            faster = table.values("ours", plain, key)
+            ratios = [b / a for a, b in zip(slower, faster, strict=True)]
+            shares.append(statistics.median(ratios))
+        table.notes.append(f"  {case:6} vs. {plain:12} {shares[0]:.2f}, {shares[1]:.2f}")
     return table.finish()
 
 
 def _make_log(root: Path, rows: int, events: int, users: int) -> None:
-    """Write a log and events in the order of time, and a spec for each case."""
+    """Write a log and events, both sorted by time, and a spec for each case."""
     random = np.random.default_rng(0)
     user_shares = draw_user_shares(random, users)
     log = draw_log(random, rows, users, 50_000, user_shares)
@@ -134,10 +140,11 @@ def _make_log(root: Path, rows: int, events: int, users: int) -> None:
         (root / f"{number}.toml").write_text(_SPEC + blocks)
 
 
-def _ours(root: Path, number: int) -> System:
-    case, output = [*CASES][number], root / f"out-{number}"
+def _make_system(root: Path, number: int) -> System:
+    """Return the ETL of case ``number``."""
+    case = [*CASES][number]
     flags = "--spec", root / f"{number}.toml", "--input_path", root / "log.csv"
-    return etl_case(case, output, *flags)
+    return make_case_system(case, root / f"out-{number}", *flags)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A log joined with tables, one of them as of a time, beside DuckDB and Polars; and without tables.
+"""Compare joins of a log with tables, one of them as of a time, with DuckDB and Polars.
 
-The peers join the same columns, and write them as parquet, which is all that they do; ours is the
-whole ETL, which also fits and encodes. Without tables, the peers write the columns that they read.
-Below the table stands what the tables add. With ``--vector_width``, ours has one more case, in
-which each user has a vector of random numbers.
+The peers only join the same columns and write them as parquet; ours is the whole ETL, which also
+fits and encodes. Each system also runs without tables; then the peers just write the columns that
+they read. A note below the table gives the time that the tables add. With ``--vector_width``, ours
+has one more case, in which each user has a vector of random numbers.
 
     python -m benchmarks.tables --rows 2000000
     python -m benchmarks.tables --rows 600000 --users 1000000 --vector_width 128 --systems ours
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import make_once
-from benchmarks.etl.systems import CASE_METRICS, build_environment, etl_case, find_python
+from benchmarks.etl.systems import CASE_METRICS, make_case_system, make_parquet_system
 from benchmarks.harness import System, Table, describe_added, run_benchmark
 from benchmarks.process import BUILD
 from benchmarks.raw_log import SECONDS, draw_labels, draw_log, draw_prices, write_csv
@@ -32,9 +32,9 @@ PLAIN = "no tables"
 VECTORS = "vectors"
 PEERS = ("duckdb", "polars")
 
-#: How many versions each item has.
+#: The number of versions of each item.
 VERSIONS = 10
-#: The spec of the log without tables.
+#: The spec without tables.
 _SPEC = """[input]
 format = "csv"
 [split]
@@ -47,7 +47,7 @@ test_from = "1970-01-29"
 names = ["user", "item"]
 raw = "int"
 """
-#: What follows with tables.
+#: Additional blocks of the spec with tables.
 _JOINED = """[[table]]
 name = "items"
 path = "items.csv"
@@ -74,7 +74,7 @@ names = ["city", "job"]
 raw = "string"
 table = "users"
 """
-#: What follows with vectors.
+#: Additional blocks of the spec with vectors.
 _VECTOR = """[[table]]
 name = "texts"
 path = "texts.parquet"
@@ -84,8 +84,8 @@ name = "text"
 table = "texts"
 width = {width}
 """
-#: Vectors that are drawn and written at once.
-_DRAWN_VECTORS = 50_000
+#: The number of vectors that are drawn and written at once.
+_CHUNK_VECTORS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +93,12 @@ class TablesSettings(Settings):
     """The settings of the benchmark."""
 
     rows: int = flag("rows of the log", 2_000_000, minimum=10_000)
-    items: int = flag(f"items, of {VERSIONS} versions each", 100_000, minimum=100)
+    items: int = flag(f"items, with {VERSIONS} versions each", 100_000, minimum=100)
     users: int = flag("users", 200_000, minimum=100)
-    vector_width: int = flag("numbers of the vector that each user has; 0: none", 0, minimum=0)
-    systems: tuple[str, ...] = flag("systems", ("ours", *PEERS), choices=("ours", *PEERS))
+    vector_width: int = flag("width of each user's vector; 0 for no vectors", 0, minimum=0)
+    systems: tuple[str, ...] = flag(
+        "systems to measure", ("ours", *PEERS), choices=("ours", *PEERS)
+    )
     repeats: int = flag("runs of each system", 3, minimum=1)
 
 
@@ -106,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: TablesSettings) -> int:
-    rows, items, users = settings.rows, settings.items, settings.users
+    rows = settings.rows
+    items = settings.items
+    users = settings.users
     width = settings.vector_width
     root = BUILD / f"tables-{rows}-{items}-{users}-{width}"
     log = f"{rows:,} rows, {items:,} items of {VERSIONS} versions, {users:,} users"
@@ -137,7 +141,7 @@ def _run(settings: TablesSettings) -> int:
 
 
 def _make_log(root: Path, rows: int, items: int, users: int) -> None:
-    """Write a log in the order of time, and tables of its items and users."""
+    """Write a log sorted by time, and tables of its items and users."""
     random = np.random.default_rng(0)
     log = draw_log(random, rows, users, items)
     log["item"] -= 1
@@ -167,12 +171,12 @@ def _make_log(root: Path, rows: int, items: int, users: int) -> None:
 
 
 def _add_vectors(root: Path, users: int, width: int) -> None:
-    """Write a vector of each user, a piece at a time."""
+    """Write a vector for each user, one chunk at a time."""
     random = np.random.default_rng(1)
     schema = pa.schema({"user": pa.int64(), "text": pa.list_(pa.float32(), width)})
     with pq.ParquetWriter(root / "texts.parquet", schema) as writer:
-        for begin in range(0, users, _DRAWN_VECTORS):
-            keys = np.arange(begin, min(begin + _DRAWN_VECTORS, users))
+        for begin in range(0, users, _CHUNK_VECTORS):
+            keys = np.arange(begin, min(begin + _CHUNK_VECTORS, users))
             numbers = random.standard_normal(len(keys) * width, np.float32)
             lists = pa.FixedSizeListArray.from_arrays(pa.array(numbers), width)
             writer.write_table(pa.table([pa.array(keys), lists], schema=schema))
@@ -180,36 +184,17 @@ def _add_vectors(root: Path, users: int, width: int) -> None:
 
 
 def _make_ours(root: Path, case: str) -> System:
-    """Return the ETL with vectors and tables, with tables, or without."""
+    """Return the ETL with tables and vectors, with tables, or without either."""
     spec = "plain" if case == PLAIN else case
     flags = "--spec", root / f"{spec}.toml", "--input_path", root / "log.csv"
-    return etl_case(case, root / spec, *flags)
+    return make_case_system(case, root / spec, *flags)
 
 
 def _make_peer(root: Path, name: str, case: str) -> System:
-    """Return DuckDB or Polars, with tables or without."""
+    """Return DuckDB or Polars, with or without tables."""
     output = root / f"{name}.parquet"
-    program = Path(__file__).with_name("tables_peers.py")
-    command = [
-        find_python("events"),
-        program,
-        name,
-        root,
-        output,
-        "join" if case == TABLES else "copy",
-    ]
-
-    def result() -> dict[str, float]:
-        return {"rows": pq.read_metadata(output).num_rows}
-
-    return System(
-        name,
-        case,
-        [str(part) for part in command],
-        prepare=lambda: build_environment("events"),
-        before=lambda: output.unlink(missing_ok=True),
-        result=result,
-    )
+    task = "join" if case == TABLES else "copy"
+    return make_parquet_system(name, case, "tables_peers.py", output, [name, root, output, task])
 
 
 if __name__ == "__main__":

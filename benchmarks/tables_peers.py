@@ -1,6 +1,7 @@
-"""What DuckDB and Polars do for :mod:`benchmarks.tables`, in an environment of their own.
+"""Join a log with tables for :mod:`benchmarks.tables`, with DuckDB or Polars.
 
-python tables_peers.py duckdb|polars FOLDER OUTPUT join|copy
+Run by the interpreter of a separate environment: python tables_peers.py duckdb|polars FOLDER OUTPUT
+join|copy
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import sys
 from pathlib import Path
 
 
-def join_by_duckdb(folder: Path, output: Path) -> None:
-    """Join as of a time with ``ASOF JOIN``, whose ``>`` leaves out versions of the same second."""
+def join_with_duckdb(folder: Path, output: Path) -> None:
+    """Join as of a time with ``ASOF JOIN``; its ``>`` leaves out versions of the same second."""
     import duckdb
 
     duckdb.sql(f"""
@@ -25,14 +26,14 @@ def join_by_duckdb(folder: Path, output: Path) -> None:
     """)
 
 
-def copy_by_duckdb(folder: Path, output: Path) -> None:
-    """Write the log alone."""
+def copy_with_duckdb(folder: Path, output: Path) -> None:
+    """Write only the log."""
     import duckdb
 
     duckdb.sql(f"COPY (SELECT * FROM read_csv('{folder}/log.csv')) TO '{output}' (FORMAT parquet)")
 
 
-def join_by_polars(folder: Path, output: Path) -> None:
+def join_with_polars(folder: Path, output: Path) -> None:
     """Join as of a time with ``join_asof``, without versions of the same second."""
     import polars as pl
 
@@ -45,14 +46,21 @@ def join_by_polars(folder: Path, output: Path) -> None:
     joined.sink_parquet(output)
 
 
-def copy_by_polars(folder: Path, output: Path) -> None:
-    """Write the log alone."""
+def copy_with_polars(folder: Path, output: Path) -> None:
+    """Write only the log."""
     import polars as pl
 
     pl.scan_csv(folder / "log.csv").sink_parquet(output)
 
 
+TASKS = {
+    ("duckdb", "join"): join_with_duckdb,
+    ("duckdb", "copy"): copy_with_duckdb,
+    ("polars", "join"): join_with_polars,
+    ("polars", "copy"): copy_with_polars,
+}
+
 if __name__ == "__main__":
-    name, folder, output, what = sys.argv[1:]
-    globals()[f"{what}_by_{name}"](Path(folder), Path(output))
+    name, folder, output, task = sys.argv[1:]
+    TASKS[name, task](Path(folder), Path(output))
     print(json.dumps({"bytes": Path(output).stat().st_size}))

@@ -1,18 +1,18 @@
-"""Training beside dlrm_main.py and a bare loop: the same small DLRM, the same rows, plain SGD.
+"""Compare training with dlrm_main.py and a bare loop: the same small DLRM, rows and plain SGD.
 
-"dlrm_main" is facebookresearch/dlrm's, run unmodified from the checkout that --dlrm names (git
-clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads NumPy
-arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
-our model over one batch in memory.
-Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
-With --max_table_rows model and tables are MLPerf's (97 GiB in float32, if no table is cut). On a
-GPU the initial embeddings are drawn there. --plain measures the bare loop alone, and again without
-each of the forms that GPUs compute faster. Everything after -- goes to the trainers.
+"dlrm_main" is the program of facebookresearch/dlrm, run unmodified from the checkout that --dlrm
+names (git clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads
+NumPy arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and
+optimizer of our model over one batch in memory.
+Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second. With
+--max_table_rows, model and tables are MLPerf's (97 GiB in float32 if no table is cut). On a GPU,
+the initial embeddings are drawn there. --plain measures only the bare loop, and again without each
+of the named optimizations for GPUs. Everything after -- goes to the trainers.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # first: makes Ctrl-C print one line, no traceback
 
 # isort: split
 import dataclasses
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.data import NPY_KINDS, TABLE_SIZES, criteo_schema, make_once, write_rows
+from benchmarks.data import NPY_KINDS, TABLE_SIZES, make_criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark, split_flags
 from benchmarks.process import BUILD
 from benchmarks.train_worker import BARE, DLRM_MAIN, OURS, PLAIN_FORMS
@@ -35,19 +35,19 @@ METRICS = (
     Metric("step_ms", "step ms", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
-#: The widths of a small model, which shows what all but arithmetic costs.
+#: The flags of a small model, whose time is mostly overhead instead of arithmetic.
 _SMALL = [
     *("--embedding_dim", "16"),
     *("--dense_arch_layer_sizes", "64,16"),
     *("--over_arch_layer_sizes", "128,64,1"),
 ]
-#: Those of MLPerf's model.
+#: The flags of MLPerf's model.
 _MLPERF = [
     *("--embedding_dim", "128"),
     *("--dense_arch_layer_sizes", "512,256,128"),
     *("--over_arch_layer_sizes", "1024,1024,512,256,1"),
 ]
-#: Rows of valid and test; evaluations are not measured.
+#: The rows of valid and of test; evaluations are not measured.
 _HELD_OUT_ROWS = 20_000
 
 
@@ -59,19 +59,21 @@ class BenchmarkSettings(Settings):
         "checkout of facebookresearch/dlrm; without one, dlrm_main is left out", None
     )
     batch_sizes: tuple[int, ...] = flag("batch sizes", (2048,), minimum=1)
-    steps: int = flag("number of steps that are measured", 100, minimum=1)
-    warm_up: int = flag("number of steps before them", 20, minimum=0)
+    steps: int = flag("number of measured steps", 100, minimum=1)
+    warm_up: int = flag("number of steps before the measured ones", 20, minimum=0)
     repeats: int = flag("runs of each system", 3, minimum=1)
     max_table_rows: int | None = flag(
-        "train MLPerf's model, with at most so many rows in a table", None, minimum=1
+        "train MLPerf's model, with at most this many rows in a table", None, minimum=1
     )
     plain: tuple[str, ...] = flag(
-        "measure the bare loop alone, and without each of these", (), choices=(*PLAIN_FORMS,)
+        "measure only the bare loop, and also without each of these optimizations for GPUs",
+        (),
+        choices=(*PLAIN_FORMS,),
     )
 
     @property
     def table_sizes(self) -> tuple[int, ...]:
-        """Rows of the embedding tables."""
+        """The rows of each embedding table."""
         if self.max_table_rows is None:
             return TABLE_SIZES
         return tuple(min(size, self.max_table_rows) for size in MLPERF_CARDINALITIES)
@@ -89,8 +91,9 @@ def _run(settings: BenchmarkSettings, flags: list[str]) -> int:
     if settings.dlrm:
         script = settings.dlrm / "torchrec_dlrm" / "dlrm_main.py"
         if not script.is_file():
-            what = f"{script}: no such file"
-            raise SettingsError(what, "give a checkout of facebookresearch/dlrm")
+            raise SettingsError(
+                f"{script} does not exist", "pass a checkout of facebookresearch/dlrm"
+            )
     data = BUILD / "train-data"
     rows = max(settings.batch_sizes) * (settings.warm_up + settings.steps + 2)
     make_data(data, rows, settings.table_sizes)
@@ -104,10 +107,10 @@ def _run(settings: BenchmarkSettings, flags: list[str]) -> int:
 
 
 def make_data(root: Path, rows: int, table_sizes: Sequence[int] = TABLE_SIZES) -> None:
-    """Make the same rows as ``root/split``, and as the arrays that dlrm_main reads, once."""
+    """Write the same rows as ``root/split`` and as the arrays that dlrm_main reads, once."""
 
     def make() -> None:
-        schema = criteo_schema(table_sizes)
+        schema = make_criteo_schema(table_sizes)
         for seed, split in enumerate(SPLITS):
             count = rows if split == "train" else _HELD_OUT_ROWS
             npy = root / "npy" if split == "train" else None
@@ -123,7 +126,7 @@ def make_data(root: Path, rows: int, table_sizes: Sequence[int] = TABLE_SIZES) -
 def _list_systems(
     settings: BenchmarkSettings, data: Path, size: int, flags: Sequence[str]
 ) -> list[System]:
-    """Return the systems with a batch size."""
+    """Return the systems for one batch size."""
     model = [*(_SMALL if settings.max_table_rows is None else _MLPERF)]
     model += ["--num_embeddings_per_feature", ",".join(map(str, settings.table_sizes))]
     names = [(BARE, "")]

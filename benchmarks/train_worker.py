@@ -1,8 +1,8 @@
-"""Train with one system in this process, and print its speed as one JSON line.
+"""Train with one system of :mod:`benchmarks.train` in this process; print its speed as JSON.
 
-The programs run unchanged, by their command lines. Both call ``progress`` of a pipeline
-(TorchRec's, or ours for one rank) once per training step. The time between two calls is measured:
-all that a step costs, including loading, learning rate and reports.
+The trainers run unchanged, with their command lines. Both call ``progress`` of a pipeline
+(TorchRec's, or ours for one rank) once per training step. The time between two calls is measured.
+It is the whole cost of a step, including loading, learning rate and reports.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DLRM_MAIN = "dlrm_main"
 BARE = "bare loop"
 
 
-#: What GPUs compute faster in a form of its own, and the plain form of each: bins by ``embedding``
-#: and ``lerp``; lookups in float32; vectors joined by operators, and so lookups in float32, too.
+#: Computations with a faster form for GPUs. Their plain forms are: bins by ``embedding`` and
+#: ``lerp``; lookups in float32; vectors joined by operators (which implies lookups in float32).
 PLAIN_FORMS = ("bins", "lookups", "join")
 
 
@@ -38,8 +38,8 @@ class Stamps:
     """The times at which training steps began: wall clock, and CPU time of all threads.
 
     Args:
-        warm_up: Steps before those that are measured.
-        steps: Steps that are measured.
+        warm_up: The number of steps before the measured ones.
+        steps: The number of measured steps.
     """
 
     def __init__(self, warm_up: int, steps: int) -> None:
@@ -51,7 +51,7 @@ class Stamps:
     def take(self) -> None:
         """Record the begin of a step.
 
-        At the first and the last step that are measured, wait until a GPU has done those before.
+        At the begin and the end of the measured steps, first wait for a GPU to finish its work.
         """
         if len(self.wall) in (self._warm_up, self._end):
             from torch import cuda
@@ -61,10 +61,10 @@ class Stamps:
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
 
-    def result(self, batch_size: int) -> dict[str, Any]:
-        """Return the speed of the steps that are measured."""
+    def summarize(self, batch_size: int) -> dict[str, Any]:
+        """Return the speed of the measured steps."""
         if len(self.wall) <= self._end:
-            raise RuntimeError(f"{len(self.wall)} steps began, not {self._end + 1}")
+            raise RuntimeError(f"{len(self.wall)} steps began instead of {self._end + 1}")
         wall = self.wall[self._warm_up : self._end + 1]
         cpu = self.cpu[self._warm_up : self._end + 1]
         samples = (self._end - self._warm_up) * batch_size
@@ -84,8 +84,8 @@ def main() -> None:
     add("--batch_size", type=int, default=2048)
     add("--warm_up", type=int, default=20)
     add("--steps", type=int, default=100)
-    add("--checkout", type=Path, help="of facebookresearch/dlrm")
-    add("--plain", choices=PLAIN_FORMS, help="what is computed without its faster form for GPUs")
+    add("--checkout", type=Path, help="checkout of facebookresearch/dlrm")
+    add("--plain", choices=PLAIN_FORMS, help="compute this without its faster form for GPUs")
     args, args.flags = parser.parse_known_args()
     prepare_torch()
     stamps = Stamps(args.warm_up, args.steps)
@@ -93,16 +93,16 @@ def main() -> None:
         _use_plain_form(args.plain)
     run = {OURS: _run_ours, DLRM_MAIN: _run_dlrm_main, BARE: _run_bare_loop}[args.system]
     run(args, stamps)
-    print(json.dumps(stamps.result(args.batch_size)), flush=True)
+    print(json.dumps(stamps.summarize(args.batch_size)), flush=True)
 
 
-#: The flags with which this project trains what dlrm_main trains.
+#: The flags with which this project trains the same model, in the same way, as dlrm_main.
 _EXAMPLE = ["--optimizer", "sgd", "--first_order", "0", "--dense_bins", "0", "--epochs", "1"]
 _EXAMPLE += ["--lr_warmup_steps", "0", "--dense_decay", "0", "--eps", "1e-8"]
 
 
 def _make_flags(args: argparse.Namespace) -> list[str]:
-    """Return the flags of both programs; those of the command line come last, and win."""
+    """Return the flags of both programs; those of the command line come last and win."""
     values = {
         "learning_rate": "0.05",
         "batch_size": str(args.batch_size),
@@ -118,19 +118,19 @@ def _make_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _count_steps(stamps: Stamps, pipeline: type) -> None:
-    """Take a stamp at each training step of the class ``pipeline``."""
+    """Patch the class ``pipeline`` so that it takes a stamp at each training step."""
     progress: Callable = pipeline.progress
 
-    def stamped(self: Any, batches: Any) -> Any:
+    def take_stamp_and_progress(self: Any, batches: Any) -> Any:
         if self._model.training:
             stamps.take()
         return progress(self, batches)
 
-    pipeline.progress = stamped
+    pipeline.progress = take_stamp_and_progress
 
 
 def _draw_on_device() -> None:
-    """Draw initial embeddings where they lie: the CPU would take minutes for 97 GiB of a GPU."""
+    """Draw initial embeddings on the GPU itself: the CPU would take minutes for 97 GiB."""
     from torch import cuda
 
     from nvt_torchrec.training.sharding import build
@@ -144,7 +144,7 @@ def _draw_on_device() -> None:
 
 
 def _use_plain_form(name: str) -> None:
-    """Let one of :data:`PLAIN_FORMS` take the place of the form that GPUs compute faster."""
+    """Replace the faster form for GPUs by the plain form of one of :data:`PLAIN_FORMS`."""
     from nvt_torchrec.models.head import Head
     from nvt_torchrec.models.piecewise import PiecewiseLinear
     from nvt_torchrec.training.sharding import build
@@ -171,7 +171,7 @@ def _run_ours(args: argparse.Namespace, stamps: Stamps) -> None:
 
 
 def _run_dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
-    """Run dlrm_main as ``torchx run … --script dlrm_main.py`` does for one process."""
+    """Run dlrm_main like ``torchx run … --script dlrm_main.py`` with one process."""
     from torchrec.distributed import TrainPipelineSparseDist
 
     script = args.checkout / "torchrec_dlrm" / "dlrm_main.py"
@@ -184,7 +184,7 @@ def _run_dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     data = ["--dataset_name", "criteo_kaggle"]
     data += ["--in_memory_binary_criteo_path", str(args.data / "npy")]
     sys.argv = [str(script), *_make_flags(args), *data]
-    sys.path.insert(0, str(script.parent))  # for its imports of files beside it
+    sys.path.insert(0, str(script.parent))  # the script imports modules of its directory
     runpy.run_path(str(script), run_name="__main__")
 
 

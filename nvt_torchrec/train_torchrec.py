@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from nvt_torchrec.base.errors import exit_status
+from nvt_torchrec.base.errors import run_main
 
 #: How long a rank waits, in seconds, before it reports an error that another rank reports, too. In
 #: this time the launcher ends the rank, so the error is printed once. A lost connection means that
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The command-line arguments; None for those of this process.
     """
-    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
+    return run_main(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 
 
 def _report(message: str) -> None:

@@ -1,1 +1,1 @@
-"""The ETL beside NVTabular and Polars: the same log to the same files."""
+"""Compare the ETL with NVTabular and Polars: the same log to the same files."""

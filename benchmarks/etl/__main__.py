@@ -1,14 +1,14 @@
 """Compare the ETL with NVTabular and Polars: a raw log → vocabularies → training parquet.
 
-Every program reads the same text and writes the same values: vocabularies by falling count (ties
-by value), ids int32, dense log-normalized float32, uncompressed parquet. Their outputs are compared
-value by value; a program with a different output counts as failed. Times are those of whole
-processes, including their start.
+Every program reads the same text and writes the same values: vocabularies sorted by falling count
+(ties by value), int32 ids, log-normalized float32 dense columns, uncompressed parquet. The outputs
+are compared value by value; a program with a different output counts as failed. Times include the
+start of the processes.
 """
 
 from __future__ import annotations
 
-import nvt_torchrec.base.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
+import nvt_torchrec.base.interrupts  # noqa: F401  # first: makes Ctrl-C print one line, no traceback
 
 # isort: split
 import dataclasses
@@ -17,7 +17,15 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.etl.systems import DAYS, NVTABULAR, POLARS, etl, list_output, make_log, peer
+from benchmarks.etl.systems import (
+    DAYS,
+    NVTABULAR,
+    POLARS,
+    list_output,
+    make_etl_system,
+    make_log,
+    make_peer_system,
+)
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, Table, run_benchmark
 from benchmarks.process import BUILD
@@ -25,15 +33,16 @@ from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.threads import count_cores
 from nvt_torchrec.formats.feature_spec.toml_file import load_spec
 
-OURS, NVTABULAR_NAME = "ours cpu", "nvtabular 23.8"
+OURS = "ours cpu"
+NVTABULAR_NAME = "nvtabular 23.8"
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
-    rows: int = flag("rows of the log to make", 4_000_000, minimum=1)
-    repeats: int = flag("runs of each system; nvtabular and dask run once", 3, minimum=1)
+    rows: int = flag("rows of the log to generate", 4_000_000, minimum=1)
+    repeats: int = flag("runs of each system; nvtabular and dask always run once", 3, minimum=1)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings) -> int:
-    log, out = BUILD / "etl" / f"log-{settings.rows}", BUILD / "etl" / "out"
+    log = BUILD / "etl" / f"log-{settings.rows}"
+    out = BUILD / "etl" / "out"
     make_log(log, settings.rows)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -54,17 +64,19 @@ def _run(settings: BenchmarkSettings) -> int:
         [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
         base="polars",
     )
+    flags = "--engine", "cpu", "--input_path", log
+    staged = "polars staged"
     systems = [
-        etl(OURS, out / OURS, "--engine", "cpu", "--input_path", log),
-        peer("polars", POLARS, log, rows, out / "polars"),
-        peer("polars staged", POLARS, log, rows, out / "polars staged", "--stage", "disk"),
-        *(
-            etl(f"ours {name}", out / f"ours {name}", "--engine", name, "--input_path", log,
-                repeats=1)
-            for name in ("dask", "nvtabular")
-        ),
-        peer(NVTABULAR_NAME, NVTABULAR, log, rows, out / NVTABULAR_NAME, repeats=1),
-    ]  # fmt: skip
+        make_etl_system(OURS, out / OURS, *flags),
+        make_peer_system("polars", POLARS, log, rows, out / "polars"),
+        make_peer_system(staged, POLARS, log, rows, out / staged, "--stage", "disk"),
+    ]
+    for engine in ("dask", "nvtabular"):
+        flags = "--engine", engine, "--input_path", log
+        systems.append(make_etl_system(f"ours {engine}", out / f"ours {engine}", *flags, repeats=1))
+    systems.append(
+        make_peer_system(NVTABULAR_NAME, NVTABULAR, log, rows, out / NVTABULAR_NAME, repeats=1)
+    )
     table.measure(systems, repeats=settings.repeats)
     logging.getLogger("benchmarks").info("comparing what they wrote")
     _compare(table, out, rows * (DAYS - 1) // DAYS)
@@ -78,22 +90,23 @@ def _compare(table: Table, out: Path, train_rows: int) -> None:
     if OURS not in done:
         table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
-    spec, agreed = load_spec(), []
+    spec = load_spec()
     columns = spec.label, spec.dense_names, spec.categorical_names
+    equal = []
     ours = list_output(out / OURS)
     for system in done:
         if system == OURS:
             continue
-        ties = system == NVTABULAR_NAME  # orders equally frequent values in its own way
+        same_ties = system != NVTABULAR_NAME  # NVTabular orders equally frequent values differently
         theirs = list_output(out / system)
         try:
-            summary = compare(ours, theirs, train_rows, *columns, same_ties=not ties)
+            summary = compare(ours, theirs, train_rows, *columns, same_ties=same_ties)
         except DifferentOutputError as error:
             table.fail(system, "", error.what)
         else:
-            agreed.append(f"{system} (up to ties)" if ties else system)
-    if agreed:
-        table.notes.append(f"same output as ours: {', '.join(agreed)}: {summary}")
+            equal.append(system if same_ties else f"{system} (up to ties)")
+    if equal:
+        table.notes.append(f"same output as ours: {', '.join(equal)}: {summary}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The same ETL with NVTabular 23.08 as published, through its plain API on one CPU process.
+"""Do the same ETL with NVTabular 23.08 as published, through its plain API in one CPU process.
 
-Run by an interpreter that has nvtabular and what went with it in 2024; imports nothing of ours.
-Text goes in as the documentation has it: a CSV Dataset, hexadecimal categories as strings.
+Run by an interpreter with nvtabular and its dependencies of 2024; imports nothing of ours. The
+input follows NVTabular's documentation: a CSV Dataset with hexadecimal categories as strings.
 """
 
 import argparse
@@ -16,20 +16,20 @@ DENSE = [f"int_{i}" for i in range(13)]
 CATEGORICAL = [f"cat_{i}" for i in range(26)]
 
 
-def log_of_shifted(column):
-    """log(x + 3), float64."""
+def log_shifted(column):
+    """Return log(x + 3), float64."""
     return np.log(column.astype("float64") + 3)
 
 
 def main():
-    """TSV → fitted Workflow → parquet."""
+    """Fit a Workflow to TSV files and write their transformed rows as parquet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
     files = sorted(glob.glob(f"{args.input}/day_*"), key=lambda f: int(f.rsplit("_", 1)[1]))
 
-    def dataset(paths):
+    def make_dataset(paths):
         return nvt.Dataset(
             paths,
             engine="csv",
@@ -46,14 +46,14 @@ def main():
 
     categorical = CATEGORICAL >> ops.Categorify(out_path=args.output, dtype=np.dtype("int32"))
     dense = DENSE >> ops.FillMissing(0) >> ops.Clip(min_value=-2)
-    dense = dense >> ops.LambdaOp(log_of_shifted, dtype=np.float64)
+    dense = dense >> ops.LambdaOp(log_shifted, dtype=np.float64)
     dense = dense >> ops.Normalize(out_dtype=np.float32)
     label = ["label"] >> ops.LambdaOp(lambda c: c.astype("float32"), dtype=np.float32)
     workflow = nvt.Workflow(label + dense + categorical)
-    train = dataset(files[:-1])
+    train = make_dataset(files[:-1])
     workflow.fit(train)
     workflow.save(os.path.join(args.output, "workflow"))
-    for name, rows in (("train", train), ("last_day", dataset(files[-1:]))):
+    for name, rows in (("train", train), ("last_day", make_dataset(files[-1:]))):
         workflow.transform(rows).to_parquet(
             os.path.join(args.output, name), dtypes=dict.fromkeys(CATEGORICAL, np.int32)
         )

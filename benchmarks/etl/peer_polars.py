@@ -1,7 +1,8 @@
-"""The same ETL with Polars, as fast as we can make it; imports nothing of ours.
+"""Do the same ETL with Polars, as fast as we can make it; imports nothing of ours.
 
-Text is parsed once into typed columns, which are kept in memory (``--stage memory``) or as parquet
-beside the output (``--stage disk``, bounded memory); then vocabularies and moments, then encoding.
+Text is parsed once into typed columns, which are kept in memory (``--stage memory``) or in parquet
+files in the output directory (``--stage disk``, with bounded memory). Vocabularies and moments are
+computed from them, and then rows are encoded.
 """
 
 import argparse
@@ -21,23 +22,26 @@ SCHEMA = {
 
 
 def scan(path):
-    """A day with integers for hexadecimal categories; a field that is neither is an error."""
+    """Scan a day, with hexadecimal categories as integers; other text is an error."""
     text = pl.scan_csv(path, separator="\t", has_header=False, schema=SCHEMA, quote_char=None)
     return text.with_columns(pl.col(CATEGORICAL).str.to_integer(base=16, dtype=pl.UInt32))
 
 
-def log_of_shifted(name):
-    """log(max(x, -2) + 3), missing values as 0."""
+def log_shifted(name):
+    """Return log(max(x, -2) + 3), with 0 for missing values."""
     filled = pl.max_horizontal(pl.col(name).fill_null(0), pl.lit(-2))
     return (filled.cast(pl.Float64) + 3).log()
 
 
 def fit(train):
-    """Means and deviations; per column values and counts, by falling count, ties by value."""
+    """Compute means, standard deviations and vocabularies.
+
+    A vocabulary has a column's values and their counts, by falling count, ties by value.
+    """
     moments = []
     for name in DENSE:
-        moments.append(log_of_shifted(name).mean().alias(f"{name}_mean"))
-        moments.append(log_of_shifted(name).std().alias(f"{name}_std"))
+        moments.append(log_shifted(name).mean().alias(f"{name}_mean"))
+        moments.append(log_shifted(name).std().alias(f"{name}_std"))
     statistics = train.select(moments).collect(engine="streaming").row(0, named=True)
     vocabularies = {}
     for name in CATEGORICAL:
@@ -47,12 +51,13 @@ def fit(train):
     return statistics, vocabularies
 
 
-def encoded(statistics, vocabularies):
-    """The expressions of the output columns."""
+def build_expressions(statistics, vocabularies):
+    """Return the expressions of the output columns."""
     columns = [pl.col("label").cast(pl.Float32)]
     for name in DENSE:
-        mean, std = statistics[f"{name}_mean"], statistics[f"{name}_std"]
-        columns.append(((log_of_shifted(name) - mean) / std).cast(pl.Float32).alias(name))
+        mean = statistics[f"{name}_mean"]
+        std = statistics[f"{name}_std"]
+        columns.append(((log_shifted(name) - mean) / std).cast(pl.Float32).alias(name))
     for name, vocabulary in vocabularies.items():
         ids = pl.int_range(3, len(vocabulary) + 3, dtype=pl.Int32, eager=True)
         known = pl.col(name).replace_strict(vocabulary[name], ids, default=2, return_dtype=pl.Int32)
@@ -62,7 +67,7 @@ def encoded(statistics, vocabularies):
 
 
 def main():
-    """TSV → typed columns → vocabularies and moments → parquet."""
+    """Parse TSV files, compute vocabularies and moments, and write encoded rows as parquet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", required=True)
@@ -81,12 +86,13 @@ def main():
         staged = [os.path.join(stage, f"{day}.parquet") for day in range(len(files))]
         for file, path in zip(files, staged, strict=True):
             scan(file).sink_parquet(path, compression="lz4", statistics=False)
-        train, last_day = pl.scan_parquet(staged[:-1]), pl.scan_parquet(staged[-1])
+        train = pl.scan_parquet(staged[:-1])
+        last_day = pl.scan_parquet(staged[-1])
         days = [pl.scan_parquet(path) for path in staged[:-1]]
     statistics, vocabularies = fit(train)
     for name, vocabulary in vocabularies.items():
         vocabulary.write_parquet(os.path.join(args.output, "vocabulary", f"{name}.parquet"))
-    columns = encoded(statistics, vocabularies)
+    columns = build_expressions(statistics, vocabularies)
 
     def write(rows, file):
         rows.select(columns).sink_parquet(

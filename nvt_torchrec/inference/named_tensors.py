@@ -69,7 +69,7 @@ class Input:
             return {self.name: (self.kind, 1)}
         return {self.name: (self.kind, 2), self.lengths: ("int64", 1)}
 
-    def second_size(self, name: str) -> int:
+    def get_second_size(self, name: str) -> int:
         """Return the size of a tensor's second dimension as clients see it; -1 if it may vary."""
         _, rank = self.tensors[name]
         if self.width:

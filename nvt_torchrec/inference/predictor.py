@@ -22,7 +22,7 @@ from nvt_torchrec.formats.ids import Ids
 from nvt_torchrec.formats.rows import NO_TIME, RawRows
 from nvt_torchrec.formats.vectors import count_inputs
 from nvt_torchrec.inference.encoder import Encoder, check_same_digest
-from nvt_torchrec.inference.model.bundle import bundle_digest, is_bundle, read_bundle
+from nvt_torchrec.inference.model.bundle import compute_bundle_digest, is_bundle, read_bundle
 from nvt_torchrec.inference.model.scoring import KINDS, ServingModel
 from nvt_torchrec.inference.model.served_checkpoint import check_device, check_pair, read_checkpoint
 from nvt_torchrec.inference.model.torch_threads import limit_threads
@@ -55,7 +55,7 @@ class Predictor:
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
         config = model.config
-        self.workflow = workflow.take_histories(config.histories, config.max_events)
+        self.workflow = workflow.add_histories(config.histories, config.max_events)
         self.model = model
         self.labels = config.labels
         self._encoder = Encoder(self.workflow)
@@ -290,7 +290,9 @@ class Predictor:
     def _score(self, dense: np.ndarray, ids: Ids, dense_vectors: np.ndarray | None) -> np.ndarray:
         """Score at most ``_max_rows`` rows; return float32 [rows, labels]."""
         ids = self.model.fold(ids)
-        logits = self.model.logits(dense, self.model.lookup(ids), ids, dense_vectors=dense_vectors)
+        logits = self.model.compute_logits(
+            dense, self.model.lookup(ids), ids, dense_vectors=dense_vectors
+        )
         return torch.sigmoid(logits).cpu().numpy()
 
     def _predict_file(self, path: Path | str) -> np.ndarray:
@@ -308,7 +310,7 @@ class Predictor:
 
 def _compute_digest(path: Path, checkpoint: Path | None) -> str:
     """Return the digest of a bundle or of a checkpoint, which records its workflow's digest."""
-    return bundle_digest(path) if checkpoint is None else compute_digest(checkpoint)
+    return compute_bundle_digest(path) if checkpoint is None else compute_digest(checkpoint)
 
 
 def _open_again(

@@ -36,14 +36,15 @@ from nvt_torchrec.formats.feature_spec.read_plan import Read
 _SPACES = " \t"
 #: Raw type → (regular expression of the most common spellings of its numbers, the function that
 #: converts these exactly as Arrow does).
-_PLAIN_TEXTS: dict[str, tuple[Any, Callable[[str], int | float]]] = {
+_PLAIN_NUMBERS: dict[str, tuple[Any, Callable[[str], int | float]]] = {
     "hex32": (re.compile("[0-9a-fA-F]{1,8}").fullmatch, functools.partial(int, base=16)),
     "int32": (re.compile("-?[0-9]{1,15}").fullmatch, int),
     "int": (re.compile("-?[0-9]{1,15}").fullmatch, int),
     "time": (re.compile("-?[0-9]{1,15}").fullmatch, int),
     "float": (re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?").fullmatch, float),
 }
-_NO_PLAIN_TEXTS: tuple[Any, Callable[[str], int | float]] = re.compile("(?!)").match, float
+#: The same for columns without such a shortcut: the expression matches no string.
+_NO_PLAIN_NUMBERS: tuple[Any, Callable[[str], int | float]] = re.compile("(?!)").match, float
 #: Convert a value of a row to the column's type, and a missing value to None; raise ValueError.
 Parse: TypeAlias = Callable[[Any], Any]
 
@@ -91,16 +92,18 @@ def _make_number_parser(read: Read) -> Parse:
             return _make_iso_parser(read)
         if read.time_format not in EPOCHS:
             return functools.partial(_parse_present, read=read)
-        take_number = functools.partial(_to_microseconds, read=read)
+        take_number = functools.partial(_convert_epoch, read=read)
     null_texts = _trim_nulls(read)
     null_numbers = {parse_number(text) for text in read.nulls}
-    is_plain, to_number = _PLAIN_TEXTS.get(read.raw, _NO_PLAIN_TEXTS)
+    is_plain, to_number = _PLAIN_NUMBERS.get(read.raw, _NO_PLAIN_NUMBERS)
     if read.raw == "float" and read.decimal != ".":
-        is_plain, to_number = _NO_PLAIN_TEXTS
+        is_plain, to_number = _NO_PLAIN_NUMBERS
 
     def parse(value: Any) -> Any:
         if value is None:
             return None
+        # Only these exact types have shortcuts. All others, such as bool, which is a subclass of
+        # int, go to parse_by_rules.
         if type(value) is str:
             text = value.strip(_SPACES) if read.trim else value
             if not text or text in null_texts:
@@ -142,7 +145,7 @@ def _make_iso_parser(read: Read) -> Parse:
     return parse
 
 
-def _to_microseconds(number: int | float, read: Read) -> int:
+def _convert_epoch(number: int | float, read: Read) -> int:
     """Convert a number in the column's time format to microseconds. Raises ValueError."""
     if isinstance(number, int):
         time = number * EPOCHS[read.time_format]

@@ -50,14 +50,18 @@ COLUMNS = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
 def test_polars_writes_what_we_write(log: Path, stage: str) -> None:
     if not find_python(POLARS).exists():
         pytest.skip("its environment is not built: `make bench-etl` builds it")
-    system = systems.peer("polars", POLARS, log / "raw", 361, log / stage, "--stage", stage)
+    system = systems.make_peer_system(
+        "polars", POLARS, log / "raw", 361, log / stage, "--stage", stage
+    )
     assert not measured(system.command, result=system.result).error
     ours, theirs = systems.list_output(log / "ours"), systems.list_output(log / stage)
     assert compare(ours, theirs, 300, *COLUMNS).startswith("361 rows")
 
 
 def test_our_command_is_the_product_itself(log: Path) -> None:
-    system = systems.etl("ours", log / "again", "--engine", "cpu", "--input_path", log / "raw")
+    system = systems.make_etl_system(
+        "ours", log / "again", "--engine", "cpu", "--input_path", log / "raw"
+    )
     assert measured(system.command, result=system.result).output == {"rows": 361}
     ours, again = systems.list_output(log / "ours"), systems.list_output(log / "again")
     assert compare(ours, again, 300, *COLUMNS).startswith("361 rows")
@@ -104,7 +108,7 @@ def test_equal_outputs_are_summed_up(tmp_path: Path) -> None:
         ({"int_0": WRITTEN["int_0"] + 1e-4 * (np.arange(15) == 14)}, "int_0: values differ"),
         ({"int_0": np.where(np.arange(15) == 3, np.nan, 0)}, "int_0: values differ"),
         ({"cat_0": swapped(WRITTEN["cat_0"], 4, 5)}, "cat_0: ids differ"),
-        ({name: column[:14] for name, column in WRITTEN.items()}, "14 rows, and not 15"),
+        ({name: column[:14] for name, column in WRITTEN.items()}, "14 rows instead of 15"),
     ],
 )
 def test_any_difference_is_found(tmp_path: Path, changed: dict, said: str) -> None:

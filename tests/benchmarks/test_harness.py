@@ -125,9 +125,9 @@ def test_a_failing_system_stays_in_the_table_and_is_not_run_again(table: Table, 
     assert table.finish() == 1
     written = json.loads((tmp_path / "try.json").read_text())["results"]
     assert [run["system"] for run in written if run["error"]] == ["a", "c"]
-    table.fail("b", "", "its output is another")  # found void later
+    table.fail("b", "", "its output differs")  # found void later
     assert table.median("b", "", "n_per_s") is None
-    assert "failed: b: its output is another" in table.text()
+    assert "failed: b: its output differs" in table.text()
 
 
 def test_speed_from_rows_and_results_from_files(table: Table, tmp_path: Path):

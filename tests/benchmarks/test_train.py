@@ -53,14 +53,14 @@ def test_speed_is_of_the_steps_after_the_warm_up() -> None:
     stamps = Stamps(1, 3)
     stamps.wall = [0.0, 100.0, 101.0, 103.0, 104.0, 900.0]
     stamps.cpu = [0.0, 10.0, 12.0, 14.0, 16.0, 90.0]
-    assert stamps.result(batch_size=8) == {
+    assert stamps.summarize(batch_size=8) == {
         "samples_per_s": 24 / 4,
         "samples_per_cpu_s": 24 / 6,
         "step_ms": 1000.0,
     }
     stamps.wall = stamps.wall[:4]
-    with pytest.raises(RuntimeError, match="4 steps began, not 5"):
-        stamps.result(batch_size=8)
+    with pytest.raises(RuntimeError, match="4 steps began instead of 5"):
+        stamps.summarize(batch_size=8)
 
 
 def test_the_same_rows_for_both(data: Path) -> None:

@@ -204,6 +204,8 @@ def test_codes_that_lead_outside_are_refused_when_vectors_are_taken(output: Path
     assert loaded.vectors is not None
     table = loaded.tables.by_name["items"]
     rows = np.arange(len(table))
-    numbers = np.stack([table.take_vectors("text", rows), table.take_vectors("image", rows)])
+    numbers = np.stack(
+        [table.take_vector_numbers("text", rows), table.take_vector_numbers("image", rows)]
+    )
     with pytest.raises(SchemaError, match="vector -7 of text"):
         loaded.vectors.take(numbers)

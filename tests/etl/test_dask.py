@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from nvt_torchrec.base.device import DeviceError
 from nvt_torchrec.base.errors import SettingsError
@@ -105,6 +105,16 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with local_cluster(1, tmp_path_factory.mktemp("dask")) as client:
         yield client
+
+
+def test_workers_of_two_threads_write_the_same(raw: Path, whole) -> None:
+    """Two tasks at once in a process, this one, of what the workers' CPUs do."""
+    output, expected = whole
+    shutil.rmtree(output, ignore_errors=True)
+    options = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 2}
+    with LocalCluster(n_workers=1, processes=False, **options) as cluster:
+        run(settings(raw, output, block_mb=1, scheduler=cluster.scheduler_address))
+    assert tree(output) == expected
 
 
 def test_the_fit_reads_each_block_once(raw: Path, whole, tmp_path: Path, dask_client) -> None:
@@ -231,6 +241,8 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
 
     cards = {gpu_count: {"a": 2, "b": 2}, os.path.isdir: {"a": True}}
     two = cards | {first_gpu: {"a": "GPU-1", "b": "GPU-2"}}
+    threads = {"a": 1, "b": 1}
+    monkeypatch.setattr(Client, "nthreads", lambda client: threads)
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),
         ({gpu_count: {"a": 1, "b": 0}, os.path.isdir: {"a": True}}, "1 of 2 workers have GPUs"),
@@ -244,8 +256,11 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         with pytest.raises(SettingsError, match=message):
             run(settings(raw, tmp_path / "out", scheduler=address, engine=engine))
         assert not any((tmp_path / "out").iterdir())
-    answers.update(two)  # only frames of cuDF need a card here, too
+    answers.update(two)  # only frames of cuDF need a card here, too, and workers of one thread
+    threads["b"] = 2
     assert _check_workers(dask_client, "", tmp_path, frames=False)
+    with pytest.raises(SettingsError, match=r"a worker has 2 threads(.|\n)*--nthreads 1"):
+        _check_workers(dask_client, "--scheduler", tmp_path, frames=True)
 
 
 def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ import pytest
 
 from nvt_torchrec.etl.tables.coded_values import (
     CodedValues,
-    categorical_arrays,
     concatenate_coded,
     encode_values,
+    make_categorical_arrays,
 )
 from nvt_torchrec.etl.tables.row_order import sort_keys
 from nvt_torchrec.formats.feature_spec import CategoricalColumn
@@ -51,7 +51,7 @@ def test_joined_pieces_are_numbered_like_one() -> None:
     taken = np.array([6, 0, 1, 1, 4])
     missing = np.zeros(len(taken), np.bool_)
     for coded in (whole, joined):
-        arrays = categorical_arrays(column, coded.take(taken), missing)
+        arrays = make_categorical_arrays(column, coded.take(taken), missing)
         assert arrays["values"].tolist() == [-1, 3, 7, 9]  # 5 is in no row any more
         assert arrays["values"][arrays["codes"]].tolist() == values[taken].tolist()
 

@@ -46,12 +46,15 @@ def rapids(device: torch.device) -> bool:
 
 @pytest.fixture(scope="session")
 def client(rapids: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A client of a LocalCUDACluster of one worker with a small pool; torch needs memory, too."""
+    """A client of a LocalCUDACluster of one worker with a small pool; torch needs memory, too.
+
+    It has one thread, because NVTabular's operators run there, too.
+    """
     from nvt_torchrec.etl.engines import cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "POOL_SHARE", 0.1)
-        with cluster.local_cluster(1, tmp_path_factory.mktemp("dask")) as started:
+        with cluster.local_cluster(1, tmp_path_factory.mktemp("dask"), frames=True) as started:
             yield started
 
 

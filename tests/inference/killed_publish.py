@@ -12,19 +12,19 @@ import shutil
 import sys
 from pathlib import Path
 
-from nvt_torchrec.inference.model.bundle import bundle_digest, describe
+from nvt_torchrec.inference.model.bundle import compute_bundle_digest, read_description
 from nvt_torchrec.inference.publish import PublishSettings, steps
 from tests.forks import kill_before, was_killed
 
 steps.try_bundle = lambda bundle: None  # writes nothing, and starts a process
-steps.Predictor.load = lambda path, check: describe(path, check=check)
+steps.Predictor.load = lambda path, check: read_description(path, check=check)
 steps._check_successor = lambda *_: []
 
 
 def current(served: Path) -> str:
     """The digest of the bundle that is served, which is whole."""
-    describe(served / "current", check=True)
-    return bundle_digest(served / "current")
+    read_description(served / "current", check=True)
+    return compute_bundle_digest(served / "current")
 
 
 def main(old: Path, new: Path, base: Path) -> None:
@@ -49,11 +49,13 @@ def main(old: Path, new: Path, base: Path) -> None:
             killed = was_killed(work_watched, kill_before(moments), served)
             served_then.add(current(served))
             publish(served)
-            assert current(served) == bundle_digest(new), (begin, moments)
+            assert current(served) == compute_bundle_digest(new), (begin, moments)
             steps.rollback(served)
-            assert current(served) == bundle_digest(old), (begin, moments)
+            assert current(served) == compute_bundle_digest(old), (begin, moments)
             assert len(os.listdir(served / "bundles")) == 2, (begin, moments)
-        seen.append([moments, served_then == {bundle_digest(old), bundle_digest(new)}])
+        seen.append(
+            [moments, served_then == {compute_bundle_digest(old), compute_bundle_digest(new)}]
+        )
     print(json.dumps(seen))
 
 

@@ -162,5 +162,5 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
     Predictor.load(rewritten(workflow, tmp_path / "same"), checkpoint)
     with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
         Predictor.load(rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
-    with pytest.raises(SchemaError, match="columns of"):
+    with pytest.raises(SchemaError, match="has the columns"):
         Predictor.load(rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.inference import rows_as_dicts
+from benchmarks.inference import convert_to_dicts
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.clicklog.readers.log_format import get_format
@@ -132,7 +132,7 @@ def day(log: Path) -> str:
 def texts(predictor: Predictor, day: str) -> list[dict]:
     """The rows of a day by source, as text; lists as lists."""
     (piece,) = get_format(predictor.spec).stream(day, 1 << 24)
-    return rows_as_dicts(piece, 10**6)
+    return convert_to_dicts(piece, 10**6)
 
 
 def test_dicts_frames_and_files_score_alike(predictor, texts, day, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from benchmarks.inference import first_rows
+from benchmarks.inference import read_first_rows
 from nvt_torchrec.formats.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.feature_spec.derivations import (
     DERIVATIONS,
@@ -332,7 +332,7 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     assert [(dims, bool(reshape)) for *_, dims, reshape in found[:-1]] == [
         ("1", True) if rank == 1 else ("-1", False) for rank in ranks
     ]
-    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    rows = read_first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     scores = score(model / "1", to_tensors(list_inputs(shop_predictor.spec), rows))
     np.testing.assert_allclose(scores, shop_predictor.predict(rows), atol=1e-6)
     # docs/onnx.md's row of missing values, of any columns: lists, their lengths and floats, too

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.model.bundle import compute_bundle_digest, make_bundle_name
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.reload import Served, open_served
@@ -48,7 +48,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     paths, expected, generations = {}, {}, {}
     for number, seed in enumerate((1, 2)):
         path = make_bundle(base / str(number), seed=seed, generation=number, rows=500_000)
-        name = bundle_name(bundle_digest(path))
+        name = make_bundle_name(compute_bundle_digest(path))
         paths[name], generations[name] = path, str(number)
         expected[name] = Predictor.load(path).predict(ROWS)
     first, second = expected.values()
@@ -160,7 +160,7 @@ def test_publications_are_noticed_and_named(two: Bundles, tmp_path: Path) -> Non
             _, answer, headers = server.ask("/version")
             version = json.loads(answer)
             assert (headers["X-Bundle"], headers["X-Workflow-Generation"]) == (name, str(number))
-            assert version["bundle"] == bundle_digest(two.paths[name])
+            assert version["bundle"] == compute_bundle_digest(two.paths[name])
             assert version["generation"] == number
             assert version["workflow"] == Predictor.load(two.paths[name]).workflow.digest
             if number == 0:

@@ -13,7 +13,11 @@ from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.etl_output import SWITCH_FILE
 from nvt_torchrec.inference.__main__ import main
 from nvt_torchrec.inference.model.bundle import FORMAT as BUNDLE_FORMAT
-from nvt_torchrec.inference.model.bundle import bundle_digest, describe, write_bundle
+from nvt_torchrec.inference.model.bundle import (
+    compute_bundle_digest,
+    read_description,
+    write_bundle,
+)
 from nvt_torchrec.workflows.description import inspect
 from tests.inference.bundles import make_bundle, make_origin
 from tests.inference.conftest import Trained
@@ -23,7 +27,7 @@ from tests.inference.test_bundle import rewritten
 def test_bundles_say_where_they_come_from(bundle: Path, trained: Trained) -> None:
     model = json.loads((trained.checkpoint / "model.json").read_text())
     record = model["training"]
-    description = describe(bundle)
+    description = read_description(bundle)
     origin = description.origin.checkpoint
     assert origin.digest == model["blake2b"]
     assert origin.continued_from is None
@@ -41,15 +45,17 @@ def test_a_bundle_that_lacks_its_origin(bundle: Path, tmp_path: Path) -> None:
     del value["origin"]
     BUNDLE_FORMAT.write(copy / "bundle.json", value)
     with pytest.raises(BadInputError, match=r"bundle\.json: damaged: origin is missing"):
-        describe(copy)
+        read_description(copy)
 
 
 def test_what_the_command_prints(tmp_path: Path, capsys) -> None:
     bundle = make_bundle(tmp_path / "b", generation=2, origin=make_origin(2, (0, 1)))
     assert main(["lineage", str(bundle)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    description = describe(bundle)
-    assert lines[0].startswith(f"bundle      {bundle}: {bundle_digest(bundle)[:12]}, float32, ")
+    description = read_description(bundle)
+    assert lines[0].startswith(
+        f"bundle      {bundle}: {compute_bundle_digest(bundle)[:12]}, float32, "
+    )
     assert f"checkpoint  {description.origin.checkpoint.digest[:12]}, " in lines[1]
     assert "generation 2, days 0-1, continued from bbbb" in lines[1]
     assert lines[2] == f"workflow    {description.workflow_digest[:12]}, generation 2"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from benchmarks.inference import first_rows
+from benchmarks.inference import read_first_rows
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
 from nvt_torchrec.inference.predictor import Predictor
@@ -30,7 +30,7 @@ def server(shop: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def tensors(shop: Trained, shop_predictor: Predictor) -> dict[str, np.ndarray]:
-    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    rows = read_first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     return to_tensors(list_inputs(shop_predictor.spec), rows)
 
 
@@ -58,7 +58,7 @@ def test_tritons_client(
     binary: bool,
 ) -> None:
     """Of JSON alone, it names no content type. One binary input would make it another request."""
-    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    rows = read_first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     kept, inputs = given_to_client(tensors, binary=binary)
     client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.port}")
     assert client.is_server_live()

@@ -13,7 +13,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import locked, read_json
 from nvt_torchrec.inference.__main__ import main
-from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.model.bundle import compute_bundle_digest, make_bundle_name
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.publish.steps import rollback
 from tests.forks import seen_by
@@ -52,7 +52,7 @@ def served(tmp_path: Path) -> Path:
 
 
 def _name(bundle: Path) -> str:
-    return bundle_name(bundle_digest(bundle))
+    return make_bundle_name(compute_bundle_digest(bundle))
 
 
 def _current(served: Path) -> str:
@@ -146,7 +146,7 @@ def test_an_earlier_generation_is_refused(tmp_path: Path, served: Path, capsys) 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "its first 9 rows have the same value")],
+    [("", "no rows|empty"), ("0\t1\t\ta\t1\n" * 9, "the first 9 rows have the same value")],
 )
 def test_samples_that_tell_nothing(
     bundles: list[Path], tmp_path: Path, capsys, rows: str, message: str
@@ -200,7 +200,7 @@ def test_only_published_bundles_are_removed(
     rollback(served)
     assert _stored(served) == (before | {*map(_name, bundles[2:])}) - {_name(bundles[0])}
     assert all((directory / name / "a.jpg").exists() for name in photos)
-    assert "left 0123456789ab, abcdefabcdef, notes.txt, photos" in caplog.text
+    assert "did not remove 0123456789ab, abcdefabcdef, notes.txt, photos" in caplog.text
 
 
 def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, served: Path, capsys) -> None:
@@ -253,7 +253,7 @@ def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> N
                 change()
     (served / "current").unlink()
     publish(bundles[1], served)  # somebody removed the link
-    with pytest.raises(SchemaError, match="served: cat_1 is at another position"):
+    with pytest.raises(SchemaError, match="bundle's: cat_1 has another position"):
         publish(make_bundle(tmp_path / "narrow", columns=1), served)
     (served / "current").unlink()
     for target in (bundles[0], "bundles/..", "bundles/day-1"):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.inference import first_rows
+from benchmarks.inference import read_first_rows
 from nvt_torchrec.clicklog.in_memory import frames, python_values
 from nvt_torchrec.clicklog.in_memory.value_errors import InvalidRowError
 from nvt_torchrec.etl.run import EtlSettings, run
@@ -164,7 +164,7 @@ def retail(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 def test_flat_columns_are_encoded_as_columns_are(retail: Encoder) -> None:
     spec = retail.spec
     file = next((retail.workflow.path.parents[1] / "raw").iterdir())
-    rows = first_rows(str(file), spec, 40)
+    rows = read_first_rows(str(file), spec, 40)
     unseen = dict.fromkeys(rows[0]) | {"country": "Atlantis", "user": 5, "recent_products": ["x"]}
     rows += [dict.fromkeys(rows[0]), unseen]
     for some in (rows, rows[:1], rows[-2:], []):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from benchmarks.inference import first_rows
+from benchmarks.inference import read_first_rows
 from nvt_torchrec.inference.export.triton import export_triton
 from nvt_torchrec.inference.model.bundle import write_bundle
 from nvt_torchrec.inference.named_tensors import list_inputs, to_tensors
@@ -135,7 +135,7 @@ def test_it_answers_triton_s_client_as_our_server_does(
     export_triton(tmp_path / "bundle", repository)
     port = int(free_port())
     command = make(place / "lib" / PYTHON / "site-packages", repository, tmp_path, port)
-    rows = first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
+    rows = read_first_rows(str(sorted(shop.raw.iterdir())[-1]), shop_predictor.spec, 60)
     tensors = to_tensors(list_inputs(shop_predictor.spec), rows)
     with running(command, port, tmp_path / "log") as client:
         for binary in (True, False):

@@ -41,7 +41,7 @@ def test_what_a_type_cannot_hold_is_refused() -> None:
     table = JoinedTable(torch.tensor([[1.0, 7e4]]))
     with pytest.raises(SettingsError, match=r"larger than 65504.*\n.*int8"):
         table.convert("float16")
-    with pytest.raises(SettingsError, match="are int8 and cannot be converted to float16"):
+    with pytest.raises(SettingsError, match="tables are int8 and cannot be converted to float16"):
         table.convert("int8").convert("float16")
     with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
         Predictor.load("nowhere", tables="int4")
@@ -66,9 +66,7 @@ def test_a_bundle_scores_as_the_checkpoint_with_such_tables(
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "whole")
     converted = Predictor.load(tmp_path / "whole", tables=kind)
     np.testing.assert_array_equal(converted.predict(rows), got)
-    with pytest.raises(
-        SettingsError, match=f"the tables are {kind} and cannot be converted to float32"
-    ):
+    with pytest.raises(SettingsError, match=f"are {kind} and cannot be converted to float32"):
         Predictor.load(tmp_path / "bundle", tables="float32")
     for name in ("ranges.npy", "table.npy") if kind == "int8" else ("table.npy",):
         file = tmp_path / "bundle" / "weights" / name

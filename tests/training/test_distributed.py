@@ -13,8 +13,8 @@ import torch.distributed as dist
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.training.launch.distributed import (
     choose_gpu,
-    process_group,
     open_attempt_store,
+    process_group,
 )
 
 

@@ -101,7 +101,7 @@ def newest_is_nan(data, started, monkeypatch) -> Path:
     diverging = ["--change_lr", "--lr_change_point=0.9", "--lr_after_change_point=1e38"]
     quiet = "--throughput_check_freq_within_epoch=1000"
     with monkeypatch.context() as patch:
-        patch.setattr("nvt_torchrec.training.checkpoint.saving.not_finite", lambda state: "")
+        patch.setattr("nvt_torchrec.training.checkpoint.saving.find_not_finite", lambda state: "")
         with pytest.raises(SettingsError, match="the loss is nan"):
             train_here(*flags_of(data, started), "--resume", *diverging, quiet)
     shutil.rmtree(started / "log")

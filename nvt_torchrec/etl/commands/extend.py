@@ -40,4 +40,4 @@ def run(settings: ExtendSettings) -> None:
         days = ",".join(titles[day] or str(day) for day in manifest["days"][split])
         print(f"{split}: {manifest['splits'][split]['rows']} rows of days {days}")
     print(f"{describe_rows(rows)}, over all days")
-    print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
+    print(f"table sizes: --num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")

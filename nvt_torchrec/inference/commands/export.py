@@ -13,7 +13,7 @@ _FORMATS_HELP = "; ".join(f"{name}: {text}" for name, (text, _) in FORMATS.items
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportSettings(Settings):
+class BundleExportSettings(Settings):
     """The bundle to export, and the format."""
 
     # fmt: off
@@ -23,10 +23,10 @@ class ExportSettings(Settings):
     # fmt: on
 
 
-SETTINGS = (ExportSettings,)
+SETTINGS = (BundleExportSettings,)
 
 
-def run(settings: ExportSettings) -> None:
+def run(settings: BundleExportSettings) -> None:
     """Export the bundle."""
     from nvt_torchrec.base.startup import prepare_torch
 

@@ -41,11 +41,16 @@ def read_lineage(bundle: Path) -> str:
         SchemaError: The bundle has an unsupported version.
     """
     from nvt_torchrec.formats.day_names import format_days
-    from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
+    from nvt_torchrec.inference.model.bundle import (
+        WORKFLOW,
+        compute_bundle_digest,
+        make_bundle_name,
+        read_description,
+    )
     from nvt_torchrec.workflows.description import inspect
-    from nvt_torchrec.workflows.inspection import generations_table
+    from nvt_torchrec.workflows.inspection import format_generations
 
-    description = describe(bundle, check=True)
+    description = read_description(bundle, check=True)
     workflow = inspect(bundle / WORKFLOW)
     record = description.origin.checkpoint
     size = sum(file.bytes for file in description.files.values())
@@ -55,10 +60,11 @@ def read_lineage(bundle: Path) -> str:
     )
     if record.continued_from:
         checkpoint += f", continued from {record.continued_from[:12]}"
+    name = make_bundle_name(compute_bundle_digest(bundle))
     return (
-        f"bundle      {bundle}: {bundle_name(bundle_digest(bundle))}, {description.tables}, "
+        f"bundle      {bundle}: {name}, {description.tables}, "
         f"{size / 2**20:.1f} MiB, predicts {', '.join(description.model.labels)}\n"
         f"checkpoint  {checkpoint}\n"
         f"workflow    {workflow.digest[:12]}, generation {workflow.generation}\n"
-        f"{generations_table(workflow)}"
+        f"{format_generations(workflow)}"
     )

@@ -28,7 +28,7 @@ from nvt_torchrec.inference.named_tensors import (
 )
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.workflows.compiled.compiled_workflow import EncodedRows
-from nvt_torchrec.workflows.compiled.dense import normalization
+from nvt_torchrec.workflows.compiled.dense import get_normalization
 
 #: The number of rows that are compared.
 _ROWS = 500
@@ -132,7 +132,7 @@ def _estimate_rounding(
         dense_vectors = None
         if vectors is not None:
             dense_vectors = disturb(torch.from_numpy(vectors)).numpy()
-        logits = disturbed.logits(dense, disturb(embedded), ids, dense_vectors)
+        logits = disturbed.compute_logits(dense, disturb(embedded), ids, dense_vectors)
         differences = np.abs(torch.sigmoid(logits).numpy() - expected)
         largest = np.maximum(largest, differences)
     return _ROUNDING_FACTOR * largest
@@ -222,12 +222,12 @@ def _choose_numbers(reads: list[Read], values: list) -> list:
     for value in [*_NUMBERS, *values]:
         if isinstance(value, bytes):
             continue
-        if all(_contains(read, value) for read in reads):
+        if all(_can_hold(read, value) for read in reads):
             numbers.append(value)
     return numbers
 
 
-def _contains(read: Read, number: float) -> bool:
+def _can_hold(read: Read, number: float) -> bool:
     """Return True if the read's raw type can hold the number, in the unit of the log."""
     return RAW_TYPES[read.raw].contains(number * EPOCHS.get(read.time_format, 1))
 
@@ -237,7 +237,7 @@ def _find_typical_numbers(
 ) -> dict[str, list[float]]:
     """Return numbers near the mean of the training data, by the column of the log."""
     plan = spec.read_plan(label=False)
-    center, scale = normalization(description.spec, description.statistics)
+    center, scale = get_normalization(description.spec, description.statistics)
     typical: dict[str, list[float]] = {}
     for j, column in enumerate(spec.dense):
         if column.derive:

@@ -136,7 +136,9 @@ def encode(
     ids, known = _encode_categorical(graph, description, path, spec, raw)
     _check_hexadecimal(graph, spec, raw, ids)
 
-    singles, lists, lengths = [], [], []
+    singles = []
+    lists = []
+    lengths = []
     for category in spec.categorical:
         if not category.multi_hot:
             singles.append(ids[category.name])
@@ -208,10 +210,10 @@ def _join_dense(graph: Graph, spec: FeatureSpec, columns: list[ir.Value]) -> ir.
     is_whole = [RAW_TYPES[column.raw].is_whole for column in spec.dense]
     if all(is_whole):  # converting the stacked columns takes fewer nodes than converting each
         table = _join_columns(graph, columns)
-        return None if table is None else _as_double(graph, table)
+        return None if table is None else _to_double(graph, table)
     doubles = []
     for value, whole in zip(columns, is_whole, strict=True):
-        doubles.append(_as_double(graph, value) if whole else value)
+        doubles.append(_to_double(graph, value) if whole else value)
     return _join_columns(graph, doubles)
 
 
@@ -226,7 +228,7 @@ def _mark_missing(graph: Graph, value: ir.Value, read: Read, input_kind: str) ->
     """
     kind = get_tensor_type(read)
     if kind == "float64" and input_kind == "int64":
-        value = _as_double(graph, value)
+        value = _to_double(graph, value)
     if read.multi_hot:
         return value  # a missing list has length 0
     for null in _list_nulls(read, input_kind):
@@ -251,7 +253,7 @@ def _list_nulls(read: Read, input_kind: str) -> Sequence[str | int | float]:
     return numbers
 
 
-def _as_double(graph: Graph, value: ir.Value) -> ir.Value:
+def _to_double(graph: Graph, value: ir.Value) -> ir.Value:
     """Convert int64 values to double, and MISSING to NaN."""
     numbers = graph.convert(value, "DOUBLE")
     return graph.Where(graph.Equal(value, MISSING), np.nan, numbers)
@@ -390,6 +392,6 @@ def _check_hexadecimal(
     num_invalid = graph.ReduceSum(graph.convert(graph.Not(is_valid), "INT64"), keepdims=0)
     # ONNX has no operator that raises an error. A Gather from [0] fails at index 1 and returns 0 at
     # index 0. The 0 is added to ids because a runtime removes nodes whose result is not used.
-    inputs = [graph.constant([0]), graph.Min(num_invalid, 1)]
+    inputs = [graph.add_constant([0]), graph.Min(num_invalid, 1)]
     zero = graph.op("Gather", inputs, name=HEX_ERROR)
     ids[names[0]] = graph.Add(ids[names[0]], zero)

@@ -25,7 +25,7 @@ from nvt_torchrec.inference.export.comparison import check_file
 from nvt_torchrec.inference.export.graph import ML_OPSET, Encoded, encode
 from nvt_torchrec.inference.export.onnx_operators import Graph, count_vocabulary_bytes
 from nvt_torchrec.inference.export.onnx_scores import Scores
-from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest
+from nvt_torchrec.inference.model.bundle import WORKFLOW, compute_bundle_digest
 from nvt_torchrec.inference.named_tensors import OUTPUT
 from nvt_torchrec.inference.predictor import Predictor, name_by_label
 from nvt_torchrec.models.onnx_head import OPSET, OnnxHead, transpose_gather
@@ -89,7 +89,7 @@ def write_model(bundle: Path, directory: Path) -> Predictor:
         )
     names = name_by_label(OUTPUT, predictor.labels)
     model = _build_model(graph, encoded, Scores(description, predictor), names)
-    model.metadata_props["bundle"] = bundle_digest(bundle)
+    model.metadata_props["bundle"] = compute_bundle_digest(bundle)
     model.metadata_props["workflow"] = description.digest
     model.metadata_props["label"] = ",".join(predictor.labels)
     weight_bytes = 0

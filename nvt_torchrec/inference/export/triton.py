@@ -54,7 +54,7 @@ def format_config(spec: FeatureSpec, labels: tuple[str, ...]) -> str:
     tensors = []
     for column in list_inputs_without_tables(spec):
         for name, (kind, rank) in column.tensors.items():
-            size = column.second_size(name)
+            size = column.get_second_size(name)
             tensors.append(_describe_tensor(name, _TYPES[kind], rank, size))
     inputs = ",\n".join(tensors)
     names = name_by_label(OUTPUT, labels)

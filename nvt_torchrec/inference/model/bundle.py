@@ -40,7 +40,7 @@ from nvt_torchrec.base.errors import (
 )
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import new_directory
-from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.finite import find_not_finite
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.table_files import list_table_files
 from nvt_torchrec.formats.vectors import select_vectors
@@ -140,7 +140,7 @@ def _is_made_from(
     path: Path, workflow: WorkflowDescription, checkpoint: Path | str, tables: str
 ) -> bool:
     """Return True if the bundle at ``path`` has this workflow, checkpoint and type of tables."""
-    bundle = describe(path, check=True)
+    bundle = read_description(path, check=True)
     if bundle.tables != tables or bundle.origin.checkpoint.digest != compute_digest(checkpoint):
         return False
     if bundle.workflow_digest != workflow.digest:
@@ -261,7 +261,7 @@ def read_bundle(
         SchemaError: The bundle has an unsupported version, or its parts do not belong together.
     """
     path = Path(path)
-    description = describe(path, check=check)
+    description = read_description(path, check=check)
     if not check:
         _check_small_files(path, description)
     has_vectors = bool(description.model.dense_vectors)
@@ -310,7 +310,7 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
     weights = list_weights(model)
     if not tables:
         del weights["table"]
-    name = not_finite(weights)
+    name = find_not_finite(weights)
     if name:
         raise BadInputError(
             f"{path / WEIGHTS / name}.npy holds values that are not finite: training diverged, and "
@@ -349,7 +349,7 @@ class BundleDescription:
             raise ValueError(f"tables {self.tables!r:.60}")
 
 
-def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
+def read_description(path: Path | str, *, check: bool = False) -> BundleDescription:
     """Read ``bundle.json``; check the sizes of the other files and, with ``check``, their digests.
 
     Raises:
@@ -364,11 +364,11 @@ def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
     return description
 
 
-def bundle_digest(path: Path | str) -> str:
+def compute_bundle_digest(path: Path | str) -> str:
     """Return the SHA-256 of ``bundle.json``, which identifies the bundle: it lists all digests."""
     return hashlib.sha256((Path(path) / BUNDLE_FILE).read_bytes()).hexdigest()
 
 
-def bundle_name(digest: str) -> str:
+def make_bundle_name(digest: str) -> str:
     """Return the first digits of a bundle's digest, which name it."""
     return digest[:_NAME_DIGITS]

@@ -128,7 +128,7 @@ def _score(
 ) -> np.ndarray:
     """Return probabilities, float32 [rows, labels]."""
     ids = model.fold(ids)
-    logits = model.logits(dense, model.lookup(ids), ids, dense_vectors)
+    logits = model.compute_logits(dense, model.lookup(ids), ids, dense_vectors)
     return torch.sigmoid(logits).cpu().numpy()
 
 

@@ -304,7 +304,7 @@ class ServingModel:
         exists = torch.from_numpy(present).to(self.device)
         return (embedded * exists.unsqueeze(3)).transpose(0, 1), exists.transpose(0, 1)
 
-    def logits(
+    def compute_logits(
         self,
         dense: np.ndarray,
         embedded: torch.Tensor,

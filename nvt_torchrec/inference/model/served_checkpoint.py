@@ -188,7 +188,7 @@ def check_pair(
     model_columns = config.dense + config.categorical
     if data_columns != model_columns:
         raise SchemaError(
-            f"{workflow} has the columns {', '.join(data_columns)}, but {model} "
+            f"{workflow} has the columns {', '.join(data_columns)}, but {model} has "
             f"{', '.join(model_columns)}",
             remedy,
         )
@@ -197,7 +197,7 @@ def check_pair(
     if config.dense_vectors and config.dense_vectors != schema.vectors:
         raise SchemaError(
             f"{workflow} has the vectors {_list_vectors(schema.vectors)}, but {model} "
-            f"{_list_vectors(config.dense_vectors)}",
+            f"has {_list_vectors(config.dense_vectors)}",
             remedy,
         )
     if config.own:
@@ -245,7 +245,7 @@ def check_same_interface(
     if labels[0] != labels[1] and any(len(names) > 1 for names in labels):
         raise SchemaError(
             f"{new_name} predicts {', '.join(labels[1])}, but the served bundle "
-            f"{', '.join(labels[0])}",
+            f"predicts {', '.join(labels[0])}",
             "answers would have another form: serve it at another address, from a separate "
             "directory",
         )

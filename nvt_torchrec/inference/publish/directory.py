@@ -27,7 +27,12 @@ from nvt_torchrec.base.files.atomic import (
     new_directory,
     output_errors,
 )
-from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import (
+    BUNDLE_FILE,
+    compute_bundle_digest,
+    make_bundle_name,
+    read_description,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ BUNDLES = "bundles"
 HISTORY_FILE = "history.json"
 _LOCK = ".lock"
 _ELSEWHERE = "choose a directory that only `python -m inference publish` writes to"
-#: The form of a bundle's name (:func:`inference.model.bundle.bundle_name`).
+#: The form of a bundle's name (:func:`inference.model.bundle.make_bundle_name`).
 _NAME = re.compile("[0-9a-f]{12}")
 _FORMAT = Format(
     "nvt-torchrec published bundles", 1, "the history of `python -m inference publish`"
@@ -81,7 +86,7 @@ class Entry:
     @property
     def name(self) -> str:
         """The name of the bundle."""
-        return bundle_name(self.bundle)
+        return make_bundle_name(self.bundle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +213,7 @@ class Store:
             )
         return name
 
-    def path(self, name: str) -> Path:
+    def get_path(self, name: str) -> Path:
         """Return the directory of a bundle."""
         return self._bundles / name
 
@@ -220,7 +225,7 @@ class Store:
         """
         newest = stack_entries(self.entries)[-2:]
         is_possible = self.read_served_name() is not None and len(newest) == 2
-        if not is_possible or not self.path(newest[0].name).exists():
+        if not is_possible or not self.get_path(newest[0].name).exists():
             raise OutputError(
                 f"{self.root}: nothing to roll back to: no earlier bundle exists",
                 "publish a bundle",
@@ -237,14 +242,14 @@ class Store:
             OutputError: The directory cannot be written.
             BadInputError: A file has changed since it was verified.
         """
-        path = self.path(bundle_name(bundle_digest(bundle)))
+        path = self.get_path(make_bundle_name(compute_bundle_digest(bundle)))
         if path.exists():
             try:
-                describe(path, check=True)
+                read_description(path, check=True)
                 return path
             except ClickLogError:  # this copy is damaged, but not served: replace it
                 remove_bundle(path)
-        description = describe(bundle)
+        description = read_description(bundle)
         with new_directory(path) as temporary:
             copied = {}
             for name in (*description.files, BUNDLE_FILE):

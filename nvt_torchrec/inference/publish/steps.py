@@ -14,7 +14,12 @@ import numpy as np
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from nvt_torchrec.base.progress_bars import show_progress
 from nvt_torchrec.inference.bulk import measure_probabilities, read_pieces
-from nvt_torchrec.inference.model.bundle import WORKFLOW, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.model.bundle import (
+    WORKFLOW,
+    compute_bundle_digest,
+    make_bundle_name,
+    read_description,
+)
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor, make_input_spec
 from nvt_torchrec.inference.publish import PublishSettings
@@ -60,9 +65,9 @@ def publish(settings: PublishSettings) -> Published:
     """
     assert settings.bundle is not None
     bundle = settings.bundle
-    generation = describe(bundle).generation
-    digest = bundle_digest(bundle)
-    name = bundle_name(digest)
+    generation = read_description(bundle).generation
+    digest = compute_bundle_digest(bundle)
+    name = make_bundle_name(digest)
     with open_store(settings.to, create=True) as store:
         before = store.read_served_name()
         if before != name:
@@ -73,7 +78,7 @@ def publish(settings: PublishSettings) -> Published:
         metrics: dict[str, dict[str, Metrics]] = {}
         if before == name:
             with _blame_served_bundle():
-                describe(store.path(name), check=True)
+                read_description(store.get_path(name), check=True)
         else:
             refusals = [] if before is None else _check_successor(store, before, new, settings)
             if settings.sample is not None and not refusals:
@@ -82,7 +87,7 @@ def publish(settings: PublishSettings) -> Published:
             if refusals:
                 return Published(name, before, metrics, tuple(refusals))
             del new
-            if bundle_digest(store.add(bundle)) != digest:
+            if compute_bundle_digest(store.add(bundle)) != digest:
                 raise BadInputError(f"{bundle} has changed while it was read", "publish it again")
             new_metrics = to_json({label: models["new"] for label, models in metrics.items()})
             store.switch(
@@ -102,7 +107,7 @@ def rollback(to: Path) -> Published:
     with open_store(to, create=False) as store:
         before = store.read_served_name()
         target = store.find_rollback_target()
-        Predictor.load(store.path(target.name), check=True)
+        Predictor.load(store.get_path(target.name), check=True)
         store.switch(Entry.make_now(ROLLBACK, target.bundle, generation=target.generation))
         return Published(target.name, before)
 
@@ -132,8 +137,8 @@ def _check_successor(
         SchemaError: The bundle has other columns or labels.
     """
     try:
-        served = inspect(store.path(before) / WORKFLOW)
-        labels = describe(store.path(before)).model.labels
+        served = inspect(store.get_path(before) / WORKFLOW)
+        labels = read_description(store.get_path(before)).model.labels
     except ClickLogError as error:
         # Servers may still have the damaged bundle in memory; it must be possible to replace it.
         log.warning("the bundle is not compared with the served bundle %s: %s", before, error.what)
@@ -146,7 +151,7 @@ def _check_successor(
     # the files that encode columns. Then the generation in bundle.json tells which bundle is older.
     number = ancestor.number
     if served.spec.events:
-        number = describe(str(settings.bundle)).generation
+        number = read_description(str(settings.bundle)).generation
     if number >= served.generation:
         return []
     return [
@@ -167,7 +172,8 @@ def _compare(
     predictors = {"new": new}
     if before is not None:
         with _blame_served_bundle():
-            predictors = {"served": Predictor.load(store.path(before), check=True), **predictors}
+            served = Predictor.load(store.get_path(before), check=True)
+        predictors = {"served": served, "new": new}
     sample = settings.sample or ""
     metrics = score_labelled(predictors, sample, settings.format, settings.sample_rows)
     for label, models in metrics.items():

@@ -96,7 +96,7 @@ def describe_model(predictor: Predictor) -> dict[str, Any]:
     inputs = []
     for column in _list_inputs(predictor):
         for name, (kind, _) in column.tensors.items():
-            shape = [-1, column.second_size(name)]
+            shape = [-1, column.get_second_size(name)]
             inputs.append({"name": name, "datatype": _DATATYPES[kind], "shape": shape})
     outputs = []
     for name in name_by_label(OUTPUT, predictor.labels):
@@ -128,7 +128,7 @@ def parse_tensors(
         tensors: dict[str, np.ndarray] = {}
         for column in columns:
             for name, (kind, rank) in column.tensors.items():
-                size = column.second_size(name)
+                size = column.get_second_size(name)
                 tensors[name] = _read_tensor(name, kind, rank, size, *given[name])
         num_rows = max(map(len, tensors.values()))
         check_count(num_rows, limits.max_rows)

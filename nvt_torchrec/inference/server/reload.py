@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError
-from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, compute_bundle_digest, make_bundle_name
 from nvt_torchrec.inference.model.served_checkpoint import check_same_interface
 from nvt_torchrec.inference.predictor import Predictor
 from nvt_torchrec.inference.server.batching import SMALL_ROWS
@@ -83,7 +83,7 @@ class Served:
     @property
     def name(self) -> str:
         """The first digits of the bundle's digest."""
-        return bundle_name(self.bundle)
+        return make_bundle_name(self.bundle)
 
     @property
     def metric_labels(self) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def open_served(source: ModelSource) -> Served:
             published = os.lstat(source.bundle).st_mtime
             stamp = read_stamp(path)
     predictor = source.load(bundle=path)
-    digest = "" if path is None else bundle_digest(path)
+    digest = "" if path is None else compute_bundle_digest(path)
     generation = inspect(predictor.workflow.path).generation
     return Served(predictor, digest, generation, stamp, published).warm_up()
 

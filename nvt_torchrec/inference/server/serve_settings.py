@@ -49,15 +49,19 @@ class ServerSettings(Settings):
     workers: int = flag(
         "number of server processes; they share the memory of a bundle", 1, minimum=1
     )
-    max_rows: int = flag("most rows in a request; larger requests get 413", 4096, minimum=1)
-    max_body_mb: float = flag("most MiB in a request; larger requests get 413", 8.0, above=0)
+    max_rows: int = flag(
+        "maximum number of rows in a request; larger requests get 413", 4096, minimum=1
+    )
+    max_body_mb: float = flag(
+        "maximum size of a request in MiB; larger requests get 413", 8.0, above=0
+    )
     max_waiting_rows: int = flag(
-        "most rows that may wait for the model; a request that would fill more than half of the "
-        "remaining space gets 503", 32768, minimum=2
+        "maximum number of rows that wait for the model; a request that would fill more than half "
+        "of the remaining space gets 503", 32768, minimum=2
     )
     timeout_s: float = flag(
-        "most seconds from a request's headers to its answer; then it gets 408 or 503", 5.0,
-        minimum=0, maximum=_MAX_SECONDS
+        "maximum time in seconds from a request's headers to its answer; then it gets 408 or 503",
+        5.0, minimum=0, maximum=_MAX_SECONDS
     )
     drain_s: float = flag(
         "seconds to go on serving after SIGTERM, while /ready returns 503 and answers close their "

@@ -25,7 +25,7 @@ from nvt_torchrec.models.checkpoint.record import (
     compute_digest,
     is_checkpoint_alone,
 )
-from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.models.config import ModelConfig, describe_differences
 from nvt_torchrec.training.checkpoint.directories import (
     list_checkpoints,
     newest_record,
@@ -175,7 +175,7 @@ def read_finished_run(settings: TrainSettings) -> dict[str, Any] | None:
         if name in _IGNORED:
             continue
         current[name] = saved.get(name) if value is None and name in _CHOSEN else value
-    if differences(saved, current):
+    if describe_differences(saved, current):
         return None
     given = Path(current["continue_from"] or "").absolute()
     if ancestor and not _may_be_ancestor(given, ancestor):

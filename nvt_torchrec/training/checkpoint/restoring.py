@@ -24,14 +24,14 @@ from nvt_torchrec.base.errors import (
     SchemaError,
     SettingsError,
 )
-from nvt_torchrec.base.finite import flat, not_finite
+from nvt_torchrec.base.finite import find_not_finite, flatten
 from nvt_torchrec.formats.feature_spec.columns import FIRST_OOV_ID
 from nvt_torchrec.formats.vocabularies import Generation
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.models.checkpoint.reading import (
     check_contents,
     explain_errors,
-    is_momentary,
+    is_transient,
     make_read_error,
 )
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
@@ -165,7 +165,7 @@ def load_state(
     share = group.rank, group.world_size
     call_on_all_ranks(group, path, check_contents, path, record.files, *share)
     call_on_all_ranks(group, path, _read_state, path, state, tables or {})
-    for diverged in gather_objects(group, not_finite(state)):
+    for diverged in gather_objects(group, find_not_finite(state)):
         if diverged:
             raise BadInputError(
                 f"{path}: {diverged} holds values that are not finite: training had diverged",
@@ -201,7 +201,7 @@ def call_on_all_ranks(group: Group, path: Path, function: Callable[..., T], *arg
     except Exception as raised:
         error = cause = raised
         is_final = isinstance(raised, OutputError) or type(raised) is ClickLogError
-        if is_momentary(raised) and not is_final:
+        if is_transient(raised) and not is_final:
             error = make_read_error(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
@@ -233,7 +233,7 @@ def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]
         windows: list[Window] = []
         # Functions to call once all windows are read.
         finishing: list[Callable[[], object]] = []
-        for name, tensor in flat(state):
+        for name, tensor in flatten(state):
             if name not in stored:
                 raise SchemaError(
                     f"{path}: has no tensor {name!r}, which this run needs",

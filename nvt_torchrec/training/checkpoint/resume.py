@@ -19,7 +19,7 @@ from nvt_torchrec.base.files.atomic import write_text
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import identify
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
-from nvt_torchrec.models.config import ModelConfig, differences
+from nvt_torchrec.models.config import ModelConfig, describe_differences
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.training.checkpoint.directories import LATEST_FILE, set_aside
 from nvt_torchrec.training.checkpoint.restoring import call_on_all_ranks, load_state
@@ -139,7 +139,7 @@ def _read_training(
     training = checkpoint.training
     saved = _take_fixed(training["settings"])
     current = _take_fixed(record["settings"])
-    different = differences(saved, current)
+    different = describe_differences(saved, current)
     if different:
         raise SettingsError(
             f"{path}: trained with other settings: {different}", "resume with the same settings"
@@ -205,7 +205,7 @@ def check_model(path: Path | str, saved: ModelConfig, config: ModelConfig) -> No
     Raises:
         SchemaError: The models differ.
     """
-    different = config.differences(saved)
+    different = config.describe_differences(saved)
     if different:
         raise SchemaError(
             f"{path}: another model: {different}",

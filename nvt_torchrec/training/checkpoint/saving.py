@@ -34,7 +34,7 @@ from nvt_torchrec.base.device import use_device
 from nvt_torchrec.base.errors import OutputError, SettingsError
 from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory, write_text
-from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.finite import find_not_finite
 from nvt_torchrec.models.checkpoint.reading import first_line
 from nvt_torchrec.models.checkpoint.record import (
     MODEL_FILE,
@@ -227,7 +227,7 @@ def save_checkpoint(
 
 def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
     """Check that all ranks' tensors are finite (collective); raise SettingsError if not."""
-    for name in gather_objects(group, not_finite(state)):
+    for name in gather_objects(group, find_not_finite(state)):
         if name:
             raise SettingsError(
                 f"{name} is not finite after step {record['steps']}: training diverged, and this "

@@ -19,7 +19,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.vectors import VECTORS
 from nvt_torchrec.models.checkpoint.record import CheckpointRecord
 from nvt_torchrec.models.config import ModelConfig
-from nvt_torchrec.models.registry import MODELS, model_flags
+from nvt_torchrec.models.registry import MODELS, list_model_flags
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from nvt_torchrec.training.checkpoint.directories import list_checkpoints, newest_record, resolve
 from nvt_torchrec.training.settings.train_settings import (
@@ -250,7 +250,7 @@ def _find_settings(
 
 def _find_model_sizes(settings: TrainSettings, model: ModelConfig) -> dict[str, Any]:
     """Return the sizes of a checkpoint's model, by flag."""
-    flags = model_flags(settings.model)
+    flags = list_model_flags(settings.model)
     sizes: dict[str, Any] = {}
     if flags:  # checkpoints of earlier versions hold neither of these
         sizes = {"batch_norm": False, "dropout": 0.0}

@@ -29,7 +29,7 @@ from nvt_torchrec.models.contract import (
     find_raw_columns,
     find_vector_columns,
 )
-from nvt_torchrec.models.dense_vectors import draw_inputs, locate_vectors, take_inputs
+from nvt_torchrec.models.dense_vectors import draw_random_inputs, locate_vectors, take_inputs
 from nvt_torchrec.models.head import Head, build_head, find_widest
 from nvt_torchrec.models.onnx_head import (
     OnnxHead,
@@ -148,7 +148,7 @@ def _make_random_inputs(
     vectors = torch.randn(vectors.shape, generator=generator)
     stored = None
     if columns.dense_vectors:
-        stored = draw_inputs(columns, _ROWS, generator)
+        stored = draw_random_inputs(columns, _ROWS, generator)
         given = locate_vectors(columns, find_vector_columns(module))
         if given:
             raw["dense_vectors"] = take_inputs(stored, given)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.command_line import format_value
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.metrics import count_effective_rows, sum_log_losses
@@ -171,7 +171,7 @@ def format_flags(chosen: Mapping[str, Any]) -> str:
 def _format_flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {as_text(value)}"
+    return f"--{name} {format_value(value)}"
 
 
 @contextlib.contextmanager

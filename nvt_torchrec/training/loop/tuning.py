@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.versions import missing_package
+from nvt_torchrec.base.versions import make_missing_error
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.models.registry import DEFAULT_MODEL, MODEL_FLAGS, MODELS
@@ -106,7 +106,7 @@ def _make_study(seed: int) -> optuna.Study:
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise missing_package(error, "--tune") from None
+        raise make_missing_error(error, "--tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     for parameters in _FIRST:

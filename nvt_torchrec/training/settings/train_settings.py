@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import Parser, parse, words
+from nvt_torchrec.base.command_line import Parser, parse, parse_words
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.day_names import parse_days
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.feature_spec.events import parse_duration
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.models.interactions import INTERACTIONS
-from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, model_flags
+from nvt_torchrec.models.registry import MODEL_FLAGS, MODELS, list_model_flags
 from nvt_torchrec.training.settings.fields import LOGS, TrainFields
 from nvt_torchrec.training.settings.sizes import SIZES
 
@@ -100,7 +100,7 @@ class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels to train; () for the data's main label."""
-        return words(self.label or "")
+        return parse_words(self.label or "")
 
     @property
     def label_count(self) -> int:
@@ -204,7 +204,7 @@ def fill_sizes(settings: TrainSettings, rows: int, ranks: int) -> TrainSettings:
     # The data or the tables determine the width of the last layer.
     last_widths = {"dense_arch_layer_sizes": dim, "over_arch_layer_sizes": settings.label_count}
     for flag, width in last_widths.items():
-        if flag in model_flags(settings.model):
+        if flag in list_model_flags(settings.model):
             chosen[flag] = (*getattr(size, flag)[:-1], width)
     if settings.batch_size is None:
         chosen["test_batch_size"] = choose_test_batch(batch)
@@ -239,7 +239,7 @@ def choose_test_batch(batch: int) -> int:
 
 
 def _check_layers(settings: TrainSettings) -> None:
-    supported = model_flags(settings.model)
+    supported = list_model_flags(settings.model)
     if not supported and ":" not in settings.model:
         remedy = f"give one of {', '.join(MODELS)}, or MODULE:FUNCTION for a custom model"
         raise SettingsError(f"--model {settings.model}: no such model", remedy)
@@ -251,7 +251,7 @@ def _check_layers(settings: TrainSettings) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in MODEL_FLAGS:
         if getattr(settings, name) != defaults[name] and name not in supported:
-            models = ", ".join(model for model in MODELS if name in model_flags(model))
+            models = ", ".join(model for model in MODELS if name in list_model_flags(model))
             raise SettingsError(
                 f"--{name} has no effect with --model {settings.model}",
                 f"leave it out, or choose another --model: {models}",
