@@ -48,7 +48,7 @@ SHORT = ["--first_order=0.5", "--seed=5", "--epochs=1", "--throughput_check_freq
 #: Models of events one by one; the second computes what a model without them is given.
 DIN = "--model=din"
 MEANS = "--model=tests.training.test_histories:build_means"
-ATTENTION = ["--model=examples.attention:build", "--model_settings=places=true"]
+ATTENTION = ["--model=examples.attention:build", "--model_settings=positions=true"]
 #: Each plan with one optimizer, and each other optimizer with one plan.
 CASES = [*(("adagrad", how) for how in SHARDINGS), *((name, "row_wise") for name in RATES)]
 
